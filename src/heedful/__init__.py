@@ -1,0 +1,45 @@
+"""heedful: the whole Transformer family in one package.
+
+    import heedful
+    model = heedful.load("folder, file.gguf, or org/name")
+    model = heedful.create("gpt2")
+
+Nothing heavy is imported until it is used: `import heedful` costs milliseconds.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from heedful.loaded import Loaded, load
+    from heedful.models.registry import create
+    from heedful.text.tokenizer import Tokenizer
+    from heedful.weights.save import save
+
+    __version__: str
+
+__all__ = ["Loaded", "Tokenizer", "__version__", "create", "load", "save"]
+
+_WHERE = {
+    "Loaded": "heedful.loaded",
+    "load": "heedful.loaded",
+    "create": "heedful.models.registry",
+    "save": "heedful.weights.save",
+    "Tokenizer": "heedful.text.tokenizer",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("heedful")
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"heedful has no {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__

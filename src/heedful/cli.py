@@ -1,0 +1,206 @@
+"""The command line: `heedful COMMAND ...`. Each command imports what it needs when it runs, so that help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from heedful import __version__
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; a mistake of the user's is one line on stderr and exit code 2."""
+    options = parser().parse_args(arguments)
+    run: Command = options.run
+    try:
+        return run(options)
+    except (ValueError, FileNotFoundError) as problem:
+        print(f"heedful: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        sys.stderr.close()
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="heedful",
+        description="The whole Transformer family: build, train, generate, look inside.",
+        epilog="heedful COMMAND --help says more about each.",
+    )
+    top.add_argument("--version", action="version", version=f"heedful {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Command, about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=about, description=about)
+        command.set_defaults(run=run)
+        return command
+
+    model = "a model that ships with heedful, a folder, a .gguf file or a hub id (org/name)"
+
+    c = add("models", models, "list the models that ship, the families and every published size")
+    c.add_argument("family", nargs="?", help="only this family")
+
+    c = add("info", info, "what a model is: architecture, parameters, memory, context")
+    c.add_argument("name", help=f"{model}; or the name of a published size")
+
+    c = add("generate", generate, "continue a prompt; without one, a loop that asks for prompts")
+    c.add_argument("model", help=model)
+    c.add_argument("prompt", nargs="?", help="the text to continue, or to translate by an encoder-decoder")
+    c.add_argument("--max-tokens", type=int, default=200, metavar="N", help="at most this many (default 200)")
+    c.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
+    c.add_argument("--top-k", type=int, metavar="K", help="choose among the K most likely")
+    c.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="choose within this mass (default 1)"
+    )
+    c.add_argument("--seed", type=int, help="the same seed gives the same text")
+    c.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+
+    c = add("export", export, "write a model as a folder in the hub's layout")
+    c.add_argument("model", help=model)
+    c.add_argument("folder", type=Path, help="where to; must not exist yet")
+    c.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="convert the weights")
+
+    c = add("tokenize", tokenize, "show the tokens of a text")
+    c.add_argument("model", help=f"{model}; or a folder with a tokenizer alone")
+    c.add_argument("text")
+
+    c = add("merges", merges, "byte-pair encoding step by step: every merge and the text after it")
+    c.add_argument("text", help="for example aaabdaaabac")
+
+    c = add("train-tokenizer", train_tokenizer, "train a tokenizer on text files")
+    c.add_argument("files", nargs="+", type=Path)
+    c.add_argument("--kind", choices=["bpe", "wordpiece", "unigram", "words", "characters"], default="bpe")
+    c.add_argument("--vocab-size", type=int, default=8000, metavar="N", help="default 8000")
+    c.add_argument("--out", type=Path, required=True, help="the folder to write")
+    return top
+
+
+def models(options: argparse.Namespace) -> int:
+    from heedful.models.registry import FAMILIES, sizes
+    from heedful.zoo import cards
+
+    if options.family and options.family not in FAMILIES:
+        raise ValueError(f"no family is called {options.family!r}: {', '.join(FAMILIES)} are")
+    if not options.family and cards():
+        print("Ship with heedful, load by name:")
+        for name, about in cards().items():
+            print(f"  {name:<22} {about}")
+        print()
+    for name, family in FAMILIES.items():
+        if options.family in (None, name):
+            print(f"{name}: {family.about}")
+            for size in sizes().values():
+                if size.family == name:
+                    print(f"  {size.name:<22} {count(size.parameters):>8} parameters")
+    if not options.family:
+        print("\nheedful info NAME says more; heedful.create(NAME) in Python makes a new one of that size.")
+    return 0
+
+
+def info(options: argparse.Namespace) -> int:
+    from heedful.info import describe
+
+    print(describe(options.name))
+    return 0
+
+
+def generate(options: argparse.Namespace) -> int:
+    import heedful
+
+    loaded = heedful.load(options.model)
+    settings = {
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "seed": options.seed,
+        "chat": options.chat,
+    }
+    if options.prompt is not None:
+        speak(loaded, options.prompt, settings)
+        return 0
+    print(f"{loaded}\nType the beginning of a text and press Enter; Ctrl-D ends.")
+    while True:
+        try:
+            prompt = input("\n> ")
+        except EOFError:
+            print()
+            return 0
+        try:
+            speak(loaded, prompt, settings)
+        except (KeyboardInterrupt, ValueError) as problem:
+            print(f"\n[{problem or 'stopped'}]")
+
+
+def speak(loaded: heedful.Loaded, prompt: str, settings: dict[str, object]) -> None:  # type: ignore[name-defined]  # noqa: F821
+    if loaded.continues and not settings["chat"]:
+        print(prompt, end="", flush=True)
+    for piece in loaded.stream(prompt, **settings):
+        print(piece, end="", flush=True)
+    print()
+
+
+def export(options: argparse.Namespace) -> int:
+    import torch
+
+    import heedful
+    from heedful.weights.save import save
+
+    if options.folder.exists():
+        raise ValueError(f"{options.folder} exists already: choose another name or remove it")
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    loaded = heedful.load(options.model, dtype=dtype)
+    save(loaded.model, options.folder, tokenizer=loaded.tokenizer)
+    print(f"{loaded.name} written to {options.folder}")
+    return 0
+
+
+def tokenize(options: argparse.Namespace) -> int:
+    from heedful.info import tokenizer_of
+
+    tokenizer = tokenizer_of(options.model)
+    for token, start, end in tokenizer.encode_with_offsets(options.text):
+        print(f"{token:>7}  {tokenizer.token(token)!r:<24} {options.text[start:end]!r}")
+    return 0
+
+
+def merges(options: argparse.Namespace) -> int:
+    from heedful.text import trace_merges
+
+    print(trace_merges(options.text))
+    return 0
+
+
+def train_tokenizer(options: argparse.Namespace) -> int:
+    from heedful import text
+
+    if options.out.exists():
+        raise ValueError(f"{options.out} exists already: choose another name or remove it")
+    texts = [path.read_text(encoding="utf-8") for path in options.files]
+    if options.kind in ("words", "characters"):
+        tokenizer = getattr(text, options.kind)(texts)
+    else:
+        tokenizer = getattr(text, f"train_{options.kind}")(texts, options.vocab_size)
+    tokenizer.save(options.out)
+    print(f"{len(tokenizer)} tokens written to {options.out}")
+    return 0
+
+
+def count(n: int) -> str:
+    """124439808 -> 124M"""
+    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if n >= unit:
+            return f"{n / unit:.3g}{name}"
+    return str(n)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""CBOW, the continuous bag of words (Mikolov et al. 2013, section 3.1): a word from the mean of the words around it.
+
+What is learned is the embedding: words that stand in the same company get vectors close together (`nearest`,
+`analogy` in `heedful.nn.embed`). It is here because attention grew out of it: the mean over a window is attention whose
+weights are all alike. Where we differ: a full softmax, where the paper has a hierarchical one to save time.
+
+    B batch, T positions, E width of the vectors, V vocabulary
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from heedful.models.base import Batch, Model, Output, as_batch
+from heedful.models.config import Config
+from heedful.nn.embed import Embedding
+from heedful.nn.head import LanguageHead
+
+
+@dataclass(frozen=True)
+class CBOWConfig(Config):
+    vocab_size: int = 30000
+    d_model: int = 300
+    window: int = 4  # words on each side; the paper's best had four
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}: a word needs 1 neighbour at least")
+
+
+class CBOW(Model):
+    """Every position of a row is predicted from its neighbours: the targets are the tokens themselves."""
+
+    family = "cbow"
+    config_class = CBOWConfig
+    config: CBOWConfig
+
+    def __init__(self, config: CBOWConfig) -> None:
+        super().__init__(config)
+        self.embed = Embedding(config.vocab_size, config.d_model)
+        self.head = LanguageHead(config.d_model, config.vocab_size)
+
+    @property
+    def vectors(self) -> Tensor:
+        """The trained embedding (V, E)."""
+        return self.embed.weight.detach()
+
+    def forward(self, batch: Batch | Tensor) -> Output:
+        batch = as_batch(batch)
+        weights = self.around(batch)  # (B, T, T)
+        hidden = weights @ self.embed(batch.ids)  # (B, T, E), the mean of each position's neighbours
+        return Output(hidden, self.head(hidden))
+
+    def around(self, batch: Batch) -> Tensor:
+        """How much each position (row) takes of every other (column): the same of each neighbour, (B, T, T)."""
+        n, device = batch.ids.shape[1], batch.ids.device
+        place = torch.arange(n, device=device)
+        distance = (place[:, None] - place).abs()
+        near = ((distance > 0) & (distance <= self.config.window)).expand(len(batch.ids), n, n)
+        if batch.lengths is not None:
+            near = near & (place < batch.lengths[:, None])[:, None, :]
+        if batch.documents is not None:
+            near = near & (batch.documents[:, :, None] == batch.documents[:, None, :])
+        count = near.sum(dim=-1, keepdim=True).clamp(min=1)  # a word alone has the zero vector for company
+        return near.to(self.embed.weight.dtype) / count
+
+    def init_weights(self) -> None:
+        """As in the authors' code: vectors even in ±1/2E, and an output of zeros."""
+        half = 0.5 / self.config.d_model
+        nn.init.uniform_(self.embed.weight, -half, half)
+        nn.init.zeros_(self.head.weight)

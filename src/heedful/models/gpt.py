@@ -1,0 +1,144 @@
+"""GPT-1, GPT-2 and GPT-3 (Radford et al. 2018, 2019; Brown et al. 2020).
+
+A decoder with learned positions and a tied head. GPT-1 normalizes after each sum as the original Transformer did;
+GPT-2 before each sublayer, and once more at the end. GPT-3 is GPT-2 with every other layer "locally banded": it
+sees a window. The paper does not give the window's width; 256 is GPT-Neo's, the replication that first published one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from heedful.models.base import DecoderModel
+from heedful.models.config import Config, read_dropout
+from heedful.models.mapping import Fuse, Transpose, WeightMap, rule
+from heedful.nn.attention import Attention
+from heedful.nn.block import Block, Norms
+from heedful.nn.embed import Embedding
+from heedful.nn.feedforward import FeedForward
+from heedful.nn.head import LanguageHead
+from heedful.nn.position import Learned
+from heedful.nn.stack import Stack
+
+DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+
+
+@dataclass(frozen=True)
+class GPTConfig(Config):
+    d_model: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    d_head: int | None = None  # GPT-3 13B is 40 heads of 128 in a width of 5140
+    d_ff: int | None = None  # 4 x d_model unless given
+    vocab_size: int = 50257
+    max_len: int = 1024
+    norm_first: bool = True  # False: GPT-1
+    band: int | None = None  # GPT-3: the window of layers 1, 3, 5, ...
+    act: str = "gelu_new"
+    norm_eps: float = 1e-5
+    dropout: float = 0.1
+
+    hub_names: ClassVar[Mapping[str, str]] = {
+        "d_model": "n_embd",
+        "n_layers": "n_layer",
+        "n_heads": "n_head",
+        "vocab_size": "vocab_size",
+        "max_len": "n_positions",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    hub_fixed: ClassVar[Mapping[str, Any]] = {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }
+
+    @classmethod
+    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
+        read = super().read_hub(hub) | {"dropout": read_dropout(hub, DROPOUTS, cls.dropout)}
+        if hub["model_type"] == "gpt2":
+            return read | {"act": hub.get("activation_function", "gelu_new"), "d_ff": hub.get("n_inner")}
+        act = hub.get("afn", "gelu")  # GPT-1's "gelu" is the tanh form
+        first = {"vocab_size": 40478, "max_len": 512, "norm_first": False}
+        return first | read | {"act": "gelu_new" if act == "gelu" else act}
+
+    def to_hub(self) -> dict[str, Any]:
+        if self.band is not None or self.d_head is not None:
+            raise ValueError("the hub has no layout for GPT-3's banded layers or free head size")
+        hub = super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout)
+        if self.norm_first:
+            hub |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+            return hub | {"activation_function": self.act, "n_inner": self.d_ff}
+        hub |= {"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}
+        return hub | {"afn": "gelu" if self.act == "gelu_new" else self.act}
+
+
+class GPT(DecoderModel):
+    family = "gpt"
+    config_class = GPTConfig
+    config: GPTConfig
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.embed = Embedding(c.vocab_size, c.d_model)
+        self.position = Learned(c.max_len, c.d_model)
+        self.dropout = nn.Dropout(c.dropout)
+        self.decoder = Stack(
+            [self._block(c, c.band if i % 2 else None) for i in range(c.n_layers)],
+            causal=True,
+            norm=nn.LayerNorm(c.d_model, c.norm_eps) if c.norm_first else None,
+        )
+        self.head = LanguageHead(c.d_model, c.vocab_size, tied=self.embed.weight)
+
+    @staticmethod
+    def _block(c: GPTConfig, window: int | None) -> Block:
+        attention = Attention(c.d_model, c.n_heads, d_head=c.d_head, window=window, dropout=c.dropout)
+        feedforward = FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act)
+        norms = Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps))
+        return Block(attention, feedforward, norms, "pre" if c.norm_first else "post", dropout=c.dropout)
+
+    @property
+    def longest(self) -> int:
+        return self.config.max_len
+
+    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.dropout(self.embed(tokens) + self.position(positions))
+
+    def tie(self) -> None:
+        self.head.weight = self.embed.weight
+
+    def init_weights(self) -> None:
+        """N(0, 0.02); the projections into the residual stream smaller by 1/√(2 layers) (GPT-2, section 2.3)."""
+        super().init_weights()
+        for name, p in self.named_parameters():
+            if (
+                name.endswith(("attention.output.weight", "feedforward.down.weight"))
+                and self.config.norm_first
+            ):
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layers))
+
+    def weight_map(self) -> WeightMap:
+        first = self.config.norm_first
+        ours = "decoder.blocks.{}."
+        fused = [ours + f"attention.{part}" for part in ("query", "key", "value")]
+        return WeightMap(
+            [
+                rule("embed", "transformer.wte" if first else "transformer.tokens_embed"),
+                rule("position", "transformer.wpe" if first else "transformer.positions_embed"),
+                rule(ours + "attention_norm", "transformer.h.{}.ln_1"),
+                rule(fused, "transformer.h.{}.attn.c_attn", Fuse(transposed=True)),
+                rule(ours + "attention.output", "transformer.h.{}.attn.c_proj", Transpose()),
+                rule(ours + "feedforward_norm", "transformer.h.{}.ln_2"),
+                rule(ours + "feedforward.up", "transformer.h.{}.mlp.c_fc", Transpose()),
+                rule(ours + "feedforward.down", "transformer.h.{}.mlp.c_proj", Transpose()),
+                rule("decoder.norm", "transformer.ln_f"),
+            ],
+            prefix="transformer.",
+            ignored=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
+        )

@@ -1,0 +1,125 @@
+"""GPT-J (Wang & Komatsuzaki 2021).
+
+A decoder whose attention and feed-forward work side by side on one norm's output, so that both are one step of the
+residual stream. Rotary positions turn the first `d_rotary` dimensions of each head, in neighbouring pairs. Attention
+has no biases; the head is its own matrix, with a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from heedful.models.base import DecoderModel
+from heedful.models.config import Config, read_dropout
+from heedful.models.mapping import WeightMap, rule
+from heedful.nn.attention import Attention
+from heedful.nn.block import Block, Norms
+from heedful.nn.embed import Embedding
+from heedful.nn.feedforward import FeedForward
+from heedful.nn.head import LanguageHead
+from heedful.nn.position import Rotary
+from heedful.nn.stack import Stack
+
+DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+
+
+@dataclass(frozen=True)
+class GPTJConfig(Config):
+    d_model: int = 4096
+    n_layers: int = 28
+    n_heads: int = 16
+    d_rotary: int = 64
+    d_ff: int | None = None  # 4 x d_model unless given
+    vocab_size: int = 50400
+    max_len: int = 2048
+    act: str = "gelu_new"
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+
+    hub_names: ClassVar[Mapping[str, str]] = {
+        "d_model": "n_embd",
+        "n_layers": "n_layer",
+        "n_heads": "n_head",
+        "d_rotary": "rotary_dim",
+        "d_ff": "n_inner",
+        "vocab_size": "vocab_size",
+        "max_len": "n_positions",
+        "act": "activation_function",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    hub_fixed: ClassVar[Mapping[str, Any]] = {
+        "model_type": "gptj",
+        "architectures": ["GPTJForCausalLM"],
+        "tie_word_embeddings": False,
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_rotary > self.d_model // self.n_heads:
+            raise ValueError(f"d_rotary {self.d_rotary} is more than a head's {self.d_model // self.n_heads}")
+
+    @classmethod
+    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
+        if hub.get("rotary_dim", 64) is None:
+            raise ValueError(
+                "a gptj without rotary_dim is not supported: give the number of rotated dimensions"
+            )
+        return super().read_hub(hub) | {"dropout": read_dropout(hub, DROPOUTS, cls.dropout)}
+
+    def to_hub(self) -> dict[str, Any]:
+        return super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout)
+
+
+class GPTJ(DecoderModel):
+    family = "gpt_j"
+    config_class = GPTJConfig
+    config: GPTJConfig
+
+    def __init__(self, config: GPTJConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.embed = Embedding(c.vocab_size, c.d_model)
+        self.dropout = nn.Dropout(c.dropout)
+        self.decoder = Stack(
+            [self._block(c) for _ in range(c.n_layers)],
+            causal=True,
+            norm=nn.LayerNorm(c.d_model, c.norm_eps),
+            rotary=Rotary(c.d_rotary, layout="interleaved"),
+        )
+        self.head = LanguageHead(c.d_model, c.vocab_size, bias=True)
+
+    @staticmethod
+    def _block(c: GPTJConfig) -> Block:
+        return Block(
+            Attention(c.d_model, c.n_heads, bias=False, dropout=c.dropout),
+            FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act),
+            Norms(nn.LayerNorm(c.d_model, c.norm_eps)),
+            "parallel",
+            dropout=c.dropout,
+        )
+
+    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.dropout(self.embed(tokens))
+
+    def weight_map(self) -> WeightMap:
+        ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."
+        return WeightMap(
+            [
+                rule("embed", "transformer.wte"),
+                rule(ours + "attention_norm", theirs + "ln_1"),
+                rule(ours + "attention.query", theirs + "attn.q_proj"),
+                rule(ours + "attention.key", theirs + "attn.k_proj"),
+                rule(ours + "attention.value", theirs + "attn.v_proj"),
+                rule(ours + "attention.output", theirs + "attn.out_proj"),
+                rule(ours + "feedforward.up", theirs + "mlp.fc_in"),
+                rule(ours + "feedforward.down", theirs + "mlp.fc_out"),
+                rule("decoder.norm", "transformer.ln_f"),
+                rule("head", "lm_head"),
+            ],
+            prefix="transformer.",
+            ignored=(r"\.attn\.(masked_)?bias$",),
+        )

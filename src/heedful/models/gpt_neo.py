@@ -1,0 +1,155 @@
+"""GPT-Neo (Black et al. 2021): the replication of GPT-3 that published weights.
+
+GPT-2's decoder in which global and local layers alternate: a local layer sees the last `window` positions. Scores are
+not divided by √d_head, and of the attention's projections only the output has a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from heedful.models.base import DecoderModel
+from heedful.models.config import Config, read_dropout
+from heedful.models.mapping import WeightMap, rule
+from heedful.nn.attention import Attention
+from heedful.nn.block import Block, Norms
+from heedful.nn.embed import Embedding
+from heedful.nn.feedforward import FeedForward
+from heedful.nn.head import LanguageHead
+from heedful.nn.position import Learned
+from heedful.nn.stack import Stack
+
+DROPOUTS = ("embed_dropout", "attention_dropout", "resid_dropout")
+
+
+@dataclass(frozen=True)
+class GPTNeoConfig(Config):
+    d_model: int = 2048
+    n_layers: int = 24
+    n_heads: int = 16
+    d_ff: int | None = None  # 4 x d_model unless given
+    vocab_size: int = 50257
+    max_len: int = 2048
+    pattern: tuple[str, ...] = ("global", "local")  # the layers' kinds, repeated up to n_layers
+    window: int = 256
+    act: str = "gelu_new"
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+
+    hub_names: ClassVar[Mapping[str, str]] = {
+        "d_model": "hidden_size",
+        "n_layers": "num_layers",
+        "n_heads": "num_heads",
+        "d_ff": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "max_len": "max_position_embeddings",
+        "window": "window_size",
+        "act": "activation_function",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    hub_fixed: ClassVar[Mapping[str, Any]] = {
+        "model_type": "gpt_neo",
+        "architectures": ["GPTNeoForCausalLM"],
+        "tie_word_embeddings": True,
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unknown = set(self.pattern) - {"global", "local"}
+        if unknown or not self.pattern:
+            raise ValueError(f"pattern {list(self.pattern)} must be made of 'global' and 'local'")
+        if self.n_layers % len(self.pattern):
+            raise ValueError(f"{self.n_layers} layers are not a multiple of pattern {list(self.pattern)}")
+        if self.window < 1:
+            raise ValueError(f"window is {self.window}: a local layer sees at least its own position")
+
+    @classmethod
+    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
+        read = super().read_hub(hub)
+        read["dropout"] = read_dropout(hub, DROPOUTS, cls.dropout)
+        if hub.get("attention_types") is not None:
+            kinds = [kind for some, times in hub["attention_types"] for kind in some * times]
+            n_layers = read.get("n_layers", cls.n_layers)
+            if len(kinds) != n_layers:
+                raise ValueError(f"attention_types describes {len(kinds)} layers of {n_layers}")
+            read["pattern"] = _shortest_period(kinds)
+        return read
+
+    def to_hub(self) -> dict[str, Any]:
+        types = [[list(self.pattern), self.n_layers // len(self.pattern)]]
+        return super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout) | {"attention_types": types}
+
+
+def _shortest_period(kinds: list[str]) -> tuple[str, ...]:
+    for n in range(1, len(kinds)):
+        if len(kinds) % n == 0 and kinds[:n] * (len(kinds) // n) == kinds:
+            return tuple(kinds[:n])
+    return tuple(kinds)
+
+
+class GPTNeo(DecoderModel):
+    family = "gpt_neo"
+    config_class = GPTNeoConfig
+    config: GPTNeoConfig
+
+    def __init__(self, config: GPTNeoConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.embed = Embedding(c.vocab_size, c.d_model)
+        self.position = Learned(c.max_len, c.d_model)
+        self.dropout = nn.Dropout(c.dropout)
+        self.decoder = Stack(
+            [self._block(c, c.pattern[i % len(c.pattern)]) for i in range(c.n_layers)],
+            causal=True,
+            norm=nn.LayerNorm(c.d_model, c.norm_eps),
+        )
+        self.head = LanguageHead(c.d_model, c.vocab_size, tied=self.embed.weight)
+
+    @staticmethod
+    def _block(c: GPTNeoConfig, kind: str) -> Block:
+        attention = Attention(
+            c.d_model,
+            c.n_heads,
+            bias=False,
+            output_bias=True,
+            scale=1.0,
+            window=c.window if kind == "local" else None,
+            dropout=c.dropout,
+        )
+        feedforward = FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act)
+        norms = Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps))
+        return Block(attention, feedforward, norms, dropout=c.dropout)
+
+    @property
+    def longest(self) -> int:
+        return self.config.max_len
+
+    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self.dropout(self.embed(tokens) + self.position(positions))
+
+    def tie(self) -> None:
+        self.head.weight = self.embed.weight
+
+    def weight_map(self) -> WeightMap:
+        ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."
+        return WeightMap(
+            [
+                rule("embed", "transformer.wte"),
+                rule("position", "transformer.wpe"),
+                rule(ours + "attention_norm", theirs + "ln_1"),
+                rule(ours + "attention.query", theirs + "attn.attention.q_proj"),
+                rule(ours + "attention.key", theirs + "attn.attention.k_proj"),
+                rule(ours + "attention.value", theirs + "attn.attention.v_proj"),
+                rule(ours + "attention.output", theirs + "attn.attention.out_proj"),
+                rule(ours + "feedforward_norm", theirs + "ln_2"),
+                rule(ours + "feedforward.up", theirs + "mlp.c_fc"),
+                rule(ours + "feedforward.down", theirs + "mlp.c_proj"),
+                rule("decoder.norm", "transformer.ln_f"),
+            ],
+            prefix="transformer.",
+            ignored=(r"\.attention\.(masked_)?bias$", r"^lm_head\.weight$"),
+        )

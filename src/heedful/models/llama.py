@@ -1,0 +1,44 @@
+"""LLaMA 1 to 3.2 (Touvron et al. 2023; Grattafiori et al. 2024) and what has its layout, such as SmolLM2.
+
+A pre-norm decoder with RMSNorm, rotary positions, a gated feed-forward (SwiGLU), no biases, and grouped queries from
+LLaMA 2 70B on. LLaMA 3.1 stretches the rotation to 128k tokens. The paper gives no numbers for the initial weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from heedful.models.rotary import RotaryConfig, RotaryDecoder
+from heedful.nn.attention import Attention
+from heedful.nn.block import Block, Norms
+from heedful.nn.feedforward import FeedForward
+from heedful.nn.norm import RMSNorm
+
+
+@dataclass(frozen=True)
+class LlamaConfig(RotaryConfig):
+    """LLaMA 7B unless told otherwise; its numbers are RotaryConfig's."""
+
+    hub_fixed: ClassVar[Mapping[str, Any]] = {
+        **RotaryConfig.hub_fixed,
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+
+
+class Llama(RotaryDecoder):
+    family = "llama"
+    config_class = LlamaConfig
+    config: LlamaConfig
+
+    def block(self, layer: int) -> Block:
+        c = self.config
+        return Block(
+            Attention(c.d_model, c.n_heads, n_kv_heads=c.n_kv_heads, d_head=c.d_head, bias=False),
+            FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False),
+            Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps)),
+        )

@@ -1,0 +1,158 @@
+"""The recurrent encoder-decoder, without attention and with its first forms.
+
+    attention    the decoder                                                          paper
+    none                  begins with the encoder's last state, and has nothing else    Sutskever et al. 2014
+    additive              looks with the state it has; the context enters the step      Bahdanau et al. 2015
+    dot, general, concat  steps, and looks with the new state; both speak               Luong et al. 2015
+
+The cells are an LSTM's (Sutskever, Luong) or a GRU's, which Cho et al. 2014 made for this.
+
+Where we differ: each direction of a bidirectional encoder has half the width, so that its outputs and its last state
+fit the decoder as they are (Bahdanau et al. give each the whole, and begin with a tanh layer of the backward state);
+without attention the source is known by the first state alone (Cho et al. feed it to every step too); Luong's input
+feeding and local attention are left out. That Sutskever et al. reverse the source is a matter of the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.models.base import Batch, GenerativeModel, Output, last_of_each, row_lengths
+from heedful.models.config import Config
+from heedful.nn.embed import Embedding
+from heedful.nn.head import LanguageHead
+from heedful.nn.mask import Mask
+from heedful.nn.recurrent import Align, Decoded, Decoder, LookAfter, LookBefore, Recurrence
+from heedful.nn.state import Memory, RecurrentState
+
+ATTENTION = ("none", "additive", "dot", "general", "concat")
+
+
+@dataclass(frozen=True)
+class Seq2SeqConfig(Config):
+    cell: str = "lstm"  # or gru
+    bidirectional: bool = False  # the encoder
+    attention: str = "none"  # or additive, dot, general, concat
+    d_model: int = 1000
+    d_embed: int | None = None  # d_model unless given
+    n_layers: int = 1  # of the encoder and of the decoder
+    vocab_size: int = 30000
+    target_vocab_size: int | None = None  # vocab_size unless given
+    start_id: int = 0  # what the target begins with
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention not in ATTENTION:
+            raise ValueError(f"attention {self.attention!r} is not one of {', '.join(ATTENTION)}")
+        if not 0 <= self.start_id < self.n_target:
+            raise ValueError(
+                f"start_id is {self.start_id}, and the target's vocabulary has {self.n_target} tokens"
+            )
+
+    @property
+    def n_target(self) -> int:
+        return self.target_vocab_size or self.vocab_size
+
+    def to_hub(self) -> dict[str, Any]:
+        return self.to_own("seq2seq")
+
+
+class Seq2Seq(GenerativeModel[RecurrentState]):
+    family = "seq2seq"
+    config_class = Seq2SeqConfig
+    config: Seq2SeqConfig
+
+    def __init__(self, config: Seq2SeqConfig) -> None:
+        super().__init__(config)
+        c = config
+        d_embed = c.d_embed or c.d_model
+        self.start_id = c.start_id
+        self.source_embed = Embedding(c.vocab_size, d_embed)
+        self.target_embed = Embedding(c.n_target, d_embed)
+        self.encoder = Recurrence(
+            c.cell, d_embed, c.d_model, c.n_layers, bidirectional=c.bidirectional, dropout=c.dropout
+        )
+        self.decoder = self._decoder(c, d_embed)
+        self.dropout = nn.Dropout(c.dropout)  # on what enters and leaves the layers (Zaremba et al. 2014)
+        self.head = LanguageHead(c.d_model, c.n_target, bias=True)
+
+    @staticmethod
+    def _decoder(c: Seq2SeqConfig, d_embed: int) -> Decoder:
+        before = c.attention == "additive"
+        d_input = d_embed + c.d_model if before else d_embed
+        recurrence = Recurrence(c.cell, d_input, c.d_model, c.n_layers, dropout=c.dropout)
+        if c.attention == "none":
+            return Decoder(recurrence)
+        align = Align(c.attention, c.d_model)
+        return LookBefore(recurrence, align, d_embed) if before else LookAfter(recurrence, align)
+
+    def init_weights(self) -> None:
+        """Uniform in ±1/√d_model, embeddings N(0, 1), biases 0 outside the cells: PyTorch's own.
+
+        The papers' numbers (Sutskever et al.: ±0.08, Luong et al.: ±0.1, Bahdanau et al.: orthogonal, N(0, 0.01²))
+        were chosen for a width of 1,000, and are too small for narrow models.
+        """
+        bound = 1 / math.sqrt(self.config.d_model)
+        for name, p in self.named_parameters():
+            if name.endswith("embed.weight"):
+                nn.init.normal_(p)
+            elif name == "head.bias":
+                nn.init.zeros_(p)
+            else:
+                nn.init.uniform_(p, -bound, bound)
+
+    def encode(self, batch: Batch) -> Memory:
+        """Read the source once: all that the decoder may know of it."""
+        if batch.source is None:
+            raise ValueError("an encoder-decoder reads a source, and the batch has none")
+        if batch.source_lengths is not None:
+            row_lengths(batch.source, batch.source_lengths)  # an empty row has no state
+        x = self.dropout(self.source_embed(batch.source))
+        values, last = self.encoder(x, lengths=batch.source_lengths)  # (B, S, E), (B, L, C)
+        mask = Mask(1, values.shape[1], causal=False, lengths=batch.source_lengths)
+        keys = values
+        if isinstance(self.decoder, LookBefore | LookAfter):
+            keys = self.decoder.align.score.keys(values)
+        return Memory(last, values, keys, mask.dense())
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The decoder's last hidden states (B, T, E) with the true previous tokens (teacher forcing)."""
+        return self._teach(batch).hidden
+
+    def forward(self, batch: Batch) -> Output:
+        """With attention, `extra["alignment"]` holds the weights (B, 1, T, S)."""
+        hidden, _, weights = self._teach(batch)
+        return Output(hidden, self.head(hidden), {} if weights is None else {"alignment": weights})
+
+    def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, RecurrentState]:
+        """Encode the source, read the target so far (`tokens`, or the start token alone): logits (B, V)."""
+        memory = self.encode(batch)
+        tokens = batch.tokens
+        if tokens is None:
+            tokens = torch.full((len(memory.last), 1), self.start_id, device=memory.last.device)
+        counts = row_lengths(tokens, batch.lengths)
+        state = RecurrentState(memory, capacity=capacity)
+        hidden = self._run(tokens, state)
+        state.advance(counts)
+        return self.head(last_of_each(hidden, counts)), state
+
+    def _teach(self, batch: Batch) -> Decoded:
+        memory = self.encode(batch)
+        return self._decode(batch.ids, memory.last, memory)
+
+    def _run(self, tokens: Tensor, state: RecurrentState) -> Tensor:
+        hidden, states, _ = self._decode(tokens, state.now(), state.memory, keep=True)
+        assert states is not None
+        state.extend(states)
+        return hidden
+
+    def _decode(self, tokens: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
+        x = self.dropout(self.target_embed(tokens))
+        hidden, states, weights = self.decoder(x, carried, memory, keep=keep)
+        return Decoded(self.dropout(hidden), states, weights)

@@ -1,0 +1,201 @@
+"""The Vision Transformer (Dosovitskiy et al. 2021, section 3): an image is a sequence of square patches.
+
+Each patch is flattened and projected, a learned [CLS] goes before them, learned positions are added, and a pre-norm
+encoder reads it all; the classifier looks at [CLS]. An image of another size than the model was trained with gets the
+trained positions resized to its grid (section 3.2); the reference does the same when it is told
+`interpolate_pos_encoding`, ours whenever the size asks for it.
+
+    B batch, C channels, P patch size, N patches, E model width, L labels
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from heedful.models.base import Batch, Model, Output
+from heedful.models.config import HeadConfig
+from heedful.models.mapping import Reshape, WeightMap, rule
+from heedful.nn.attention import Attention
+from heedful.nn.block import Block, Norms
+from heedful.nn.feedforward import FeedForward
+from heedful.nn.head import Pooler
+from heedful.nn.stack import Stack, places
+
+
+@dataclass(frozen=True)
+class ViTConfig(HeadConfig):
+    head: str = "classify"
+    d_model: int = 768
+    n_layers: int = 12
+    n_heads: int = 12
+    d_ff: int = 3072
+    image_size: int = 224  # height and width that the positions were trained for
+    patch_size: int = 16
+    n_channels: int = 3
+    bias: bool = True  # of queries, keys and values
+    act: str = "gelu"
+    norm_eps: float = 1e-12
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    hub_names: ClassVar[Mapping[str, str]] = {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "d_ff": "intermediate_size",
+        "image_size": "image_size",
+        "patch_size": "patch_size",
+        "n_channels": "num_channels",
+        "bias": "qkv_bias",
+        "act": "hidden_act",
+        "norm_eps": "layer_norm_eps",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+    }
+    hub_fixed: ClassVar[Mapping[str, Any]] = {"model_type": "vit", "pooler_act": "tanh"}
+    hub_heads: ClassVar[Mapping[str, str]] = {"ViTModel": "pooler", "ViTForImageClassification": "classify"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+            )
+
+    @classmethod
+    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
+        if hub.get("pooler_output_size") not in (None, hub.get("hidden_size", cls.d_model)):
+            raise ValueError("a vit with a pooler_output_size other than its hidden_size is not supported")
+        return super().read_hub(hub)
+
+
+class ViT(Model):
+    family = "vit"
+    config_class = ViTConfig
+    config: ViTConfig
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__(config)
+        c = config
+        self.grid = c.image_size // c.patch_size  # patches along a side
+        self.patch = nn.Linear(c.n_channels * c.patch_size**2, c.d_model)
+        self.cls = nn.Parameter(torch.zeros(c.d_model))
+        self.position = nn.Parameter(torch.zeros(1 + self.grid**2, c.d_model))
+        self.dropout = nn.Dropout(c.dropout)
+        self.encoder = Stack(
+            [self._block(c) for _ in range(c.n_layers)],
+            causal=False,
+            norm=nn.LayerNorm(c.d_model, c.norm_eps),
+        )
+        self.abilities = ("embed", *(["classify"] if c.head == "classify" else []), "capture")
+        self.pooler = Pooler(c.d_model) if c.head == "pooler" else None
+        self.head = nn.Linear(c.d_model, c.n_labels) if c.head == "classify" else None
+
+    @staticmethod
+    def _block(c: ViTConfig) -> Block:
+        return Block(
+            Attention(c.d_model, c.n_heads, bias=c.bias, output_bias=True, dropout=c.attention_dropout),
+            FeedForward(c.d_model, c.d_ff, c.act),
+            Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps)),
+            dropout=c.dropout,
+        )
+
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Images (B, C, height, width) -> hidden (B, 1 + N, E), [CLS] first, and logits (B, L)."""
+        images = batch if isinstance(batch, Tensor) else batch.images
+        if images is None:
+            raise ValueError("a vision model reads images, and the batch has none")
+        if images.ndim != 4 or images.shape[1] != self.config.n_channels:
+            raise ValueError(
+                f"images must be (batch, {self.config.n_channels} channels, height, width), "
+                f"not {tuple(images.shape)}"
+            )
+        size = self.config.patch_size
+        x = self.patch(cut_patches(images.to(self.patch.weight.dtype), size))  # (B, N, E)
+        x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1)  # (B, 1 + N, E)
+        x = self.dropout(x + self.positions(images.shape[2] // size, images.shape[3] // size))
+        hidden = self.encoder(x, places(0, x.shape[1], x.device))
+        output = Output(hidden)
+        if self.pooler is not None:
+            output.extra["pooled"] = self.pooler(hidden)
+        if self.head is not None:
+            output.logits = self.head(hidden[:, 0])
+        return output
+
+    def positions(self, rows: int, columns: int) -> Tensor:
+        """One vector for [CLS] and one per patch (1 + rows·columns, E), resized if the grid is not the trained one."""
+        if rows == columns == self.grid:
+            return self.position
+        trained = self.position[1:].T.view(1, -1, self.grid, self.grid)  # (1, E, grid, grid)
+        resized = nn.functional.interpolate(trained, (rows, columns), mode="bicubic")
+        return torch.cat([self.position[:1], resized[0].flatten(1).T])
+
+    def init_weights(self) -> None:
+        """What the paper's code does: Glorot in the layers, positions N(0, 0.02), [CLS] 0, and a head of zeros
+        (section 3.2)."""
+        super().init_weights()
+        for p in self.encoder.parameters():
+            if p.ndim == 2:
+                nn.init.xavier_uniform_(p)
+        nn.init.normal_(self.patch.weight, std=1 / math.sqrt(self.patch.in_features))
+        nn.init.normal_(self.position, std=0.02)
+        nn.init.zeros_(self.cls)
+        if self.head is not None:
+            nn.init.zeros_(self.head.weight)
+
+    def weight_map(self) -> WeightMap:
+        c = self.config
+        base = "vit." if c.head == "classify" else ""
+        patches = base + "embeddings.patch_embeddings.projection"
+        ours, theirs = "encoder.blocks.{}.", base + "encoder.layer.{}."
+        rules = [
+            rule("cls", base + "embeddings.cls_token", Reshape(1, 1, c.d_model), tensor=True),
+            rule("position", base + "embeddings.position_embeddings", Reshape(1, -1, c.d_model), tensor=True),
+            rule(
+                "patch.weight",
+                patches + ".weight",
+                Reshape(c.d_model, c.n_channels, c.patch_size, c.patch_size),
+                tensor=True,
+            ),
+            rule("patch.bias", patches + ".bias", tensor=True),
+            rule(ours + "attention_norm", theirs + "layernorm_before"),
+            rule(ours + "attention.query", theirs + "attention.attention.query"),
+            rule(ours + "attention.key", theirs + "attention.attention.key"),
+            rule(ours + "attention.value", theirs + "attention.attention.value"),
+            rule(ours + "attention.output", theirs + "attention.output.dense"),
+            rule(ours + "feedforward_norm", theirs + "layernorm_after"),
+            rule(ours + "feedforward.up", theirs + "intermediate.dense"),
+            rule(ours + "feedforward.down", theirs + "output.dense"),
+            rule("encoder.norm", base + "layernorm"),
+            rule("pooler.dense", base + "pooler.dense"),
+            rule("head", "classifier"),
+        ]
+        # The reference's modules have newer names than the files it reads and writes.
+        renamed = {
+            r"\blayers\.(\d+)\.attention\.q_proj\.": r"encoder.layer.\1.attention.attention.query.",
+            r"\blayers\.(\d+)\.attention\.k_proj\.": r"encoder.layer.\1.attention.attention.key.",
+            r"\blayers\.(\d+)\.attention\.v_proj\.": r"encoder.layer.\1.attention.attention.value.",
+            r"\blayers\.(\d+)\.attention\.o_proj\.": r"encoder.layer.\1.attention.output.dense.",
+            r"\blayers\.(\d+)\.mlp\.fc1\.": r"encoder.layer.\1.intermediate.dense.",
+            r"\blayers\.(\d+)\.mlp\.fc2\.": r"encoder.layer.\1.output.dense.",
+            r"\blayers\.(\d+)\.": r"encoder.layer.\1.",
+        }
+        spare = {"classify": r"pooler\.", "pooler": r"^classifier\.", "encoder": r"^classifier\.|pooler\."}
+        return WeightMap(rules, "vit.", [spare[c.head]], renamed)
+
+
+def cut_patches(images: Tensor, size: int) -> Tensor:
+    """(B, C, height, width) -> (B, N, C·P·P): patches row by row from the top left, each channel by channel."""
+    batch, channels, height, width = images.shape
+    if height % size or width % size:
+        raise ValueError(
+            f"an image of {height} x {width} does not divide into patches of {size} x {size}: resize it"
+        )
+    x = images.reshape(batch, channels, height // size, size, width // size, size)
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

@@ -1,0 +1,190 @@
+"""Attention: softmax(QKᵀ/√d) V, the only place where it is computed (Vaswani et al. 2017, section 3.2).
+
+`attend` uses PyTorch's fused kernels; `attend_explicit` is the same in the paper's own steps, for looking inside
+and for what no fused kernel does (Gemma 2's soft cap). `Attention` is the layer: projections, heads, rotation,
+norms on queries and keys, grouped queries, windows, self or cross.
+
+    B batch, T target, S source, H query heads, G key/value heads, D head size, E model width
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heedful.nn.mask import Mask
+from heedful.nn.norm import RMSNorm
+from heedful.nn.position import Rotation
+from heedful.nn.state import Cache, CrossCache
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Queries (B, H, T, D) look at keys and values (B, G, S, D) and bring back (B, H, T, D).
+
+    `mask` is True where looking is allowed, `bias` is added to the scores, `scale` is 1/√D unless given.
+    G may divide H: each key/value head then serves H/G query heads (grouped queries, Ainslie et al. 2023).
+    """
+    if bias is not None:
+        if causal:
+            mask = Mask(q.shape[-2], k.shape[-2], causal=True, device=q.device).dense()
+        mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
+        causal = False
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def attend_explicit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    causal: bool = False,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    watch: Watch | None = None,
+) -> Tensor:
+    """The same as `attend` step by step; `watch` sees the scores and the weights and may replace them."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    if causal:
+        mask = Mask(q.shape[-2], k.shape[-2], causal=True, device=q.device).dense()
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores = q @ k.transpose(-2, -1) * scale  # (B, H, T, S)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
+    weights = weigh(scores, mask, watch)
+    return F.dropout(weights, dropout) @ v if dropout else weights @ v
+
+
+def weigh(scores: Tensor, mask: Tensor | None = None, watch: Watch | None = None) -> Tensor:
+    """Weights from scores (B, H, T, S), whatever compared the two sides: they sum to 1, and are 0 where masked."""
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if watch is not None:
+        scores = watch.scores(scores)
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    weights = torch.softmax(scores, dim=-1, dtype=precise).to(scores.dtype)
+    return weights if watch is None else watch.weights(weights)
+
+
+class Watch(nn.Module):
+    """Two named places where hooks see what fused kernels hide: `scores` and `weights`, (B, H, T, S)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = False
+        self.scores, self.weights = nn.Identity(), nn.Identity()
+
+
+@dataclass
+class View:
+    """What the positions of one forward pass see: who (mask), and how distance enters (rotation or bias)."""
+
+    mask: Mask
+    rotation: Rotation | None = None
+    bias: Tensor | None = None
+
+
+class Attention(nn.Module):
+    """Multi-head attention with separate query, key, value and output projections."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        bias: bool = True,
+        output_bias: bool | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        query_norm: RMSNorm | None = None,
+        key_norm: RMSNorm | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if d_head is None and d_model % n_heads:
+            raise ValueError(f"d_model {d_model} is not a multiple of n_heads {n_heads}: set d_head")
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads or n_heads
+        self.d_head = d_head or d_model // n_heads
+        if n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+        self.scale, self.window, self.softcap, self.dropout = scale, window, softcap, dropout
+        self.query = nn.Linear(d_model, n_heads * self.d_head, bias)
+        self.key = nn.Linear(d_model, self.n_kv_heads * self.d_head, bias)
+        self.value = nn.Linear(d_model, self.n_kv_heads * self.d_head, bias)
+        self.output = nn.Linear(n_heads * self.d_head, d_model, bias if output_bias is None else output_bias)
+        self.query_norm, self.key_norm = query_norm, key_norm
+        self.watch = Watch()
+
+    def forward(
+        self,
+        x: Tensor,
+        view: View,
+        cache: Cache | CrossCache | None = None,
+        memory: Tensor | None = None,
+    ) -> Tensor:
+        """x (B, T, E) looks at itself, or at `memory` (B, S, E); a cache holds what was seen before."""
+        q = self._normed(self.query(x), self.query_norm, self.n_heads)  # (B, H, T, D)
+        if isinstance(cache, CrossCache):
+            if cache.empty:
+                assert memory is not None, "a cross cache is filled from the memory the first time"
+                cache.fill(*self.keys_values(memory))
+            k, v = cache.keys, cache.values  # (B, G, S, D)
+        else:
+            k, v = self.keys_values(x if memory is None else memory)
+        if view.rotation is not None:
+            q, k = view.rotation(q), view.rotation(k)
+        if isinstance(cache, Cache):
+            k, v = cache.extend(k, v)
+        causal = view.mask.is_plain_causal(self.window)
+        mask = None if causal else view.mask.dense(self.window)
+        dropout = self.dropout if self.training else 0.0
+        if self.watch.on or self.softcap is not None:
+            watch = self.watch if self.watch.on else None
+            out = attend_explicit(
+                q, k, v, mask, view.bias, self.scale,
+                causal=causal, dropout=dropout, softcap=self.softcap, watch=watch,
+            )  # fmt: skip
+        else:
+            out = attend(q, k, v, mask, view.bias, self.scale, causal=causal, dropout=dropout)
+        return self.output(out.transpose(1, 2).flatten(2))  # (B, T, E)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of x (B, S, E), each (B, G, S, D)."""
+        k = self._normed(self.key(x), self.key_norm, self.n_kv_heads)
+        return k, self._heads(self.value(x), self.n_kv_heads)
+
+    def _heads(self, x: Tensor, n_heads: int) -> Tensor:
+        return x.unflatten(-1, (n_heads, self.d_head)).transpose(1, 2)
+
+    def _normed(self, x: Tensor, norm: RMSNorm | None, n_heads: int) -> Tensor:
+        """Split into heads; a norm of the head's size acts on each head (Qwen 3), a wider one before (OLMo 2)."""
+        if norm is None:
+            return self._heads(x, n_heads)
+        if norm.weight.shape[0] == self.d_head:
+            return norm(self._heads(x, n_heads))
+        return self._heads(norm(x), n_heads)

@@ -1,0 +1,98 @@
+"""The position-wise network (Vaswani et al. 2017, section 3.3), its gated form, and a mixture of them.
+
+B batch, T positions, E model width, F hidden width, X experts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GPT's approximation of GELU by tanh (Hendrycks & Gimpel 2016)."""
+    return F.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x · sigmoid(1.702x), image GPT's and CLIP's approximation."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+# The names used in the hub's configs.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+    "silu": F.silu,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r} is not known: {', '.join(ACTIVATIONS)} are")
+    return ACTIVATIONS[name]
+
+
+class FeedForward(nn.Module):
+    """down(act(up(x))), or with a gate down(act(gate(x)) * up(x)) (Shazeer 2020)."""
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        act: str,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.act = activation(act)
+        self.up = nn.Linear(d_model, d_ff, bias)
+        self.gate = nn.Linear(d_model, d_ff, bias) if gated else None
+        self.down = nn.Linear(d_ff, d_model, bias)
+        self.dropout = nn.Dropout(dropout)  # T5's, between the two; the residual's own is the block's
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(hidden))  # (B, T, F) -> (B, T, E)
+
+
+class MixtureOfExperts(nn.Module):
+    """A router sends each token to its best `top_k` experts and adds up their answers (Shazeer et al. 2017).
+
+    The weights of the chosen experts are the softmax over all, renormalized to sum to 1 (Mixtral).
+    """
+
+    def __init__(
+        self, d_model: int, experts: list[FeedForward], *, top_k: int, renormalize: bool = True
+    ) -> None:
+        super().__init__()
+        if not 1 <= top_k <= len(experts):
+            raise ValueError(f"top_k {top_k} of {len(experts)} experts")
+        self.top_k, self.renormalize = top_k, renormalize
+        self.router = nn.Linear(d_model, len(experts), bias=False)
+        self.experts = nn.ModuleList(experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)  # (B·T, E)
+        weights = self.router(flat).softmax(dim=-1, dtype=torch.float32)
+        weights, chosen = weights.topk(self.top_k, dim=-1)  # (B·T, top_k)
+        if self.renormalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            tokens, place = torch.where(chosen == number)
+            if len(tokens):
+                answer = expert(flat[tokens]) * weights[tokens, place, None].to(flat.dtype)
+                out.index_add_(0, tokens, answer)
+        return out.view_as(x)

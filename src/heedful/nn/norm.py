@@ -1,0 +1,27 @@
+"""Normalization: `LayerNorm` is PyTorch's (Ba et al. 2016); `RMSNorm` drops the mean (Zhang & Sennrich 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+LayerNorm = nn.LayerNorm
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, in fp32; Gemma stores weight - 1 (`offset` 1)."""
+
+    def __init__(self, d_model: int, eps: float = 1e-6, *, offset: float = 0.0) -> None:
+        super().__init__()
+        self.eps, self.offset = eps, offset
+        self.weight = nn.Parameter(torch.empty(d_model))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1.0 - self.offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.offset:
+            weight = self.offset + self.weight.float()
+            return nn.functional.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)

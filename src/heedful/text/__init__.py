@@ -1,0 +1,27 @@
+"""Text: tokenizers of every family, training new ones, chat templates, and BPE step by step."""
+
+from heedful.text.chat import render_template
+from heedful.text.tokenizer import Tokenizer
+from heedful.text.trace import Merge, Trace, trace_merges
+from heedful.text.train import (
+    byte_tokens,
+    characters,
+    train_bpe,
+    train_unigram,
+    train_wordpiece,
+    words,
+)
+
+__all__ = [
+    "Merge",
+    "Tokenizer",
+    "Trace",
+    "byte_tokens",
+    "characters",
+    "render_template",
+    "trace_merges",
+    "train_bpe",
+    "train_unigram",
+    "train_wordpiece",
+    "words",
+]

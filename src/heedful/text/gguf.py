@@ -1,0 +1,125 @@
+"""The tokenizer inside a GGUF file (llama.cpp's format), from the file's metadata.
+
+GGUF stores a vocabulary and the *name* of what happens before it ("tokenizer.ggml.pre"), so the names are a table here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from heedful.text import build, spm
+from heedful.text.tokenizer import Tokenizer
+
+# "tokenizer.ggml.pre" -> the pattern that cuts words
+_PATTERN_OF: dict[str, str] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "default", "smollm"), "gpt2"),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3"), "llama3"),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "hunyuan"), "qwen2"),
+    "tekken": "tekken",
+}
+_ROLE_KEYS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "unk": "unknown_token_id",
+    "pad": "padding_token_id",
+    "mask": "mask_token_id",
+    "cls": "cls_token_id",
+    "sep": "seperator_token_id",  # the format's own spelling
+}
+
+
+def read_gguf(fields: Mapping[str, Any]) -> Tokenizer:
+    """A tokenizer from GGUF metadata: the keys "tokenizer.ggml.*" and "tokenizer.chat_template" as plain values."""
+    get = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}.get
+    kind, tokens = get("model"), list(get("tokens") or [])
+    if kind is None or not tokens:
+        raise ValueError("this GGUF file has no tokenizer (no tokenizer.ggml.model or no tokens)")
+    types = [int(value) for value in get("token_type") or [spm.NORMAL] * len(tokens)]
+    scores = [float(value) for value in get("scores") or [0.0] * len(tokens)]
+    if not len(types) == len(scores) == len(tokens):
+        raise ValueError(f"GGUF: {len(tokens)} tokens but {len(scores)} scores and {len(types)} types")
+    roles = {
+        role: tokens[int(index)]
+        for role, key in _ROLE_KEYS.items()
+        if (index := get(key)) is not None and 0 <= int(index) < len(tokens)
+    }
+    pieces = [spm.Piece(*piece) for piece in zip(tokens, scores, types, strict=True)]
+    if kind == "gpt2":
+        backend = _byte_level(pieces, list(get("merges") or []), str(get("pre") or "gpt-2"))
+    elif kind in ("llama", "t5"):
+        backend = _sentencepiece(pieces, kind, get)
+    elif kind == "bert":
+        backend, roles = _bert(tokens, roles)
+    else:
+        raise ValueError(
+            f"GGUF: a tokenizer of type {kind!r} is not supported (gpt2, llama, t5 and bert are)"
+        )
+    if kind != "bert":
+        before = roles.get("bos") if get("add_bos_token", kind == "llama") else None
+        after = roles.get("eos") if get("add_eos_token", kind == "t5") else None
+        build.surround(backend, before, after)
+    template = fields.get("tokenizer.chat_template")
+    return Tokenizer(backend, roles=roles, chat_template=template if isinstance(template, str) else None)
+
+
+def _byte_level(pieces: list[spm.Piece], merges: list[str], pre: str) -> tokenizers.Tokenizer:
+    if pre not in _PATTERN_OF:
+        known = ", ".join(sorted(_PATTERN_OF))
+        raise ValueError(f"GGUF: the pre-tokenizer {pre!r} is not known; known ones: {known}")
+    name = _PATTERN_OF[pre]
+    vocab = {piece.text: index for index, piece in enumerate(pieces)}
+    cuts = [merge.partition(" ") for merge in merges]
+    pairs = [(left, right) for left, _, right in cuts]
+    if not all(left and right for left, right in pairs):
+        raise ValueError("GGUF: tokenizer.ggml.merges must be pairs of pieces with a space between")
+    try:
+        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=name == "llama3")
+    except Exception as error:
+        raise ValueError(f"GGUF: tokens and merges do not fit together: {error}") from None
+    backend = tokenizers.Tokenizer(model)
+    cut = build.words_then_bytes(build.PATTERNS[name])
+    if pre == "smollm":  # every digit is a word
+        cut = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), cut])
+    backend.pre_tokenizer = cut
+    if name == "qwen2" and pre != "stablelm2":
+        backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
+    spm.add_pieces(backend, pieces)
+    return backend
+
+
+def _sentencepiece(pieces: list[spm.Piece], kind: str, get: Any) -> tokenizers.Tokenizer:
+    model = spm.SentencePieceModel(
+        pieces=pieces,
+        kind=spm.BPE if kind == "llama" else spm.UNIGRAM,
+        byte_fallback=any(piece.kind == spm.BYTE for piece in pieces),
+        unk_id=int(get("unknown_token_id", 0 if kind == "llama" else 2)),
+        charsmap=bytes(get("precompiled_charsmap") or b""),
+        add_dummy_prefix=bool(get("add_space_prefix", True)),
+        remove_extra_whitespaces=bool(get("remove_extra_whitespaces", kind == "t5")),
+    )
+    if not 0 <= model.unk_id < len(pieces):
+        raise ValueError(f"GGUF: the unknown token {model.unk_id} is not one of the {len(pieces)} tokens")
+    return spm.build(model)
+
+
+def _bert(tokens: list[str], roles: dict[str, str]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """WordPiece: GGUF marks the first piece of a word by "▁" instead of the others by "##"."""
+    vocab = {}
+    for index, token in enumerate(tokens):
+        named = token in roles.values() or (token.startswith("[") and token.endswith("]"))
+        piece = token[1:] if token.startswith(spm.SPACE) else token if named else f"##{token}"
+        vocab[piece] = index
+    roles = {
+        **build.bert_names({}),
+        **{role: name for role, name in roles.items() if role not in ("bos", "eos")},
+    }
+    if roles["unk"] not in vocab:
+        raise ValueError(f"GGUF: the vocabulary lacks {roles['unk']}")
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=roles["unk"]))
+    build.finish_bert(backend, roles, {})
+    return backend, roles

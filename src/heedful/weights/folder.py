@@ -1,0 +1,183 @@
+"""A model's folder in the hub's layout: config.json, and model.safetensors or shards with their index.
+
+A folder is data from outside. Only plain files in it are read (the hub's own cache keeps them in `blobs` beside the
+snapshots and links to them), none larger than it may be, and nothing that a config names is imported. Pickled
+checkpoints are never opened: opening one runs whatever its author put in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful.models.base import Model
+from heedful.models.mapping import WeightMap, identity
+from heedful.models.registry import for_hub
+from heedful.weights.load import fill
+from heedful.weights.tensors import TensorFiles
+
+LARGEST_CONFIG = 4 * 2**20
+LARGEST_INDEX = 64 * 2**20
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+OWN = "heedful"  # the model_type of families that have no layout on the hub
+
+HOW_TO_CONVERT = (
+    "Such files can run code when they are opened, so they are not. If you trust where they come from, convert them "
+    "once with the program that wrote them, for example transformers: "
+    "AutoModel.from_pretrained(folder).save_pretrained(new_folder) writes safetensors."
+)
+
+
+def load_folder(
+    folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> Model:
+    """The model in a folder, in evaluation mode."""
+    hub = read_config(folder)
+    model = build(hub)
+    with TensorFiles(weight_files(folder)) as source:
+        fill(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
+    model.generation = read_json(folder, "generation_config.json", missing={})
+    model.special = special_ids(hub) | special_ids(model.generation)
+    return model.eval()
+
+
+# --- configs ---------------------------------------------------------------------------------------------------------
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    hub = read_json(folder, "config.json")
+    if hub.get("quantization_config") is not None:
+        raise ValueError(
+            f"the weights in {folder} are quantized (quantization_config), which is not supported in safetensors; "
+            "use the model's unquantized files, or its GGUF"
+        )
+    return hub
+
+
+def build(hub: Mapping[str, Any]) -> Model:
+    """The model that a config.json describes, on the meta device: shapes without memory."""
+    try:
+        family = for_hub(hub).load()
+        if hub["model_type"] == OWN:
+            config = family.config_class.from_dict(own_settings(hub))
+        else:
+            config = family.config_class.from_hub(hub)
+        with torch.device("meta"):
+            return family(config)
+    except KeyError as error:
+        raise ValueError(f"config.json has no {error}, which a {hub.get('model_type')} needs") from error
+    except (TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        # A text where a number belongs, a table where a list does: whatever the families trip over.
+        raise ValueError(f"config.json cannot be right: {str(error)[:300]}") from error
+
+
+def own_settings(hub: Mapping[str, Any]) -> dict[str, Any]:
+    """The family's settings in a config.json of ours: what is left without what every config.json has."""
+    shared = {"model_type", "family", "architectures", "dtype", *special_ids(hub)}
+    return {key: value for key, value in hub.items() if key not in shared}
+
+
+def own_names(model: Model, hub: Mapping[str, Any]) -> WeightMap | None:
+    """Files of ours keep our names; None: the family's map to the hub's."""
+    return identity(dict(model.named_parameters())) if hub["model_type"] == OWN else None
+
+
+def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Which tokens begin, end and pad a text: the entries of a config that are no setting of the model."""
+    found = {}
+    for key, value in values.items():
+        if key.endswith("_token_id"):
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(i) is int for i in ids):
+                raise ValueError(f"{key} is {str(value)[:100]!r}: it must be a token's number, or several")
+            found[key] = value
+    return found
+
+
+def config_fields(model: Model) -> set[str]:
+    return {f.name for f in dataclasses.fields(model.config_class)}
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors: one file, or the shards that its index names."""
+    if (folder / "model.safetensors").exists():
+        return [inside(folder, "model.safetensors")]
+    if (folder / "model.safetensors.index.json").exists():
+        index = read_json(folder, "model.safetensors.index.json", largest=LARGEST_INDEX)
+        names = index.get("weight_map")
+        if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
+            raise ValueError("model.safetensors.index.json has no weight_map from tensors to files")
+        shards = sorted(set(names.values()))
+        for shard in shards:
+            if not shard.endswith(".safetensors"):
+                raise ValueError(
+                    f"model.safetensors.index.json names {shard[:200]!r}, which is no safetensors file"
+                )
+        return [inside(folder, shard) for shard in shards]
+    raise ValueError(f"{folder} has no model.safetensors{_instead(folder)}")
+
+
+def _instead(folder: Path) -> str:
+    names = sorted(p.name for p in folder.iterdir())
+    pickles = [n for n in names if n.endswith(PICKLES)]
+    others = [n for n in names if n.endswith(".safetensors")]
+    if others:
+        return f", only {', '.join(others[:5])}: the weights must be in model.safetensors or in shards with their index"
+    return f", only {', '.join(pickles[:5])}. {HOW_TO_CONVERT}" if pickles else ""
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The plain file `name` in `folder`; ValueError if it is elsewhere, by its name or by a link."""
+    if not name or name in (".", "..") or any(c in name for c in "/\\\0:"):
+        raise ValueError(f"{name[:200]!r} is not the name of a file in {folder}")
+    path = (folder / name).resolve()
+    if not any(path.is_relative_to(root) for root in _roots(folder)):
+        raise ValueError(
+            f"{name} in {folder} is a link to {path}, outside the folder: copy the file there instead"
+        )
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError(f"{name} in {folder} is not a plain file")
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} has no {name}{_instead(folder) if name == 'config.json' else ''}"
+        ) from None
+    return path
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Where a folder's files may lie: in it, or in the blobs of its own repository in the hub's cache."""
+    folder = folder.resolve()
+    repository = folder.parent.parent
+    if folder.parent.name == "snapshots" and repository.name.startswith("models--"):
+        return [folder, repository / "blobs"]
+    return [folder]
+
+
+def read_json(
+    folder: Path, name: str, *, largest: int = LARGEST_CONFIG, missing: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A JSON object from a file in the folder; `missing` where there is none."""
+    if missing is not None and not (folder / name).exists():
+        return dict(missing)
+    path = inside(folder, name)
+    with path.open("rb") as file:
+        raw = file.read(largest + 1)
+    if len(raw) > largest:
+        raise ValueError(f"{path} is larger than {largest} bytes: it cannot be a model's {name}")
+    try:
+        found = json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must be a JSON object, not {type(found).__name__}")
+    return found

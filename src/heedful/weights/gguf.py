@@ -1,0 +1,195 @@
+"""Models from GGUF files, seen through the hub's eyes: their metadata as a config.json, their tensors by its names.
+
+From there on a GGUF file is loaded like any folder. llama.cpp rotates neighbouring dimensions where the hub rotates
+halves, so LLaMA's queries and keys lie permuted in the file; Gemma's norms lie there with their 1 added.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful.models.base import Model
+from heedful.weights.folder import build
+from heedful.weights.gguf_file import GgufFile
+from heedful.weights.load import Room, fill, fresh
+
+# GGUF's names -> the hub's, the same for every decoder here except for Gemma 2's norms.
+NAMES: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
+    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
+    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+}
+GEMMA_2: Mapping[str, str] = {
+    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2")
+ROPE_FACTORS = "rope_freqs.weight"  # LLaMA 3.1's stretched rotation, a divisor for each pair of dimensions
+
+
+def load_gguf(
+    path: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> tuple[Model, dict[str, Any]]:
+    """The model in a GGUF file, in evaluation mode, and the file's metadata (where its tokenizer is).
+
+    Quantized weights become float32 unless `dtype` says otherwise.
+    """
+    with GgufFile(path) as file:
+        hub = as_hub_config(file)
+        model = build(hub)
+        fill(model, HubView(file, hub), device=device, dtype=dtype)
+        model.special = {key: hub[key] for key in hub if key.endswith("_token_id")}
+        return model.eval(), file.fields
+
+
+class HubView:
+    """A GGUF file's tensors by the hub's names and in the hub's order: a `Source`."""
+
+    def __init__(self, file: GgufFile, hub: Mapping[str, Any]) -> None:
+        self.file, self.hub = file, hub
+        self.real = {self._hub_name(name): name for name in file.names() if name != ROPE_FACTORS}
+
+    def _hub_name(self, name: str) -> str:
+        stem, _, suffix = name.rpartition(".")
+        number = re.search(r"\.(\d+)\.", stem)
+        pattern = stem if number is None else stem.replace(number[0], ".{}.", 1)
+        table = {**NAMES, **GEMMA_2} if self.hub["model_type"] == "gemma2" else NAMES
+        if pattern not in table:
+            return name  # it will be listed as extra
+        return table[pattern].format(*(number.groups() if number else ())) + "." + suffix
+
+    def names(self) -> Iterable[str]:
+        return self.real
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.file.shape(self.real[name])
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.file.dtype(self.real[name])
+
+    def get(self, name: str, room: Room = fresh) -> Tensor:
+        tensor = self.file.get(self.real[name], room)
+        kind = self.hub["model_type"]
+        if kind == "llama" and re.search(r"\.[qk]_proj\.", name):
+            n_heads = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
+            return in_halves(tensor, self.hub[n_heads])
+        if kind.startswith("gemma") and name.endswith("norm.weight"):
+            return tensor - 1
+        return tensor
+
+
+def in_halves(x: Tensor, n_heads: int) -> Tensor:
+    """Each head's rows from neighbours (0, 1 turn together) to halves (0 and D/2 do)."""
+    return x.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+# --- metadata --------------------------------------------------------------------------------------------------------
+
+
+def as_hub_config(file: GgufFile) -> dict[str, Any]:
+    """The config.json that says the same as the file's metadata."""
+    kind = file.fields.get("general.architecture")
+    if kind not in ARCHITECTURES:
+        raise ValueError(
+            f"{file.path.name} holds a {str(kind)[:50]!r}; GGUF files are read for {', '.join(ARCHITECTURES)}"
+        )
+    fields = {k.removeprefix(f"{kind}."): v for k, v in file.fields.items() if k.startswith(f"{kind}.")}
+    if fields.get("expert_count"):
+        raise ValueError(f"{file.path.name} has experts, which are not read from GGUF; use its safetensors")
+    if kind == "llama" and fields.get("attention.sliding_window"):
+        raise ValueError(f"{file.path.name} is a LLaMA with a sliding window, which is not supported")
+    hub = {theirs: fields[ours] for ours, theirs in KEYS.items() if ours in fields}
+    missing = [f"{kind}.{k}" for k in NEEDED if k not in fields]
+    if missing:
+        raise ValueError(f"{file.path.name} has no {', '.join(missing)} in its metadata")
+    hub["model_type"] = kind
+    hub.setdefault("num_key_value_heads", hub["num_attention_heads"])
+    embedding = file.blocks.get("token_embd.weight")
+    hub["vocab_size"] = embedding.shape[0] if embedding else fields.get("vocab_size")
+    hub["tie_word_embeddings"] = "output.weight" not in file.blocks
+    hub["rope_theta"] = fields.get("rope.freq_base", 10000.0)
+    hub["rope_scaling"] = _scaling(file, fields)
+    _check_rotated(fields, hub)
+    if kind == "gemma2":
+        # The format does not store the scale of the scores: it is the head's size, except in the 27B (46 layers).
+        width = hub["hidden_size"] // hub["num_attention_heads"]
+        hub["query_pre_attn_scalar"] = width if hub["num_hidden_layers"] == 46 else hub.get("head_dim", width)
+    return hub | _tokens(file.fields)
+
+
+KEYS: Mapping[str, str] = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "feed_forward_length": "intermediate_size",
+    "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window": "sliding_window",
+}
+NEEDED = ("embedding_length", "block_count", "attention.head_count", "feed_forward_length", "context_length")
+
+
+def _scaling(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = fields.get("rope.scaling.type", "none")
+    if ROPE_FACTORS in file.blocks:
+        # LongRoPE's form can say it: divisors, the same at every length.
+        factors = file.get(ROPE_FACTORS).float().tolist()
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors,
+            "long_factor": factors,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": fields["context_length"],
+        }
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise ValueError(f"{file.path.name}: rope scaling {str(kind)[:50]!r} is not known")
+    table = {"rope_type": kind, "factor": fields.get("rope.scaling.factor", 1.0)}
+    original = fields.get("rope.scaling.original_context_length")
+    return table if original is None else table | {"original_max_position_embeddings": original}
+
+
+def _check_rotated(fields: Mapping[str, Any], hub: Mapping[str, Any]) -> None:
+    """All of a head is rotated in every architecture read here."""
+    heads = hub["num_attention_heads"]
+    if type(heads) is not int or heads < 1 or type(hub["hidden_size"]) is not int:
+        raise ValueError(f"the metadata gives {str(heads)[:50]} heads: it must be one number for all layers")
+    size = hub.get("head_dim", hub["hidden_size"] // heads)
+    if fields.get("rope.dimension_count", size) != size:
+        raise ValueError(
+            f"rope.dimension_count {fields['rope.dimension_count']} is not the heads' size {size}"
+        )
+
+
+def _tokens(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The special tokens; a chat model may end its turns with another token than its texts."""
+    names = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
+    get = {ours: fields.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in names.items()}.get
+    found = {f"{name}_token_id": get(name) for name in names.values() if get(name) is not None}
+    turn = fields.get("tokenizer.ggml.eot_token_id")
+    if turn is not None and "eos_token_id" in found and turn != found["eos_token_id"]:
+        found["eos_token_id"] = [found["eos_token_id"], turn]
+    return found

@@ -1,0 +1,60 @@
+"""Models from the hub by their id ("org/name"), downloaded once into the hub's own cache.
+
+huggingface_hub does the work: resuming, progress, the cache that other programs share. Only data is fetched, never
+pickled weights or code.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ALLOWED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm"]
+# The same weights in another form (a folder per framework, Mistral's and LLaMA's originals, half precision).
+IGNORED = [
+    "onnx/*",
+    "original/*",
+    "*/*.safetensors",
+    "consolidated*",
+    "*.fp16.*",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.py",
+]
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+def is_id(name: str) -> bool:
+    """ "org/name" as the hub allows it."""
+    return _ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+
+
+def download(name: str, *, revision: str | None = None) -> Path:
+    """The folder of a model of the hub in the cache, downloaded if it is not there yet."""
+    from huggingface_hub import errors, snapshot_download
+
+    try:
+        found = snapshot_download(name, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED)
+    except errors.GatedRepoError as error:
+        raise ValueError(
+            f"{name} asks for its license to be accepted: do so at https://huggingface.co/{name}, "
+            "then `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ValueError(f"{name} has no revision {revision!r} on the hub") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ValueError(
+            f"there is no folder and no model {name!r} on the hub (or it is private: `hf auth login`)"
+        ) from error
+    except OSError as error:  # no network, HF_HUB_OFFLINE, a failing server
+        raise ValueError(
+            f"{name!r} is no folder here, it is not in the hub's cache, and the hub cannot be reached "
+            f"({str(error).splitlines()[0][:200] if str(error) else type(error).__name__}). "
+            f"Where there is a network, `hf download {name}` fetches it; then copy the cache "
+            "(~/.cache/huggingface/hub, or what HF_HUB_CACHE names) to this machine, "
+            "or the model's folder and give its path."
+        ) from error
+    assert isinstance(found, str)
+    return Path(found)

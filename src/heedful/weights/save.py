@@ -1,0 +1,141 @@
+"""Writing a model as a folder in the hub's layout, which transformers' from_pretrained reads.
+
+Families that have no layout there are written with our own names and settings. The folder is written aside and
+renamed: it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from heedful.models.base import Model
+from heedful.models.mapping import Entry, WeightMap, identity
+from heedful.text.tokenizer import Tokenizer
+from heedful.weights.folder import OWN
+
+MAX_SHARD = 5 * 10**9
+
+
+def save(
+    model: Model,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    max_shard: int = MAX_SHARD,
+    overwrite: bool = False,
+) -> None:
+    """Write config.json, the weights in files of at most `max_shard` bytes (a single tensor may be larger), and the
+    tokenizer if there is one. A folder that holds something is kept unless `overwrite` says that all of it may go."""
+    folder = Path(folder).absolute()
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
+        raise ValueError(
+            f"{folder} exists and is not empty: choose another name, or overwrite=True replaces it"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    aside.mkdir()
+    try:
+        _write(model, aside, tokenizer, max_shard)
+        _sync(aside)
+        _put_in_place(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def layout(model: Model) -> tuple[dict[str, Any], WeightMap]:
+    """config.json and the map of names: the hub's if it has a layout for this model, else ours."""
+    try:
+        hub = model.config.to_hub()
+    except ValueError:
+        hub = {}
+    weights = model.weight_map()
+    if "model_type" not in hub:
+        hub = {"model_type": OWN, "family": model.family, **model.config.to_dict()}
+        weights = identity(dict(model.named_parameters()))
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {**model.special, **hub, "dtype": dtype}, weights
+
+
+def _write(model: Model, folder: Path, tokenizer: Tokenizer | None, max_shard: int) -> None:
+    config, weights = layout(model)
+    parameters = {n: p.detach() for n, p in model.named_parameters()}
+    shards = _shards(weights.entries(parameters), parameters, max_shard)
+    names: dict[str, str] = {}
+    total = 0
+    for i, entries in enumerate(shards):
+        alone = len(shards) == 1
+        file = "model.safetensors" if alone else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        tensors = dict(_theirs(entries, parameters))
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        names |= dict.fromkeys(tensors, file)
+        total += sum(t.nbytes for t in tensors.values())
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": names}
+        _write_json(folder / "model.safetensors.index.json", index)
+    _write_json(folder / "config.json", config)
+    if model.generation:
+        _write_json(folder / "generation_config.json", model.generation)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _shards(entries: list[Entry], parameters: dict[str, Tensor], max_shard: int) -> list[list[Entry]]:
+    """The entries in order, cut where a file would grow past `max_shard`."""
+    shards: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        n = sum(parameters[name].nbytes for name in entry.ours)
+        if shards[-1] and size + n > max_shard:
+            shards.append([])
+            size = 0
+        shards[-1].append(entry)
+        size += n
+    return shards
+
+
+def _theirs(entries: list[Entry], parameters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for entry in entries:
+        for name, tensor in zip(
+            entry.theirs, entry.op.save([parameters[n] for n in entry.ours]), strict=True
+        ):
+            whole = tensor.contiguous()
+            # Parts of one memory would be refused by the format's library: each gets its own.
+            yield name, whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _sync(folder: Path) -> None:
+    """On the disk before it gets its name: a rename must not arrive there before the contents do."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    if not folder.exists() or not any(folder.iterdir()):
+        if folder.exists():
+            folder.rmdir()
+        aside.rename(folder)
+        return
+    old = aside.with_suffix(".old")
+    folder.rename(old)
+    try:
+        aside.rename(folder)
+    except BaseException:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old)

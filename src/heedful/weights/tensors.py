@@ -1,0 +1,196 @@
+"""Reading safetensors files, each header checked whole before anything is believed.
+
+The format: eight bytes with the length of a JSON header, the header, the numbers. A header that is longer than the
+file, ranges that overlap or leave holes, a shape that does not fit its bytes, a name that comes twice: each is an
+error at once. Nothing is mapped into memory: a file that shrinks while it is read is an error too, not a crash, and
+what is read lies in memory once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+import torch
+from torch import Tensor
+
+from heedful.weights.load import Room, fresh
+
+LONGEST_HEADER = 16 * 2**20  # a hundred thousand tensors; a header from the wild has a few hundred
+LARGEST_DIMENSION = 2**48
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool, "C64": torch.complex64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor's place in a file, in bytes from its beginning."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class TensorFiles:
+    """The tensors of one safetensors file or of a model's shards: a `Source`. Close it, or use it in a `with`."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.stored: dict[str, tuple[BinaryIO, Stored]] = {}
+        self.files: list[BinaryIO] = []
+        try:
+            for path in paths:
+                self._add(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, path: Path) -> None:
+        file = path.open("rb", buffering=0)
+        self.files.append(file)
+        for name, stored in read_header(file, path.name).items():
+            if name in self.stored:
+                raise ValueError(f"{path.name}: the tensor {name!r} is in another file too")
+            self.stored[name] = (file, stored)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+    def names(self) -> Iterable[str]:
+        return self.stored
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.stored[name][1].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.stored[name][1].dtype
+
+    def get(self, name: str, room: Room = fresh) -> Tensor:
+        file, stored = self.stored[name]
+        memory = room(stored.end - stored.begin)
+        read_at(file, memory.numpy().data, stored.begin)
+        return memory.view(stored.dtype).reshape(stored.shape)
+
+
+_seeking = threading.Lock()
+
+
+def read_at(file: BinaryIO, memory: memoryview, begin: int) -> None:
+    """Fill `memory` with the file's bytes from `begin` on; several threads may."""
+    done = 0
+    while done < len(memory):
+        if hasattr(os, "preadv"):
+            n = os.preadv(file.fileno(), [memory[done:]], begin + done)
+        else:
+            with _seeking:
+                file.seek(begin + done)
+                n = file.readinto(memory[done:])  # type: ignore[attr-defined]
+        if not n:
+            raise OSError(
+                f"{file.name} ended while it was read: was it changed? It must not be while it loads"
+            )
+        done += n
+
+
+def read_header(file: BinaryIO, name: str) -> dict[str, Stored]:
+    """Where each tensor lies; ValueError for whatever is not a whole and consistent safetensors file."""
+    size = os.fstat(file.fileno()).st_size
+    first = file.read(min(size, 8))
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or length > min(size - 8, LONGEST_HEADER):
+        raise ValueError(f"{name} is not a safetensors file{_what_else(first, size, length)}")
+    raw = bytearray(length)
+    read_at(file, memoryview(raw), 8)
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once_each)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: the header is not valid JSON ({str(error)[:200]})") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"{name}: the header is not a JSON object")
+    _check_metadata(header.pop("__metadata__", {}), name)
+    begin = 8 + length
+    found = {tensor: _stored(entry, begin, f"{name}: {tensor[:200]!r}") for tensor, entry in header.items()}
+    _check_ranges(found, begin, size, name)
+    return found
+
+
+def _what_else(first: bytes, size: int, length: int) -> str:
+    """What the file seems to be instead."""
+    if first.startswith((b"\x80", b"PK\x03\x04")):
+        return ": it looks like a pickle checkpoint, which can run code when opened and is never opened here"
+    if first.startswith(b"version "):
+        return ": it is Git's note of where the file is; fetch the file itself with `git lfs pull`"
+    if first.startswith(b"GGUF"):
+        return ": it is a GGUF file; call it .gguf"
+    if len(first) < 8:
+        return f": it has {size} bytes"
+    if length > LONGEST_HEADER:
+        return f": its header claims {length} bytes, and more than {LONGEST_HEADER} are not read"
+    return f", or it is cut off: its header claims {length} bytes in a file of {size}"
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _check_metadata(metadata: object, name: str) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError(f"{name}: the header's __metadata__ is not a table of texts")
+
+
+def _stored(entry: object, base: int, where: str) -> Stored:
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{where} must have dtype, shape and data_offsets, and nothing else")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{where} has the type {str(dtype)[:50]!r}; known are {', '.join(DTYPES)}")
+    if not _are_counts(shape) or len(shape) > 8 or any(n > LARGEST_DIMENSION for n in shape):
+        raise ValueError(f"{where} has no possible shape: {str(shape)[:200]}")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"{where} has no possible data_offsets: {str(offsets)[:200]}")
+    n_bytes = math.prod(shape) * DTYPES[dtype].itemsize
+    if offsets[1] - offsets[0] != n_bytes:
+        raise ValueError(
+            f"{where} is {dtype} {shape}, that is {n_bytes} bytes, and has {offsets[1] - offsets[0]}"
+        )
+    return Stored(DTYPES[dtype], tuple(shape), base + offsets[0], base + offsets[1])
+
+
+def _are_counts(values: object) -> bool:
+    return isinstance(values, Sequence) and all(type(v) is int and v >= 0 for v in values)
+
+
+def _check_ranges(found: Mapping[str, Stored], begin: int, size: int, name: str) -> None:
+    """Every byte after the header belongs to exactly one tensor."""
+    reached = begin
+    for tensor, stored in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if stored.begin != reached:
+            how = "overlaps the tensor before it" if stored.begin < reached else "leaves a hole before it"
+            raise ValueError(f"{name}: {tensor[:200]!r} {how}")
+        reached = stored.end
+    if reached != size:
+        raise ValueError(
+            f"{name} has {size} bytes, and its header accounts for {reached}: it is cut off or longer"
+        )

@@ -1,0 +1,165 @@
+"""LLaMA and the decoders after it: what their configs and files on the hub say, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from heedful.models.base import Batch
+from heedful.models.gemma import Gemma, GemmaConfig
+from heedful.models.llama import Llama, LlamaConfig
+from heedful.models.mapping import to_hub
+from heedful.models.mistral import MistralConfig
+from heedful.models.mixtral import Mixtral
+from heedful.models.phi import PhiConfig
+from heedful.models.qwen import QwenConfig
+from heedful.models.registry import create, for_hub, size, sizes
+from support.case import error
+from support.cases import mixtral, phi
+
+MODERN = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi", "olmo")
+TINY = dict(d_model=32, n_layers=2, n_heads=4, d_ff=48, vocab_size=61)
+
+
+def read(**hub):
+    return for_hub(hub).load().config_class.from_hub(hub)
+
+
+@pytest.mark.parametrize("name", [n for n in sizes() if size(n).family in MODERN])
+def test_a_config_survives_the_hub(name):
+    config = create(name, device="meta").config
+    hub = json.loads(json.dumps(config.to_hub()))
+    assert type(config).from_hub(hub) == config
+
+
+def test_an_empty_config_means_the_references_defaults():
+    assert read(model_type="llama") == LlamaConfig()
+    assert read(model_type="mistral") == MistralConfig(window=4096)
+    assert read(model_type="qwen2") == QwenConfig()
+    assert read(model_type="qwen3") == QwenConfig(head_norms=True, d_head=128)
+    assert read(model_type="gemma") == GemmaConfig()
+    assert read(model_type="phi3") == PhiConfig()
+    assert read(model_type="mixtral").theta == 1e6
+    second = read(model_type="gemma2")
+    assert (second.d_model, second.n_kv_heads, second.score_cap, second.window) == (2304, 4, 50.0, 4096)
+
+
+def test_a_null_is_not_a_missing_key():
+    assert read(model_type="mistral", sliding_window=None).window is None
+    assert read(model_type="mistral", num_key_value_heads=None).n_kv_heads is None
+    assert read(model_type="gemma2", final_logit_softcapping=None).logit_cap is None
+    assert read(model_type="llama", rms_norm_eps=None).norm_eps == 1e-6
+
+
+def test_qwens_window_counts_only_where_it_is_used():
+    assert read(model_type="qwen2", use_sliding_window=False, sliding_window=32768).window is None
+    used = read(model_type="qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=30)
+    assert [used.window_at(i) for i in (29, 30)] == [None, 8]
+
+
+def test_phis_early_names_of_longrope():
+    table = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    config = read(model_type="phi3", rope_scaling=table, original_max_position_embeddings=4096)
+    assert config.scaling["rope_type"] == "longrope"
+    assert config.scaling["original_max_position_embeddings"] == 4096
+
+
+@pytest.mark.parametrize(
+    "hub",
+    [
+        dict(model_type="llama", attention_bias=True),
+        dict(model_type="llama", hidden_act="gelu"),
+        dict(model_type="llama", attention_dropout=0.1),
+        dict(model_type="llama", partial_rotary_factor=0.5),
+        dict(model_type="mistral", sliding_window=None, layer_types=["sliding_attention"] * 32),
+        dict(model_type="mixtral", router_jitter_noise=0.1),
+        dict(model_type="qwen3", attention_bias=True),
+        dict(model_type="qwen2", layer_types=["sliding_attention"] * 32),
+        dict(model_type="gemma", use_bidirectional_attention=True),
+        dict(model_type="gemma", hidden_act="relu"),
+        dict(model_type="gemma2", hidden_activation="gelu"),
+        dict(model_type="phi3", rope_scaling={"type": "linear", "factor": 2.0}),
+        dict(model_type="phi3", resid_pdrop=0.1),
+        dict(model_type="olmo2", attention_bias=True),
+    ],
+    ids=lambda hub: ", ".join(str(v) for v in list(hub.items())[0:2]),
+)
+def test_what_is_not_implemented_is_refused(hub):
+    with pytest.raises(ValueError, match="not supported"):
+        read(**hub)
+
+
+def test_gemma_1_cannot_be_saved_with_gemma_2s_parts():
+    with pytest.raises(ValueError, match="no layout"):
+        GemmaConfig(window=8).to_hub()
+
+
+def test_norms_with_an_offset_begin_as_ones():
+    model = Gemma.create(GemmaConfig(**TINY, d_head=8))
+    assert model.decoder.norm.weight.abs().max() == 0
+    assert Llama.create(LlamaConfig(**TINY)).decoder.norm.weight.min() == 1
+
+
+def test_mixtrals_map_follows_the_files(tmp_path):
+    """What the reference writes, name by name, though in memory it keeps the experts stacked."""
+    case = mixtral.CASES[0]
+    reference = case.reference()
+    reference.save_pretrained(tmp_path)
+    files = load_file(tmp_path / "model.safetensors")
+    ours = case.ours(reference)
+    assert isinstance(ours, Mixtral)
+    written = dict(to_hub(ours.weight_map(), dict(ours.named_parameters())))
+    assert written.keys() == files.keys()
+    assert all(torch.equal(written[name], files[name]) for name in files)
+
+
+@pytest.fixture
+def longrope():
+    """Rotated otherwise from 19 tokens on."""
+    case = phi.CASES[1]
+    model = case.ours(case.reference())
+    tokens = torch.randint(61, (2, 30), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        yield model, tokens
+
+
+def test_a_row_that_grows_past_longropes_length_is_read_anew(longrope):
+    model, tokens = longrope
+    _, state = model.start(Batch(tokens[:, :14], torch.tensor([14, 9])))
+    for n in range(10):  # rows cross at different steps
+        got = model.step(tokens[[0, 1], [14 + n, 9 + n]], state)
+        for row, length in enumerate((15 + n, 10 + n)):
+            assert error(got[row], model(tokens[row : row + 1, :length]).logits[0, -1]) < 1e-5
+
+
+def test_rows_on_both_sides_of_longropes_length(longrope):
+    model, tokens = longrope
+    lengths = torch.tensor([25, 12])
+    together, (started, _) = (
+        model(Batch(tokens[:, :25], lengths)).logits,
+        model.start(Batch(tokens[:, :25], lengths)),
+    )
+    for row, length in enumerate((25, 12)):
+        alone = model(tokens[row : row + 1, :length]).logits[0]
+        assert error(together[row, :length], alone) < 1e-5
+        assert error(started[row], alone[-1]) < 1e-5
+    packed = Batch(
+        torch.cat([tokens[0, :25], tokens[1, :12]])[None], documents=torch.tensor([[0] * 25 + [1] * 12])
+    )
+    assert error(model(packed).logits[0, 25:], model(tokens[1:, :12]).logits[0]) < 1e-5
+
+
+def test_truncating_back_below_longropes_length(longrope):
+    model, tokens = longrope
+    _, state = model.start(tokens[:, :17])
+    got = model.step(tokens[:, 17:22], state)  # several at once, over the border
+    assert error(got, model(tokens[:, :22]).logits[:, 17:]) < 1e-5
+    state.truncate(15)
+    state.select([1, 0, 1])
+    got = model.step(tokens[[1, 0, 1], 15], state)
+    assert error(got, model(tokens[[1, 0, 1], :16]).logits[:, -1]) < 1e-5
+    state.free(0)
+    got = model.step(tokens[[0, 0, 1], [0, 16, 16]], state)
+    assert error(got[0], model(tokens[:1, :1]).logits[0, -1]) < 1e-5
+    assert error(got[1], model(tokens[:1, :17]).logits[0, -1]) < 1e-5

