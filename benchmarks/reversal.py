@@ -1,6 +1,6 @@
 """Reversing sequences with a recurrent encoder-decoder: why attention was invented.
 
-    python benchmarks/reversal.py            every run, three or four minutes on one core
+    python benchmarks/reversal.py            every run, about three minutes on one core
     python benchmarks/reversal.py A1 A2      some of them
 
 A1 is the lecture's experiment: 4 symbols out of 10 through one fixed vector of 16 numbers, 2,000 sequences to train on
@@ -10,9 +10,11 @@ A2 and A3 are the same with attention. The exercise is 20 symbols out of 16, whe
 Symbols are counted right or wrong one by one, as greedy decoding writes them. "mirror" is how often a target looks most
 at the source symbol that it has to write: place n-1-t, the anti-diagonal of the alignment.
 
-Where the decoder is told all that it wrote ("blanked" 0 %) it finds its place by the last symbol, looks at that one, and
-reads the neighbour, which the encoder has mixed in: an alignment off by one, and learned by heart. With half of what it
-wrote blanked while it learns (word dropout, Bowman et al. 2016) it must know where it is, and looks where it reads.
+Trained on all that it wrote ("blanked" 0 %) the decoder of the exercise mostly looks one place off, at the symbol it
+wrote last, and does worse on the test. A likely reason: that symbol tells it where it is, and the encoder has mixed the
+neighbour in. Blanking half of it in training (word dropout, Bowman et al. 2016) makes both right with a bidirectional
+encoder; with a unidirectional one the alignment stays one place off. These settings were chosen by looking at the same
+200 test sequences.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heedful.text.tokenizer import Tokenizer
     from heedful.weights.save import save
 
-    __version__: str
+__version__ = "0.1.0"
 
 __all__ = ["Loaded", "Tokenizer", "__version__", "create", "load", "save"]
 
@@ -32,10 +32,6 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        return version("heedful")
     if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"heedful has no {name!r}; it has {', '.join(__all__)}")

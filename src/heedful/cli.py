@@ -6,8 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from heedful import __version__
+
+if TYPE_CHECKING:
+    from heedful.loaded import Loaded, Settings
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -116,7 +120,7 @@ def generate(options: argparse.Namespace) -> int:
     import heedful
 
     loaded = heedful.load(options.model)
-    settings = {
+    settings: Settings = {
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "top_k": options.top_k,
@@ -140,8 +144,8 @@ def generate(options: argparse.Namespace) -> int:
             print(f"\n[{problem or 'stopped'}]")
 
 
-def speak(loaded: heedful.Loaded, prompt: str, settings: dict[str, object]) -> None:  # type: ignore[name-defined]  # noqa: F821
-    if loaded.continues and not settings["chat"]:
+def speak(loaded: Loaded, prompt: str, settings: Settings) -> None:
+    if loaded.continues and not settings.get("chat"):
         print(prompt, end="", flush=True)
     for piece in loaded.stream(prompt, **settings):
         print(piece, end="", flush=True)

@@ -25,7 +25,7 @@ def describe(name: str) -> str:
             chosen.family,
             chosen.settings,
             chosen.parameters,
-            "no weights here; heedful.create makes new",
+            "none here; heedful.create makes new ones",
         )
     return _describe_file(name)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict, Unpack, cast
 
 import torch
 
-from heedful.models.base import Model
+from heedful.generate.engine import Speaker, decode, pieces
+from heedful.generate.sampling import Sampling
+from heedful.models.base import Batch, DecoderModel, Model
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.find import find, refuse_pickle
 from heedful.weights.folder import load_folder
-from heedful.weights.gguf import load_gguf
 from heedful.weights.save import MAX_SHARD, save
 
 # Everything some model can do; which of it a model can is its family's to say (`Model.abilities`).
@@ -23,6 +26,17 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "source.spm",
     "sentencepiece.bpe.model", "tokenizer_config.json",
 )  # fmt: skip
+
+
+class Settings(TypedDict, total=False):
+    """How to generate; what is not given is the default."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    seed: int | None
+    chat: bool
 
 
 class Loaded:
@@ -74,6 +88,51 @@ class Loaded:
             f"a loaded model has no {name!r}; it has model, tokenizer, name and its abilities"
         )
 
+    @property
+    def continues(self) -> bool:
+        """True if it goes on with its prompt; an encoder-decoder answers it."""
+        return isinstance(self.model, DecoderModel)
+
+    def generate(self, prompt: str, **settings: Unpack[Settings]) -> str:
+        """What the model writes after the prompt, or in answer to it; see `stream`."""
+        return "".join(self.stream(prompt, **settings))
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = 200,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        chat: bool = False,
+    ) -> Iterator[str]:
+        """The same piece by piece, as it is written; a piece never splits a character.
+
+        Temperature 0 is greedy; `chat` puts the prompt into the model's chat template.
+        """
+        self.require("generate")
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer: use heedful.generate.engine with its token ids")
+        batch, stop = self._read(prompt, chat), frozenset(self.eos_ids)
+        how = Sampling(temperature, top_k, top_p, seed)
+        steps = decode(cast(Speaker, self.model), batch, max_tokens, how, stop)
+        tokens = (step[0] for step in steps if step[0] is not None and step[0] not in stop)
+        return pieces(tokens, self.tokenizer.target)
+
+    def _read(self, prompt: str, chat: bool) -> Batch:
+        assert self.tokenizer is not None
+        if chat:
+            ids = self.tokenizer.chat([{"role": "user", "content": prompt}])
+        else:
+            ids = self.tokenizer.encode(prompt, add_special=True)
+        ids = ids or [i for i in (self.bos_id, *self.eos_ids) if i is not None][:1]
+        if not ids:
+            raise ValueError("the prompt is empty, and this model has no token to begin a text with")
+        tokens = torch.tensor([ids], device=self.model.device)
+        return Batch(tokens) if self.continues else Batch(source=tokens)
+
     def save(self, folder: str | Path, *, max_shard: int = MAX_SHARD, overwrite: bool = False) -> None:
         """Write a folder that `load` and transformers' from_pretrained read."""
         save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite)
@@ -109,6 +168,8 @@ def load(
 
 
 def _from_gguf(path: Path, name: str, device: torch.device, dtype: torch.dtype | None) -> Loaded:
+    from heedful.weights.gguf import load_gguf
+
     model, fields = load_gguf(path, device=device, dtype=dtype)
     tokenizer = Tokenizer.from_gguf(fields) if "tokenizer.ggml.model" in fields else None
     return Loaded(model, tokenizer, name)

@@ -48,3 +48,13 @@ def test_an_unknown_name_gets_its_neighbours():
 def test_an_unknown_setting_gets_its_neighbour():
     with pytest.raises(ValueError, match="did you mean n_layers"):
         create("gpt2", device="meta", n_layer=3)
+
+
+@pytest.mark.parametrize("name", sizes())
+def test_the_table_says_the_main_settings_itself(name):
+    """`heedful info` reads it without the family's code: what matters must not hide in a default."""
+    chosen = size(name)
+    config = FAMILIES[chosen.family].load().config_class.from_dict(chosen.settings)
+    for key in ("d_model", "n_layers", "n_heads", "d_ff", "vocab_size", "max_len"):
+        if getattr(config, key, None) is not None:
+            assert chosen.settings[key] == getattr(config, key)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from heedful.models.base import Batch, Model
 from heedful.models.mapping import WeightMap
-from heedful.models.registry import for_hub
 from heedful.train.objectives import (
     Objective,
     answer,
@@ -25,6 +24,7 @@ from heedful.train.objectives import (
     regress,
     seq2seq,
 )
+from heedful.weights.folder import build
 from heedful.weights.load import DictSource, fill
 
 VOCAB = 61
@@ -80,9 +80,7 @@ class Case:
     def ours(self, reference: nn.Module) -> Model:
         hub = reference.config.to_dict()
         hub["architectures"] = [type(reference).__name__]
-        family = for_hub(hub).load()
-        with torch.device("meta"):
-            model = family(family.config_class.from_hub(hub))
+        model = build(hub)
         tensors = {n: p.detach().clone() for n, p in reference.named_parameters()}
         fill(model, DictSource(tensors), weights=self.weights(model))
         return model.eval()

@@ -72,8 +72,6 @@ class Config:
     @classmethod
     def from_hub(cls, hub: Mapping[str, Any]) -> Self:
         """Read the hub's config.json (already parsed)."""
-        if hub.get("model_type") == "heedful":
-            return cls.from_dict({f.name: hub[f.name] for f in dataclasses.fields(cls) if f.name in hub})
         return cls(**cls.read_hub(hub))
 
     @classmethod
@@ -92,12 +90,8 @@ class Config:
         }
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json that the reference implementation reads."""
+        """The config.json that the reference implementation reads; without a model_type, the hub has none for it."""
         return {**self.hub_fixed, **{theirs: getattr(self, ours) for ours, theirs in self.hub_names.items()}}
-
-    def to_own(self, family: str) -> dict[str, Any]:
-        """The config.json of what has no layout on the hub: only heedful reads it."""
-        return {"model_type": "heedful", "family": family, **self.to_dict()}
 
 
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")  # the hub's names

@@ -64,7 +64,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Size:
-    """A published size: its family, what differs from the family's defaults, and how many parameters it has."""
+    """A published size: its family, its main settings and what differs from the defaults, its number of parameters."""
 
     name: str
     family: str

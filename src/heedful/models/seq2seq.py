@@ -1,6 +1,6 @@
 """The recurrent encoder-decoder, without attention and with its first forms.
 
-    attention    the decoder                                                          paper
+    attention             the decoder                                                   paper
     none                  begins with the encoder's last state, and has nothing else    Sutskever et al. 2014
     additive              looks with the state it has; the context enters the step      Bahdanau et al. 2015
     dot, general, concat  steps, and looks with the new state; both speak               Luong et al. 2015
@@ -16,8 +16,8 @@ feeding and local attention are left out. That Sutskever et al. reverse the sour
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,10 @@ from heedful.models.config import Config
 from heedful.nn.embed import Embedding
 from heedful.nn.head import LanguageHead
 from heedful.nn.mask import Mask
-from heedful.nn.recurrent import Align, Decoded, Decoder, LookAfter, LookBefore, Recurrence
+from heedful.nn.recurrent import CELLS, SCORES, Align, Decoded, Decoder, LookAfter, LookBefore, Recurrence
 from heedful.nn.state import Memory, RecurrentState
 
-ATTENTION = ("none", "additive", "dot", "general", "concat")
+CHOICES: Mapping[str, Sequence[str]] = {"cell": tuple(CELLS), "attention": ("none", *SCORES)}
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Seq2SeqConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.attention not in ATTENTION:
-            raise ValueError(f"attention {self.attention!r} is not one of {', '.join(ATTENTION)}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}")
         if not 0 <= self.start_id < self.n_target:
             raise ValueError(
                 f"start_id is {self.start_id}, and the target's vocabulary has {self.n_target} tokens"
@@ -58,9 +59,6 @@ class Seq2SeqConfig(Config):
     @property
     def n_target(self) -> int:
         return self.target_vocab_size or self.vocab_size
-
-    def to_hub(self) -> dict[str, Any]:
-        return self.to_own("seq2seq")
 
 
 class Seq2Seq(GenerativeModel[RecurrentState]):
@@ -96,7 +94,7 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
         """Uniform in ±1/√d_model, embeddings N(0, 1), biases 0 outside the cells: PyTorch's own.
 
         The papers' numbers (Sutskever et al.: ±0.08, Luong et al.: ±0.1, Bahdanau et al.: orthogonal, N(0, 0.01²))
-        were chosen for a width of 1,000, and are too small for narrow models.
+        belong to a width of 1,000; this follows the width.
         """
         bound = 1 / math.sqrt(self.config.d_model)
         for name, p in self.named_parameters():

@@ -7,7 +7,6 @@ checkpoints are never opened: opening one runs whatever its author put in.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import stat
 from collections.abc import Mapping
@@ -98,10 +97,6 @@ def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
                 raise ValueError(f"{key} is {str(value)[:100]!r}: it must be a token's number, or several")
             found[key] = value
     return found
-
-
-def config_fields(model: Model) -> set[str]:
-    return {f.name for f in dataclasses.fields(model.config_class)}
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from heedful.models.base import Model
+from heedful.nn.position import Rotary
 from heedful.weights.folder import build
 from heedful.weights.gguf_file import GgufFile
-from heedful.weights.load import Room, fill, fresh
+from heedful.weights.load import fill
 
 # GGUF's names -> the hub's, the same for every decoder here except for Gemma 2's norms.
 NAMES: Mapping[str, str] = {
@@ -63,6 +64,8 @@ def load_gguf(
 class HubView:
     """A GGUF file's tensors by the hub's names and in the hub's order: a `Source`."""
 
+    fresh = True
+
     def __init__(self, file: GgufFile, hub: Mapping[str, Any]) -> None:
         self.file, self.hub = file, hub
         self.real = {self._hub_name(name): name for name in file.names() if name != ROPE_FACTORS}
@@ -85,8 +88,8 @@ class HubView:
     def dtype(self, name: str) -> torch.dtype:
         return self.file.dtype(self.real[name])
 
-    def get(self, name: str, room: Room = fresh) -> Tensor:
-        tensor = self.file.get(self.real[name], room)
+    def get(self, name: str) -> Tensor:
+        tensor = self.file.get(self.real[name])
         kind = self.hub["model_type"]
         if kind == "llama" and re.search(r"\.[qk]_proj\.", name):
             n_heads = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
@@ -94,6 +97,9 @@ class HubView:
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             return tensor - 1
         return tensor
+
+    def release(self, name: str) -> None:
+        pass
 
 
 def in_halves(x: Tensor, n_heads: int) -> Tensor:
@@ -154,15 +160,7 @@ NEEDED = ("embedding_length", "block_count", "attention.head_count", "feed_forwa
 def _scaling(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = fields.get("rope.scaling.type", "none")
     if ROPE_FACTORS in file.blocks:
-        # LongRoPE's form can say it: divisors, the same at every length.
-        factors = file.get(ROPE_FACTORS).float().tolist()
-        return {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": fields["context_length"],
-        }
+        return _llama_3(file, fields)
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
@@ -170,6 +168,25 @@ def _scaling(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any] | None
     table = {"rope_type": kind, "factor": fields.get("rope.scaling.factor", 1.0)}
     original = fields.get("rope.scaling.original_context_length")
     return table if original is None else table | {"original_max_position_embeddings": original}
+
+
+def _llama_3(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings behind the divisors that are stored: all LLaMAs from 3.1 on differ in the factor alone."""
+    divisors = file.get(ROPE_FACTORS).double()
+    scaling = {
+        "rope_type": "llama3",
+        "factor": round(float(divisors.max()), 3),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    theta = float(fields.get("rope.freq_base", 10000.0))
+    plain, scaled = (
+        Rotary(2 * len(divisors), theta=theta, scaling=table).frequencies(1)[0] for table in (None, scaling)
+    )
+    if not torch.allclose(plain.double() / scaled, divisors, rtol=1e-3):
+        raise ValueError(f"{file.path.name}: {ROPE_FACTORS} are not LLaMA 3's, and others are not supported")
+    return scaling
 
 
 def _check_rotated(fields: Mapping[str, Any], hub: Mapping[str, Any]) -> None:

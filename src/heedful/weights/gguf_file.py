@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.weights.load import Room, fresh
 from heedful.weights.tensors import read_at
 
 LARGEST_DESCRIPTION = 256 * 2**20  # metadata and table of tensors; a vocabulary of 256,000 takes about 10 MB
@@ -126,15 +125,15 @@ class GgufFile:
     def dtype(self, name: str) -> torch.dtype:
         return PLAIN.get(self.blocks[name].kind, torch.float32)
 
-    def get(self, name: str, room: Room = fresh) -> Tensor:
+    def get(self, name: str) -> Tensor:
         block = self.blocks[name]
         if block.kind in PLAIN:
-            memory = room(block.end - block.begin)
+            memory = torch.empty(block.end - block.begin, dtype=torch.uint8)
             read_at(self.file, memory.numpy().data, block.begin)
             return memory.view(PLAIN[block.kind]).reshape(block.shape)
-        out = room(math.prod(block.shape) * 4).view(torch.float32)
-        self._dequantize(block, out.numpy())
-        return out.reshape(block.shape)
+        out = torch.empty(block.shape)
+        self._dequantize(block, out.numpy().reshape(-1))
+        return out
 
     def _dequantize(self, block: Block, out: np.ndarray[Any, Any]) -> None:
         """Piece by piece: a piece and what is made of it stay in the processor's cache."""

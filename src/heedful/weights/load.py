@@ -4,17 +4,15 @@ A `Source` knows names, shapes and tensors; a safetensors folder, a GGUF file an
 is checked by name and shape before the first tensor is read: what is missing, extra or misshapen is an error that
 lists it.
 
-Tensors that stay as they are in the file are read straight into their place. Those that change (GPT-2's are
-transposed, a type is converted) are read into a scratch buffer that the next one uses again, by as many threads as
-have room for their buffers in the size of the model's largest tensor.
+Every parameter gets memory of its own, contiguous and aligned as torch aligns it. Keeping parameters in the mapped
+file would load faster, but where they lie there depends on the length of the header, and matrix products give other
+bits (and up to 30 % less speed) for other alignments.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,45 +24,28 @@ from heedful.models.base import Model
 from heedful.models.mapping import Copy, Entry, WeightMap
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-MOST_THREADS = 4
-
-Room = Callable[[int], Tensor]  # so many bytes of memory, as a uint8 tensor
-
-
-def fresh(n_bytes: int) -> Tensor:
-    """Memory of its own."""
-    return torch.empty(n_bytes, dtype=torch.uint8)
-
-
-class Scratch:
-    """Memory that is used again and again; `restart` gives all of it back."""
-
-    def __init__(self) -> None:
-        self.buffer, self.used = fresh(0), 0
-
-    def restart(self) -> None:
-        self.used = 0
-
-    def __call__(self, n_bytes: int) -> Tensor:
-        begin = -(-self.used // 64) * 64  # aligned, as new memory would be
-        self.used = begin + n_bytes
-        if self.used > len(self.buffer):
-            # What was handed out of the old buffer keeps it alive as long as it is needed.
-            self.buffer, begin, self.used = fresh(n_bytes), 0, n_bytes
-        return self.buffer[begin : self.used]
+MOST_THREADS = 16
 
 
 class Source(Protocol):
-    """Named tensors that are read one by one, from several threads, into the memory that `room` gives."""
+    """Named tensors that are read one by one, maybe from several threads.
 
+    `fresh` says that `get` gives new memory which may be kept; otherwise it is copied, and `release` is told.
+    """
+
+    @property
+    def fresh(self) -> bool: ...
     def names(self) -> Iterable[str]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def dtype(self, name: str) -> torch.dtype: ...
-    def get(self, name: str, room: Room = fresh) -> Tensor: ...
+    def get(self, name: str) -> Tensor: ...
+    def release(self, name: str) -> None: ...
 
 
 class DictSource:
-    """Tensors already in memory; the model shares it where nothing has to change."""
+    """Tensors already in memory."""
+
+    fresh = False
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
@@ -78,8 +59,11 @@ class DictSource:
     def dtype(self, name: str) -> torch.dtype:
         return self.tensors[name].dtype
 
-    def get(self, name: str, room: Room = fresh) -> Tensor:
+    def get(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def release(self, name: str) -> None:
+        pass
 
 
 def fill(
@@ -102,12 +86,22 @@ def fill(
     kind = _kind(source, list(found.values()), dtype)
     place = _Placer(source, found, {n: p.shape for n, p in parameters.items()}, torch.device(device), kind)
     owners = _owners(model)
-    with ThreadPoolExecutor(place.n_threads(entries)) as threads:
-        for entry, tensors in zip(entries, threads.map(place, entries), strict=True):
-            for name, tensor in zip(entry.ours, tensors, strict=True):
-                parameter = nn.Parameter(tensor, requires_grad=parameters[name].requires_grad)
-                for module, attribute in owners[name]:
-                    setattr(module, attribute, parameter)
+
+    def put(entry: Entry, tensors: list[Tensor]) -> None:
+        for name, tensor in zip(entry.ours, tensors, strict=True):
+            parameter = nn.Parameter(tensor, requires_grad=parameters[name].requires_grad)
+            for module, attribute in owners[name]:
+                setattr(module, attribute, parameter)
+
+    # torch copies with all its threads what only has to be copied; what is turned around it does with one, so
+    # several entries are done at a time.
+    plain = [e for e in entries if place.is_plain(e)]
+    others = [e for e in entries if not place.is_plain(e)]
+    for entry in plain:
+        put(entry, place(entry))
+    with ThreadPoolExecutor(place.n_threads(entries, others)) as threads:
+        for entry, tensors in zip(others, threads.map(place, others), strict=True):
+            put(entry, tensors)
     model.tie()
     assert not any(b.is_meta for b in model.buffers()), "a buffer got no value: buffers are not in the files"
 
@@ -130,7 +124,7 @@ def _kind(source: Source, names: list[str], wanted: torch.dtype | None) -> torch
 
 @dataclass
 class _Placer:
-    """Reads one entry's tensors and makes them ours; called from several threads."""
+    """Reads one entry's tensors and makes them ours."""
 
     source: Source
     found: Mapping[str, str]
@@ -138,36 +132,32 @@ class _Placer:
     device: torch.device
     kind: torch.dtype
 
-    def __post_init__(self) -> None:
-        self.local = threading.local()
-
-    def direct(self, entry: Entry) -> bool:
-        """Nothing changes: what is read is the parameter."""
+    def is_same(self, entry: Entry) -> bool:
+        """Nothing changes on the way from the file to the parameter."""
         same = all(self.source.dtype(self.found[t]) == self.kind for t in entry.theirs)
         return same and isinstance(entry.op, Copy) and self.device.type == "cpu"
 
-    def n_threads(self, entries: list[Entry]) -> int:
-        sizes = [sum(self._n_bytes(t) for t in e.theirs) for e in entries]
-        buffered = [n for n, e in zip(sizes, entries, strict=True) if not self.direct(e)]
-        room = max(sizes, default=0) // max(buffered, default=1) if any(buffered) else MOST_THREADS
-        return max(1, min(MOST_THREADS, os.cpu_count() or 1, room))
+    def is_plain(self, entry: Entry) -> bool:
+        return self.is_same(entry) and not self.source.fresh
 
-    def _n_bytes(self, name: str) -> int:
-        return math.prod(self.source.shape(self.found[name])) * self.source.dtype(self.found[name]).itemsize
+    def n_threads(self, entries: list[Entry], others: list[Entry]) -> int:
+        """As many as can hold a tensor each in the memory that the largest takes."""
+        busy = max((self._n_bytes(e) for e in others if not self.is_same(e)), default=0)
+        room = max(map(self._n_bytes, entries), default=0) // busy if busy else MOST_THREADS
+        return max(1, min(MOST_THREADS, torch.get_num_threads(), room))
+
+    def _n_bytes(self, entry: Entry) -> int:
+        names = [self.found[t] for t in entry.theirs]
+        return sum(math.prod(self.source.shape(n)) * self.source.dtype(n).itemsize for n in names)
 
     def __call__(self, entry: Entry) -> list[Tensor]:
-        shapes = [self.shapes[n] for n in entry.ours]
-        if self.direct(entry):
-            return entry.op.load([self.source.get(self.found[t]) for t in entry.theirs], shapes)
-        if not hasattr(self.local, "scratch"):
-            self.local.scratch = Scratch()
-        self.local.scratch.restart()
-        theirs = [self.source.get(self.found[t], self.local.scratch) for t in entry.theirs]
-        return [self._own(tensor) for tensor in entry.op.load(theirs, shapes)]
-
-    def _own(self, tensor: Tensor) -> Tensor:
-        """A contiguous copy on the device; the original's memory will be used again."""
-        return torch.empty(tensor.shape, dtype=self.kind, device=self.device).copy_(tensor)
+        names = [self.found[t] for t in entry.theirs]
+        ours = entry.op.load([self.source.get(n) for n in names], [self.shapes[n] for n in entry.ours])
+        if not (self.source.fresh and self.is_same(entry)):
+            ours = [torch.empty(x.shape, dtype=self.kind, device=self.device).copy_(x) for x in ours]
+        for name in names:
+            self.source.release(name)
+        return ours
 
 
 def match(

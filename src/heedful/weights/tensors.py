@@ -2,14 +2,14 @@
 
 The format: eight bytes with the length of a JSON header, the header, the numbers. A header that is longer than the
 file, ranges that overlap or leave holes, a shape that does not fit its bytes, a name that comes twice: each is an
-error at once. Nothing is mapped into memory: a file that shrinks while it is read is an error too, not a crash, and
-what is read lies in memory once.
+error at once. Then the file is mapped into memory, to be copied from.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +19,6 @@ from typing import Any, BinaryIO, Self
 
 import torch
 from torch import Tensor
-
-from heedful.weights.load import Room, fresh
 
 LONGEST_HEADER = 16 * 2**20  # a hundred thousand tensors; a header from the wild has a few hundred
 LARGEST_DIMENSION = 2**48
@@ -45,11 +43,16 @@ class Stored:
 
 
 class TensorFiles:
-    """The tensors of one safetensors file or of a model's shards: a `Source`. Close it, or use it in a `with`."""
+    """The tensors of one safetensors file or of a model's shards: a `Source`. Close it, or use it in a `with`.
+
+    What `get` gives is the file itself, mapped: copy it before the file may change.
+    """
+
+    fresh = False
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self.stored: dict[str, tuple[BinaryIO, Stored]] = {}
-        self.files: list[BinaryIO] = []
+        self.stored: dict[str, tuple[_Mapped, Stored]] = {}
+        self.files: list[_Mapped] = []
         try:
             for path in paths:
                 self._add(path)
@@ -58,9 +61,9 @@ class TensorFiles:
             raise
 
     def _add(self, path: Path) -> None:
-        file = path.open("rb", buffering=0)
+        file = _Mapped(path)
         self.files.append(file)
-        for name, stored in read_header(file, path.name).items():
+        for name, stored in file.header.items():
             if name in self.stored:
                 raise ValueError(f"{path.name}: the tensor {name!r} is in another file too")
             self.stored[name] = (file, stored)
@@ -73,7 +76,7 @@ class TensorFiles:
 
     def close(self) -> None:
         for file in self.files:
-            file.close()
+            file.file.close()
 
     def names(self) -> Iterable[str]:
         return self.stored
@@ -84,11 +87,44 @@ class TensorFiles:
     def dtype(self, name: str) -> torch.dtype:
         return self.stored[name][1].dtype
 
-    def get(self, name: str, room: Room = fresh) -> Tensor:
+    def get(self, name: str) -> Tensor:
         file, stored = self.stored[name]
-        memory = room(stored.end - stored.begin)
-        read_at(file, memory.numpy().data, stored.begin)
-        return memory.view(stored.dtype).reshape(stored.shape)
+        return file.get(stored)
+
+    def release(self, name: str) -> None:
+        file, stored = self.stored[name]
+        file.release(stored)
+
+
+class _Mapped:
+    """One file: its header, and its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb", buffering=0)
+        try:
+            self.header = read_header(self.file, path.name)
+            self.size = os.fstat(self.file.fileno()).st_size
+            # A private map: torch wants memory that may be written to, and nothing of it reaches the file.
+            self.map = mmap.mmap(self.file.fileno(), self.size, access=mmap.ACCESS_COPY)
+        except BaseException:
+            self.file.close()
+            raise
+        self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
+
+    def get(self, stored: Stored) -> Tensor:
+        if os.fstat(self.file.fileno()).st_size != self.size:
+            raise OSError(f"{self.file.name} was changed while it was read; load it again when it is whole")
+        part = self.bytes[stored.begin : stored.end]
+        if stored.begin % stored.dtype.itemsize:  # no such tensor can be, but its bytes can be moved
+            part = part.clone()
+        return part.view(stored.dtype).reshape(stored.shape)
+
+    def release(self, stored: Stored) -> None:
+        """Its pages are not needed any more; without this the whole file would count as used memory in the end."""
+        begin = -(-stored.begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = stored.end // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end and hasattr(self.map, "madvise"):
+            self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 _seeking = threading.Lock()

@@ -36,7 +36,7 @@ class Reference(nn.Module):
 
     @property
     def config(self):
-        hub = self.settings.to_hub()
+        hub = {"model_type": "heedful", "family": "seq2seq", **self.settings.to_dict()}
         return type("Hub", (), {"to_dict": lambda _self: dict(hub)})()
 
     def cell(self, where: str, layer: str, x: Tensor, state: list[Tensor]) -> list[Tensor]:

@@ -1,0 +1,109 @@
+"""The command line as a person uses it: real processes, their output and exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import heedful
+from heedful.cli import count, main
+
+
+def heedful_command(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "heedful.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, input=stdin)
+
+
+def says(capsys, *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["info", "gpt3-175b"], ["merges", "aab"]])
+def test_these_answer_without_torch(arguments):
+    code = (
+        "import sys; from heedful.cli import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stderr.strip() == "False"
+    assert out.stdout
+
+
+def test_models_lists_what_ships_and_every_family(capsys):
+    out = says(capsys, "models")
+    assert "shakespeare" in out and "gpt3-175b" in out and "175B" in out
+    assert "gpt2" not in says(capsys, "models", "t5")
+
+
+def test_info_of_a_published_size(capsys):
+    out = says(capsys, "info", "gpt3-175b")
+    assert "174,604,259,328" in out and "2,048" in out and "bfloat16 349 GB" in out
+    assert "n_layers      96" in out and "d_model       12288" in out
+
+
+def test_info_of_a_model_that_ships(capsys):
+    out = says(capsys, "info", "shakespeare")
+    assert "2,731,392" in out and "256 positions" in out
+
+
+def test_merges_shows_the_lectures_example(capsys):
+    out = says(capsys, "merges", "aaabdaaabac")
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["aaabdaaabac", "Z=aa", "Y=ab", "X=ZY"]
+    assert out.strip().endswith("XdXac")
+
+
+def test_generate_continues_the_prompt_and_a_seed_repeats_it():
+    arguments = ("generate", "shakespeare", "ROMEO:", "--max-tokens", "30", "--seed", "3")
+    first, second = heedful_command(*arguments), heedful_command(*arguments)
+    assert first.returncode == 0 and first.stderr == ""
+    assert first.stdout.startswith("ROMEO:") and len(first.stdout) == len("ROMEO:") + 30 + 1
+    assert second.stdout == first.stdout
+
+
+def test_generate_without_a_prompt_is_a_loop():
+    out = heedful_command("generate", "shakespeare", "--max-tokens", "5", stdin="To be\nOr not\n")
+    assert out.returncode == 0 and out.stderr == ""
+    assert "To be" in out.stdout and "Or not" in out.stdout
+
+
+def test_export_writes_what_loads_again(tmp_path, capsys):
+    says(capsys, "export", "shakespeare", str(tmp_path / "copy"), "--dtype", "float32")
+    ours, again = heedful.load("shakespeare", dtype=torch.float32), heedful.load(tmp_path / "copy")
+    for (name, a), (_, b) in zip(ours.model.named_parameters(), again.model.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert again.tokenizer.encode("To be") == ours.tokenizer.encode("To be")
+
+
+def test_a_tokenizer_is_trained_and_used(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat, the cat sat\n" * 50)
+    out = str(tmp_path / "bpe")
+    says(capsys, "train-tokenizer", str(text), "--vocab-size", "280", "--out", out)
+    assert "cat" in says(capsys, "tokenize", out, "the cat")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["info", "gpt2-medum"], "gpt2-medium"),
+        (["generate", "gpt2", "x"], "heedful.create"),
+        (["generate", "no/../where", "x"], "no/../where"),
+        (["models", "gtp"], "gpt"),
+        (["generate", "shakespeare", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "shakespeare", "x", "--max-tokens", "0"], "max_tokens"),
+        (["train-tokenizer", "missing.txt", "--out", "nowhere"], "missing.txt"),
+    ],
+)
+def test_a_mistake_is_one_line_that_helps(arguments, words, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("heedful: ") and words in error and "Traceback" not in error
+
+
+def test_counts_read_well():
+    assert [count(n) for n in (999, 1234, 124_439_808, 174_604_259_328)] == ["999", "1.23k", "124M", "175B"]
