@@ -164,7 +164,8 @@ def match(
     entries: list[Entry], weights: WeightMap, source: Source, shapes: Mapping[str, torch.Size]
 ) -> dict[str, str]:
     """The source's name of each tensor of the map; ValueError with the whole list where they do not agree."""
-    names = {weights.current(n): n for n in source.names() if not weights.is_ignored(n)}
+    given_names = {n for n in source.names() if not weights.is_ignored(n)}
+    names = {weights.current(n): n for n in given_names}
     found: dict[str, str] = {}
     problems: list[str] = []
     for entry in entries:
@@ -176,7 +177,7 @@ def match(
                     break
             else:
                 problems.append(f"missing    {name}")
-    for name in sorted(set(names.values()) - set(found.values())):
+    for name in sorted(given_names - set(found.values())):
         problems.append(f"extra      {name} {list(source.shape(name))}")
     for entry in entries:
         if all(t in found for t in entry.theirs):
