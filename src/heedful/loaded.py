@@ -9,7 +9,7 @@ from typing import TypedDict, Unpack, cast
 import torch
 
 from heedful.generate.engine import Speaker, decode, pieces
-from heedful.generate.sampling import Sampling
+from heedful.generate.request import Sampling
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.find import find, refuse_pickle
@@ -116,7 +116,7 @@ class Loaded:
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer: use heedful.generate.engine with its token ids")
         batch, stop = self._read(prompt, chat), frozenset(self.eos_ids)
-        how = Sampling(temperature, top_k, top_p, seed)
+        how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         steps = decode(cast(Speaker, self.model), batch, max_tokens, how, stop)
         tokens = (step[0] for step in steps if step[0] is not None and step[0] not in stop)
         return pieces(tokens, self.tokenizer.target)

@@ -7,7 +7,8 @@ import torch
 
 import heedful
 from heedful.generate.engine import generate, pieces
-from heedful.generate.sampling import Sampling, choose, keep_top_k, keep_top_p
+from heedful.generate.request import Sampling
+from heedful.generate.sampling import choose, keep_top_k, keep_top_p
 from heedful.models.base import Batch
 from heedful.text import byte_tokens
 

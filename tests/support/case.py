@@ -49,7 +49,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference, relative to the largest value where that is above 1."""
     assert ours.shape == theirs.shape, f"{tuple(ours.shape)} is not {tuple(theirs.shape)}"
     assert torch.isfinite(ours).all(), "not a finite number"
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1))
+    return ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item()
 
 
 def real(batch_lengths: Tensor | None, n_rows: int, n: int) -> Tensor:

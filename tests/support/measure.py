@@ -78,7 +78,10 @@ def round_trip(case: Case) -> float:
     reference, batch = case.reference(), case.batch()
     with tempfile.TemporaryDirectory() as folder:
         save(case.ours(reference), Path(folder))
-        again, info = type(reference).from_pretrained(folder, output_loading_info=True)
+        kind = reference.config._attn_implementation  # the same arithmetic on both sides
+        again, info = type(reference).from_pretrained(
+            folder, output_loading_info=True, attn_implementation=kind
+        )
         assert not info["missing_keys"] and not info["unexpected_keys"], info
         again.eval()
         counted = case.counted(batch)

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from heedful.generate.sampling import Sampling, choose
+from heedful.generate.request import Sampling
+from heedful.generate.sampling import choose
 from heedful.models.base import Batch
 from heedful.nn.state import State
 from heedful.text import Tokenizer

@@ -5,29 +5,10 @@ B rows, V vocabulary
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How to choose. Temperature 0 is greedy; `top_k` and `top_p` cut the tail; a seed makes it repeatable."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature is {self.temperature}: it must be 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}: it must be 1 or more")
-        if not 0 <= self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}: it must be from 0 to 1")
+from heedful.generate.request import Sampling
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:

@@ -1,0 +1,106 @@
+"""What is asked of a model, and what it answers: plain data, checked when made.
+
+The words and their meaning are those of OpenAI's completions API where it has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. Temperature 0 is greedy; the cuts apply in the order they stand here."""
+
+    temperature: float = 1.0
+    top_k: int | None = None  # only the k most likely (Fan et al. 2018)
+    top_p: float = 1.0  # the fewest that together have this mass (Holtzman et al. 2020)
+    min_p: float = 0.0  # at least this share of the likeliest one's probability (Nguyen et al. 2024)
+    typical_p: float = 1.0  # this mass of those nearest to the entropy (Meister et al. 2023)
+    repetition_penalty: float = 1.0  # divides the logits of what was said or asked (Keskar et al. 2019)
+    frequency_penalty: float = 0.0  # taken off per time a token was said
+    presence_penalty: float = 0.0  # taken off once if a token was said
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to these tokens' logits
+    seed: int | None = None  # the same seed gives the same text, whatever else is in the batch
+
+    def __post_init__(self) -> None:
+        self._within("temperature", 0, math.inf)
+        self._within("top_p", 0, 1)
+        self._within("min_p", 0, 1)
+        self._within("typical_p", 0, 1)
+        self._within("frequency_penalty", -2, 2)
+        self._within("presence_penalty", -2, 2)
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}: it must be 1 or more")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}: it must be above 0")
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not -100 <= bias <= 100:
+                raise ValueError(
+                    f"logit_bias {{{token}: {bias}}}: token ids are 0 or more, biases from -100 to 100"
+                )
+
+    def _within(self, name: str, low: float, high: float) -> None:
+        value = getattr(self, name)
+        if not (math.isfinite(value) and low <= value <= high):
+            upper = f"from {low} to {high}" if math.isfinite(high) else f"{low} or more"
+            raise ValueError(f"{name} is {value}: it must be {upper}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to go on from it."""
+
+    prompt: tuple[int, ...] = ()  # what the decoder reads; may be empty for an encoder-decoder
+    source: tuple[int, ...] | None = None  # what the encoder reads
+    max_tokens: int = 16
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()  # texts that end the answer and are not part of it
+    stop_ids: frozenset[int] = frozenset()  # tokens that end it
+    n: int = 1  # how many answers
+    best_of: int | None = None  # choose them from this many, by mean log-probability
+    logprobs: int | None = None  # log-probabilities of the chosen token and of this many alternatives
+    echo: bool = False  # the prompt is part of the answer, and scored with it
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 0 or (self.max_tokens == 0 and not self.echo):
+            raise ValueError(f"max_tokens is {self.max_tokens}: it must be 1 or more (0 only with echo)")
+        if self.n < 1 or (self.best_of is not None and self.best_of < self.n):
+            raise ValueError(f"n is {self.n} and best_of {self.best_of}: n is 1 or more, best_of at least n")
+        if self.logprobs is not None and self.logprobs < 0:
+            raise ValueError(f"logprobs is {self.logprobs}: it must be 0 or more")
+        if "" in self.stop:
+            raise ValueError("an empty stop text would end every answer at once")
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A token's log-probability under the model itself (temperature 1, no cuts), and the likeliest alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Choice:
+    """One answer."""
+
+    index: int
+    tokens: list[int]
+    text: str  # empty where there is no tokenizer
+    finish_reason: FinishReason
+    scores: list[TokenScore] | None = None  # of `tokens`, where they were asked for
+
+
+@dataclass
+class Result:
+    """All answers to a request, and with echo the scores of its prompt (the first token has none)."""
+
+    choices: list[Choice]
+    prompt_scores: list[TokenScore | None] | None = None
