@@ -65,6 +65,11 @@ def parser() -> argparse.ArgumentParser:
         "--top-p", type=float, default=1.0, metavar="P", help="choose within this mass (default 1)"
     )
     c.add_argument("--seed", type=int, help="the same seed gives the same text")
+    c.add_argument(
+        "--quantize",
+        choices=["float32", "bfloat16", "float16", "int8", "int4"],
+        help="pack the weights for speed, in this type",
+    )
     c.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
 
     c = add("export", export, "write a model as a folder in the hub's layout")
@@ -119,7 +124,7 @@ def info(options: argparse.Namespace) -> int:
 def generate(options: argparse.Namespace) -> int:
     import heedful
 
-    loaded = heedful.load(options.model)
+    loaded = heedful.load(options.model, quantize=options.quantize)
     settings: Settings = {
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,

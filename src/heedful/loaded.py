@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast, overload
 
 import torch
 
-from heedful.generate.engine import Speaker, decode, pieces
-from heedful.generate.request import Sampling
-from heedful.models.base import Batch, DecoderModel, Model
+from heedful.generate.engine import Engine, Speaker
+from heedful.generate.request import Request, Result, Sampling
+from heedful.models.base import DecoderModel, Model
+from heedful.nn.packed import Kind
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.find import find, refuse_pickle
 from heedful.weights.folder import load_folder
+from heedful.weights.pack import pack
 from heedful.weights.save import MAX_SHARD, save
 
 # Everything some model can do; which of it a model can is its family's to say (`Model.abilities`).
@@ -29,14 +31,29 @@ TOKENIZER_FILES = (
 
 
 class Settings(TypedDict, total=False):
-    """How to generate; what is not given is the default."""
+    """How to generate; what is not given is the default. See `heedful.generate.request` for what each means."""
 
-    max_tokens: int
+    max_tokens: int  # 200
     temperature: float
     top_k: int | None
     top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
     seed: int | None
-    chat: bool
+    stop: str | Sequence[str]  # texts that end the answer and are not part of it
+    chat: bool  # put the prompt into the model's chat template
+    n: int  # how many answers to each prompt; for `complete`, as the next three
+    best_of: int | None
+    logprobs: int | None
+    echo: bool
+
+
+# What a request has beside its sampling; more than this default only `complete` can show.
+ANSWERING: dict[str, int | None] = {"n": 1, "best_of": None, "logprobs": None, "echo": False}
 
 
 class Loaded:
@@ -93,35 +110,55 @@ class Loaded:
         """True if it goes on with its prompt; an encoder-decoder answers it."""
         return isinstance(self.model, DecoderModel)
 
-    def generate(self, prompt: str, **settings: Unpack[Settings]) -> str:
-        """What the model writes after the prompt, or in answer to it; see `stream`."""
-        return "".join(self.stream(prompt, **settings))
+    @overload
+    def generate(self, prompt: str, **settings: Unpack[Settings]) -> str: ...
+    @overload
+    def generate(self, prompt: list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> list[str]: ...
+    def generate(
+        self, prompt: str | list[str] | tuple[str, ...], **settings: Unpack[Settings]
+    ) -> str | list[str]:
+        """What the model writes after the prompt, or in answer to it; of several prompts, all at once.
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        max_tokens: int = 200,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        chat: bool = False,
-    ) -> Iterator[str]:
-        """The same piece by piece, as it is written; a piece never splits a character.
-
-        Temperature 0 is greedy; `chat` puts the prompt into the model's chat template.
+        Temperature 0 is greedy, a seed repeats its text; `complete` has the other settings of a request.
         """
+        self._refuse("generate", settings)
+        texts = [result.choices[0].text for result in self.complete(prompt, **settings)]
+        return texts[0] if isinstance(prompt, str) else texts
+
+    def stream(self, prompt: str, **settings: Unpack[Settings]) -> Iterator[str]:
+        """The same piece by piece, as it is written; a piece never splits a character."""
+        self._refuse("stream", settings)
+        engine, (request,) = self._engine(), self._requests([prompt], settings)
+        return (event.piece for event in engine.stream(request) if event.piece)
+
+    def complete(self, prompt: str | Sequence[str], **settings: Unpack[Settings]) -> list[Result]:
+        """All there is to know of the answers to one prompt or several: see `heedful.generate.request.Result`."""
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        return self._engine().run(self._requests(prompts, settings))
+
+    def _refuse(self, what: str, settings: Settings) -> None:
+        if wrong := [name for name, usual in ANSWERING.items() if settings.get(name, usual) != usual]:
+            raise ValueError(f"{what} gives one text for a prompt: use complete for {', '.join(wrong)}")
+
+    def _engine(self) -> Engine:
         self.require("generate")
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer: use heedful.generate.engine with its token ids")
-        batch, stop = self._read(prompt, chat), frozenset(self.eos_ids)
-        how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-        steps = decode(cast(Speaker, self.model), batch, max_tokens, how, stop)
-        tokens = (step[0] for step in steps if step[0] is not None and step[0] not in stop)
-        return pieces(tokens, self.tokenizer.target)
+        # Nobody else is kept waiting: long prompts are read at once, short ones side by side.
+        return Engine(cast(Speaker, self.model), self.tokenizer.target, chunk=4096)
 
-    def _read(self, prompt: str, chat: bool) -> Batch:
+    def _requests(self, prompts: Sequence[str], settings: Settings) -> list[Request]:
+        """Settings that are not a request's own are its sampling's."""
+        rest: dict[str, Any] = dict(settings)
+        chat, stop, max_tokens = rest.pop("chat", False), rest.pop("stop", ()), rest.pop("max_tokens", 200)
+        more = {name: rest.pop(name) for name in ANSWERING if name in rest}
+        how = Sampling(**rest)
+        more["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        more["stop_ids"] = frozenset(self.eos_ids)
+        return [Request(*self._read(p, chat), max_tokens, how, **more) for p in prompts]
+
+    def _read(self, prompt: str, chat: bool) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """What the decoder continues, and what the encoder reads."""
         assert self.tokenizer is not None
         if chat:
             ids = self.tokenizer.chat([{"role": "user", "content": prompt}])
@@ -130,8 +167,7 @@ class Loaded:
         ids = ids or [i for i in (self.bos_id, *self.eos_ids) if i is not None][:1]
         if not ids:
             raise ValueError("the prompt is empty, and this model has no token to begin a text with")
-        tokens = torch.tensor([ids], device=self.model.device)
-        return Batch(tokens) if self.continues else Batch(source=tokens)
+        return (tuple(ids), None) if self.continues else ((), tuple(ids))
 
     def save(self, folder: str | Path, *, max_shard: int = MAX_SHARD, overwrite: bool = False) -> None:
         """Write a folder that `load` and transformers' from_pretrained read."""
@@ -147,14 +183,22 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
+    quantize: Kind | None = None,
 ) -> Loaded:
     """Load a model that ships with heedful, a folder in the hub's layout, a GGUF file, or a model of the hub
     ("org/name", downloaded once).
 
-    `device` is the CPU unless given; `dtype` None keeps the type of the stored weights.
+    `device` is the CPU unless given; `dtype` None keeps the type of the stored weights. `quantize` packs them for
+    running alone: "float32" as they are, "bfloat16" and "float16" in half the memory, "int8" and "int4" in less.
     """
+    loaded = _load(name, torch.device(device or "cpu"), dtype)
+    if quantize is not None:
+        pack(loaded.model, quantize)
+    return loaded
+
+
+def _load(name: str | Path, place: torch.device, dtype: torch.dtype | None) -> Loaded:
     path = find(name)
-    place = torch.device(device or "cpu")
     if path.is_dir():
         if not (path / "config.json").exists() and len(files := sorted(path.glob("*.gguf"))) == 1:
             return _from_gguf(files[0], path.name, place, dtype)

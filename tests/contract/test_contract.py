@@ -10,6 +10,7 @@ from torch import Tensor
 
 from heedful.models.base import Batch
 from heedful.nn.attention import Watch
+from heedful.nn.state import State
 from support.case import Case, error
 from support.families import CASES
 
@@ -170,6 +171,45 @@ def test_a_freed_row_begins_anew(case: Case):
         tokens = batch.tokens[[0, 1, 2], [4 + t, t, 4 + t]]
         got = model.step(tokens, state)
         assert error(got, whole[[0, 1, 2], [4 + t, t, 4 + t]]) < LIMIT
+
+
+@speaking
+def test_rows_join_later_and_leave_earlier(case: Case):
+    """Each row goes on as if alone, whatever the lengths of the others, of their sources too."""
+    model, batch = case.ours(case.reference()), case.batch()
+    whole = model(batch).logits
+
+    def begin(row: int, n: int) -> State:
+        source = batch.source
+        if source is not None and batch.source_lengths is not None:
+            source = source[:, : batch.source_lengths[row]]
+        return model.start(
+            Batch(batch.tokens[row : row + 1, :n], source=None if source is None else source[[row]])
+        )[1]
+
+    def go_on(state: State, rows: list[int]) -> None:
+        places = list(state.lengths)
+        got = model.step(batch.tokens[rows, places], state)
+        assert error(got, whole[rows, places]) < LIMIT
+
+    state = begin(1, 2)
+    go_on(state, [1])
+    state.join(begin(0, 4))
+    go_on(state, [1, 0])
+    state.join(begin(2, 1), [0, 0])
+    assert state.lengths == [4, 5, 1, 1]
+    go_on(state, [1, 0, 2, 2])
+    state.drop(0)
+    go_on(state, [2, 0, 2])
+    state.drop(2)
+    go_on(state, [2, 0])
+    state.drop(1)
+    state.drop(0)
+    assert state.n_rows == 0
+    state.join(begin(2, 3))
+    go_on(state, [2])
+    with pytest.raises(ValueError, match="rows"):
+        state.drop(1)
 
 
 @packing

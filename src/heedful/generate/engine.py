@@ -1,89 +1,315 @@
-"""Decoding through the contract: any family that can `start` and `step` can speak."""
+"""The engine: many requests at once through `start` and `step`, whatever the family; offline and behind a server.
+
+Each `step` gives every running answer one token, and reads a bounded part of the prompts that wait: requests join
+and leave between steps (continuous batching; Yu et al. 2022, "Orca"). An answer never depends on what else is there.
+
+    engine = Engine(model, tokenizer)
+    results = engine.run(requests)                     # offline
+    engine.add(request); events = engine.step()        # a server's loop
+    for event in engine.stream(request): ...           # one request, as it is written
+
+An answer that reaches the model's last position ends there with finish_reason "length": `max_tokens` may be more than
+fits, the prompt may not. Where a pass of the model fails, those that were in it end with the error, and the others go
+on. The engine belongs to one thread.
+
+    B rows, T tokens of a prompt, V vocabulary
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import count, zip_longest
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from heedful.generate.request import Sampling
-from heedful.generate.sampling import choose
-from heedful.models.base import Batch
-from heedful.nn.state import State
-from heedful.text import Tokenizer
+from heedful.generate.answer import Answer, Event, Task
+from heedful.generate.reader import Reader
+from heedful.generate.reader import Speaker as Speaker
+from heedful.generate.request import Request, Result, Sampling
+from heedful.generate.sampling import ImpossibleLogits, sample, scores
+from heedful.generate.scheduler import Scheduler, alike
+from heedful.generate.stop import Decodes
+from heedful.generate.stop import pieces as pieces
+from heedful.models.base import Batch, row_lengths
+from heedful.nn.paged import PagedState
+from heedful.nn.state import State, without
 
 
-class Speaker(Protocol):
-    """What decoding needs of a model."""
+class Engine:
+    """Answers requests with one model; its tokenizer is needed for text and stop texts only.
+
+    `max_rows` bounds how many answers are written at once, `chunk` how many tokens of prompts a step reads,
+    `cache_tokens` how many tokens all rows together may come to remember (what pads them to one length not counted).
+    With state "paged" (decoder-only models) prompts that begin alike are read once, and cache_tokens is the size of the
+    pool, in blocks of `block`.
+    """
+
+    def __init__(
+        self,
+        model: Speaker,
+        tokenizer: Decodes | None = None,
+        *,
+        max_rows: int = 32,
+        chunk: int = 512,
+        state: Literal["contiguous", "paged"] = "contiguous",
+        cache_tokens: int | None = None,
+        block: int = 16,
+    ) -> None:
+        if state not in ("contiguous", "paged"):
+            raise ValueError(f"state {state!r} is neither contiguous nor paged")
+        if state == "paged" and cache_tokens is None:
+            cache_tokens = max_rows * min(model.longest or 2048, 2048)
+        self.model, self.tokenizer = model, tokenizer
+        self.scheduler: Scheduler[Task] = Scheduler(max_rows, chunk, cache_tokens)
+        self.reader = Reader(model, cache_tokens if state == "paged" else None, block)
+        self._tasks: dict[int, Task] = {}
+        self._ids = count()
+        self._running: list[Answer] = []  # one per row of the state
+        self._state: State | None = None
+        self._events: list[Event] = []
+        self._kept: list[Event] = []  # of others, while `run` or `stream` waited for its own
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> int:
+        """Put a request in line; its number is in all its events."""
+        self.reader.check(request)
+        task = Task(next(self._ids), request, *self.reader.measure(request), self.tokenizer)
+        self.scheduler.add(task)
+        self._tasks[task.id] = task
+        return task.id
+
+    def cancel(self, id: int) -> bool:
+        """Forget a request, its rows free at once; False if there is none of this number (any more)."""
+        task = self._tasks.get(id)
+        if task is None:
+            return False
+        for answer in task.answers:
+            answer.finish_reason = answer.finish_reason or "error"
+        with torch.inference_mode():
+            self._close(task)
+            self._let_go()
+        self._kept = [event for event in self._kept if event.id != id]
+        return True
+
+    def step(self) -> list[Event]:
+        """A token for every running answer, and a part of the prompts that wait."""
+        kept, self._kept = self._kept, []
+        return kept + self._step()
 
     @property
-    def longest(self) -> int | None: ...
-    def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, State]: ...
-    def step(self, tokens: Tensor, state: Any) -> Tensor: ...  # the state that `start` gave
+    def busy(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._tasks or self._kept)
 
+    def run(self, requests: Iterable[Request]) -> list[Result]:
+        """Answer all of them; if one fails its error is raised and the rest is cancelled."""
+        ids: list[int] = []
+        results: dict[int, Result] = {}
+        try:
+            for request in requests:
+                ids.append(self.add(request))
+            for event in self._follow(set(ids)):
+                if event.error is not None:
+                    raise event.error
+                if event.result is not None:
+                    results[event.id] = event.result
+        finally:
+            for id in ids:
+                self.cancel(id)
+        return [results[id] for id in ids]
 
-def decode(
-    model: Speaker, batch: Batch, max_tokens: int, how: Sampling, stop: Collection[int] = ()
-) -> Iterator[list[int | None]]:
-    """At each step one token per row; None for a row that has ended. A row ends after a token of `stop`.
+    def stream(self, request: Request) -> Iterator[Event]:
+        """One request's events as they come; a stream that is closed early cancels it."""
+        return self._stream(self.add(request))
 
-    Where the model has a last position, generation ends there as at `max_tokens`.
-    """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}: it must be 1 or more")
-    with torch.inference_mode():
-        logits, state = model.start(batch)
-    generator = None
-    if how.seed is not None:
-        generator = torch.Generator(logits.device).manual_seed(how.seed)
-    done = [False] * state.n_rows
-    for count in range(max_tokens):
-        with torch.inference_mode():  # not across the yield: the caller's own code is none of ours
-            tokens = choose(logits, how, generator)
-        ids = tokens.tolist()
-        yield [None if ended else token for token, ended in zip(ids, done, strict=True)]
-        done = [ended or token in stop for token, ended in zip(ids, done, strict=True)]
-        full = model.longest is not None and max(state.lengths) >= model.longest
-        if all(done) or full or count + 1 == max_tokens:
+    def _stream(self, id: int) -> Iterator[Event]:
+        try:
+            for event in self._follow({id}):
+                if event.error is not None:
+                    raise event.error
+                yield event
+        finally:
+            self.cancel(id)
+
+    def _follow(self, ids: set[int]) -> Iterator[Event]:
+        """The events of these requests until all have ended; those of others are kept for `step`."""
+        while not ids.isdisjoint(self._tasks):
+            events = self._step()
+            self._kept += [event for event in events if event.id not in ids]
+            yield from (event for event in events if event.id in ids)
+
+    # --- a step ----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _step(self) -> list[Event]:
+        self._events = []
+        self._speak()
+        plan = self.scheduler.plan()
+        together = [task for task, n in plan if self._at_once(task, n)]
+        for group in alike(together):
+            self._read_together(group)
+        for task, n in plan:
+            if task not in together:
+                self._read(task, n)
+        return self._events
+
+    def _speak(self) -> None:
+        """One more token for every row."""
+        if self._state is None:
             return
-        with torch.inference_mode():
-            logits = model.step(tokens, state)
+        try:
+            logits = self.reader.step([answer.tokens[-1] for answer in self._running], self._state)
+            events = self._possible(self._running, logits, self._state.lengths)
+        except Exception as problem:
+            for task in {answer.task.id: answer.task for answer in self._running}.values():
+                self._fail(task, problem)
+        else:
+            self._emit(events)
+        self._let_go()
+
+    def _possible(self, answers: Sequence[Answer], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
+        """The next tokens; rows of which none is possible fail by themselves."""
+        try:
+            return self._next(answers, logits, lengths)
+        except ImpossibleLogits as problem:
+            for row in problem.rows:
+                self._fail(answers[row].task, problem)
+            rows = [row for row, answer in enumerate(answers) if answer.finish_reason is None]
+            return self._next([answers[row] for row in rows], logits[rows], [lengths[row] for row in rows])
+
+    def _next(self, answers: Sequence[Answer], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
+        """Choose a token for each row of logits (B, V)."""
+        tokens = sample(logits, [a.sampler for a in answers])
+        found = scores(logits, tokens, [a.n_top for a in answers])
+        longest = self.model.longest
+        return [
+            answer.take(token, score, full=longest is not None and length >= longest)
+            for answer, token, score, length in zip(answers, tokens, found, lengths, strict=True)
+        ]
+
+    # --- prompts ---------------------------------------------------------------------------------------------------
+
+    def _at_once(self, task: Task, n: int) -> bool:
+        """Whether a prompt is read as a whole, and with others."""
+        return self.reader.pool is None and task.n_read == 0 and n == task.n_left and not task.request.echo
+
+    def _read_together(self, tasks: list[Task]) -> None:
+        """Read whole prompts side by side; if that fails each alone, so that only the one at fault fails."""
+        try:
+            self._begin(tasks, *self.reader.whole(tasks))
+        except Exception as problem:
+            if len(tasks) == 1:
+                return self._fail(tasks[0], problem)
+            for task in tasks:
+                task.reset()
+                self._read_together([task])
+
+    def _read(self, task: Task, n: int) -> None:
+        """Read the next n tokens of a prompt."""
+        try:
+            self.reader.part(task, n)
+            if task.n_left == 0:
+                state, task.state = task.state, None
+                assert task.last is not None and state is not None
+                self._begin([task], task.last[None], state)
+        except Exception as problem:
+            self._fail(task, problem)
+
+    def _begin(self, tasks: Sequence[Task], logits: Tensor, state: State) -> None:
+        """Prompts are read: the first tokens by the logits (B, V) after each; those that go on join the others."""
+        events = [
+            answer.echo(self._text(task)) for task in tasks if task.request.echo for answer in task.answers
+        ]
+        rows = [row for row, task in enumerate(tasks) if task.request.max_tokens for _ in task.answers]
+        answers = [answer for task in tasks if task.request.max_tokens for answer in task.answers]
+        try:
+            events += self._next(answers, logits[rows], [state.lengths[row] for row in rows])
+            going = [i for i, answer in enumerate(answers) if answer.finish_reason is None]
+            if going:
+                self._join(state, [rows[i] for i in going])
+                self._running = self._running + [answers[i] for i in going]
+        finally:
+            if state is not self._state:
+                state.select([])  # what a pool holds of it is free
+        self._emit(events)
+
+    def _join(self, state: State, rows: list[int]) -> None:
+        if self._state is not None:
+            self._state.join(state, rows)
+            return
+        if rows != list(range(state.n_rows)):
+            state.select(rows)
+        self._state = state
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _emit(self, events: Sequence[Event]) -> None:
+        """Hand out what is settled; the last event of a request brings its result."""
+        self._events += events
+        for event in {event.id: event for event in events}.values():
+            task = self._tasks[event.id]
+            if task.done:
+                event.result = task.result()
+                self._close(task)
+
+    def _fail(self, task: Task, problem: Exception) -> None:
+        """End a request; answers that ended before have said so."""
+        for answer in task.answers:
+            answer.finish_reason = answer.finish_reason or "error"
+        ended = [a.index for a in task.answers if a.finish_reason == "error"] or [0]
+        self._events += [Event(task.id, index, None, "", finish_reason="error") for index in ended]
+        self._events[-1].error = problem
+        self._close(task)
+
+    def _close(self, task: Task) -> None:
+        self.scheduler.remove(task)
+        del self._tasks[task.id]
+        if task.state is not None:
+            task.state.select([])
+            task.state = None
+
+    def _let_go(self) -> None:
+        """Rows whose answers have ended make room."""
+        for row in reversed(range(len(self._running))):
+            answer = self._running[row]
+            if answer.finish_reason is not None:
+                assert self._state is not None
+                if answer.finish_reason == "error":
+                    self._state.free(row)  # nothing of it may be left to whoever comes next
+                elif isinstance(self._state, PagedState):  # what was said may begin the next prompt
+                    self._state.publish(row, [*answer.task.prompt, *answer.tokens])
+                self._state.drop(row)
+                self._running = without(self._running, row)
+        if not self._running:
+            self._state = None
+
+    def _text(self, task: Task) -> str:
+        return "" if self.tokenizer is None else self.tokenizer.decode(task.request.prompt)
 
 
 def generate(
     model: Speaker, batch: Batch, max_tokens: int, how: Sampling, stop: Collection[int] = ()
 ) -> list[list[int]]:
-    """All new tokens of each row; the token it stopped at is not among them."""
-    rows: list[list[int]] = []
-    for step in decode(model, batch, max_tokens, how, stop):
-        rows = rows or [[] for _ in step]
-        for row, token in zip(rows, step, strict=True):
-            if token is not None and token not in stop:
-                row.append(token)
-    return rows
+    """All new tokens of each row of a batch; the token it stopped at is not among them."""
+    prompts, sources = _rows(batch.tokens, batch.lengths), _rows(batch.source, batch.source_lengths)
+    requests = [
+        Request(prompt or (), source, max_tokens, how, stop_ids=frozenset(stop))
+        for prompt, source in zip_longest(prompts, sources)
+    ]
+    engine = Engine(model, max_rows=len(requests), chunk=sum(map(len, [*prompts, *sources])))
+    return [result.choices[0].tokens for result in engine.run(requests)]
+
+
+def _rows(tokens: Tensor | None, lengths: Tensor | None) -> list[tuple[int, ...]]:
+    """The rows of (B, T) without their padding; none of nothing."""
+    if tokens is None:
+        return []
+    return [tuple(row[:n]) for row, n in zip(tokens.tolist(), row_lengths(tokens, lengths), strict=True)]
 
 
 def greedy(model: Speaker, batch: Batch, max_tokens: int) -> list[list[int]]:
     """The most likely token at each step, for every row."""
     return generate(model, batch, max_tokens, Sampling(temperature=0))
-
-
-def pieces(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Text as it comes, in pieces that never split a character and that join to the whole.
-
-    Only what has not been shown is decoded again, after the tokens shown last: a decoder may treat the first token of
-    a text otherwise than the others.
-    """
-    shown: list[int] = []
-    waiting: list[int] = []
-    for token in tokens:
-        waiting.append(token)
-        before = tokenizer.decode(shown)
-        text = tokenizer.decode(shown + waiting)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[len(before) :]
-            shown, waiting = waiting, []
-    if waiting:
-        yield tokenizer.decode(shown + waiting)[len(tokenizer.decode(shown)) :]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Choice:
 
     index: int
     tokens: list[int]
-    text: str  # empty where there is no tokenizer
+    text: str  # empty where there is no tokenizer; ends before a stop text, of which `tokens` keep what was drawn
     finish_reason: FinishReason
     scores: list[TokenScore] | None = None  # of `tokens`, where they were asked for
 

@@ -67,6 +67,9 @@ class Model(nn.Module):
     config: Any
     # What a loaded model offers its user (see heedful.loaded); families and heads add to it.
     abilities: tuple[str, ...] = ("capture",)
+    # How weights.pack changed the weights, if it did, and how many there were.
+    packed: str | None = None
+    n_packed: int = 0
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -107,7 +110,7 @@ class Model(nn.Module):
         return identity(dict(self.named_parameters()))
 
     def n_parameters(self) -> int:
-        return sum(p.numel() for p in self.parameters())
+        return self.n_packed or sum(p.numel() for p in self.parameters())
 
     @property
     def device(self) -> torch.device:
@@ -156,12 +159,12 @@ class GenerativeModel(Model, Generic[S]):
         """Read the prompt or the source: logits (B, V) of what comes next. `capacity` allocates ahead."""
         raise NotImplementedError
 
-    def step(self, tokens: Tensor, state: S) -> Tensor:
-        """One more token per row (B,) -> logits (B, V); or several (B, T) -> (B, T, V)."""
+    def step(self, tokens: Tensor, state: S, *, last: bool = False) -> Tensor:
+        """One more token per row (B,) -> logits (B, V); or several (B, T) -> (B, T, V), (B, V) of the `last` alone."""
         several = tokens if tokens.ndim == 2 else tokens[:, None]
         hidden = self._run(several, state)
         state.advance(several.shape[1])
-        return self.head(hidden if tokens.ndim == 2 else hidden[:, 0])
+        return self.head(hidden[:, -1] if last or tokens.ndim == 1 else hidden)
 
     def _run(self, tokens: Tensor, state: S) -> Tensor:
         """The hidden states (B, T, E) of tokens (B, T) that follow what the state remembers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
-from heedful.nn.state import Cache, KeyValueState
+from heedful.nn.state import Cache, KeyValueState, without
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class PhiConfig(RotaryConfig):
 class LongRopeState(KeyValueState):
     """Keeps the tokens too: a row that passes LongRoPE's original length is rotated, and therefore read, anew."""
 
+    original: int
+
     def __init__(self, n_layers: int, n_rows: int, original: int, *, capacity: int = 0) -> None:
         super().__init__(n_layers, n_rows, capacity=capacity)
         self.original = original
@@ -103,6 +105,16 @@ class LongRopeState(KeyValueState):
         super()._select(rows)
         self.tokens.select(rows)
         self.is_long = [self.is_long[row] for row in rows]
+
+    def _join(self, other: Self, rows: list[int]) -> None:
+        super()._join(other, rows)
+        self.tokens.join(other.tokens, rows, max((other.lengths[r] for r in rows), default=0))
+        self.is_long = self.is_long + [other.is_long[r] for r in rows]
+
+    def _drop(self, row: int) -> None:
+        super()._drop(row)
+        self.tokens.drop(row)
+        self.is_long = without(self.is_long, row)
 
 
 class Phi(RotaryDecoder):

@@ -137,6 +137,7 @@ class Attention(nn.Module):
         self.key = nn.Linear(d_model, self.n_kv_heads * self.d_head, bias)
         self.value = nn.Linear(d_model, self.n_kv_heads * self.d_head, bias)
         self.output = nn.Linear(n_heads * self.d_head, d_model, bias if output_bias is None else output_bias)
+        self.joint: nn.Module | None = None  # query, key and value as one product (weights.pack)
         self.query_norm, self.key_norm = query_norm, key_norm
         self.watch = Watch()
 
@@ -148,14 +149,15 @@ class Attention(nn.Module):
         memory: Tensor | None = None,
     ) -> Tensor:
         """x (B, T, E) looks at itself, or at `memory` (B, S, E); a cache holds what was seen before."""
-        q = self._normed(self.query(x), self.query_norm, self.n_heads)  # (B, H, T, D)
         if isinstance(cache, CrossCache):
             if cache.empty:
                 assert memory is not None, "a cross cache is filled from the memory the first time"
                 cache.fill(*self.keys_values(memory))
-            k, v = cache.keys, cache.values  # (B, G, S, D)
+            q, k, v = self.queries(x), cache.keys, cache.values  # (B, H, T, D), (B, G, S, D)
+        elif self.joint is not None:
+            q, k, v = self.queries_keys_values(x)
         else:
-            k, v = self.keys_values(x if memory is None else memory)
+            q, (k, v) = self.queries(x), self.keys_values(x if memory is None else memory)
         if view.rotation is not None:
             q, k = view.rotation(q), view.rotation(k)
         if isinstance(cache, Cache):
@@ -172,6 +174,18 @@ class Attention(nn.Module):
         else:
             out = attend(q, k, v, mask, view.bias, self.scale, causal=causal, dropout=dropout)
         return self.output(out.transpose(1, 2).flatten(2))  # (B, T, E)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Queries of x (B, T, E), (B, H, T, D)."""
+        return self._normed(self.query(x), self.query_norm, self.n_heads)
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """All three of x, by the one product."""
+        assert self.joint is not None
+        widths = [n * self.d_head for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
+        q, k, v = self.joint(x).split(widths, dim=-1)
+        q, k = self._normed(q, self.query_norm, self.n_heads), self._normed(k, self.key_norm, self.n_kv_heads)
+        return q, k, self._heads(v, self.n_kv_heads)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of x (B, S, E), each (B, G, S, D)."""

@@ -60,10 +60,15 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(d_model, d_ff, bias)
         self.gate = nn.Linear(d_model, d_ff, bias) if gated else None
         self.down = nn.Linear(d_ff, d_model, bias)
+        self.joint: nn.Module | None = None  # gate and up as one product (weights.pack)
         self.dropout = nn.Dropout(dropout)  # T5's, between the two; the residual's own is the block's
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
+        if self.joint is not None:
+            gate, up = self.joint(x).chunk(2, dim=-1)
+            hidden = self.act(gate) * up
+        else:
+            hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
         return self.down(self.dropout(hidden))  # (B, T, F) -> (B, T, E)
 
 

@@ -33,11 +33,15 @@ class LanguageHead(nn.Module):
         if tied is None:
             nn.init.normal_(self.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.packed: nn.Module | None = None  # does the product in place of the two (weights.pack)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scale is not None:
             x = x * self.scale
-        logits = nn.functional.linear(x, self.weight, self.bias)  # (..., V)
+        if self.packed is not None:
+            logits = self.packed(x)
+        else:
+            logits = nn.functional.linear(x, self.weight, self.bias)  # (..., V)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 

@@ -1,0 +1,402 @@
+"""Many requests through one engine: each is answered as if it were alone, and as plain passes of the model say."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+
+import pytest
+import torch
+
+import heedful
+from heedful.generate.engine import Engine, Event
+from heedful.generate.request import Request, Result, Sampling
+from heedful.generate.sampling import Sampler, sample
+from heedful.models.base import Batch, DecoderModel
+from support.families import CASES
+
+GREEDY = Sampling(temperature=0)
+STATES = ["contiguous", "paged"]
+
+
+@pytest.fixture(scope="module")
+def bard():
+    return heedful.load("shakespeare", dtype=torch.float32)
+
+
+def ours(name: str):
+    case = next(c for c in CASES if c.name == name)
+    return case.ours(case.reference())
+
+
+@torch.no_grad()
+def plainly(model, request: Request, index: int = 0) -> list[int]:
+    """The tokens without a cache, an engine or a batch: the whole text through `forward` for each token."""
+    sampler = Sampler(request.sampling, request.prompt, index)
+    read = list(request.prompt) or [model.start_id]
+    source = None if request.source is None else torch.tensor([request.source])
+    said: list[int] = []
+    while len(said) < request.max_tokens and (model.longest is None or len(read) <= model.longest):
+        logits = model(Batch(torch.tensor([read]), source=source)).logits[:, -1]
+        (token,) = sample(logits, [sampler])
+        if token in request.stop_ids:
+            break
+        said.append(token)
+        read.append(token)
+    return said
+
+
+def settings(chance: random.Random) -> Sampling:
+    if chance.random() < 0.4:
+        return GREEDY
+    return Sampling(
+        temperature=chance.choice([0.5, 1.0, 1.3]),
+        top_k=chance.choice([None, 5]),
+        top_p=chance.choice([1.0, 0.9]),
+        frequency_penalty=chance.choice([0.0, 0.7]),
+        repetition_penalty=chance.choice([1.0, 1.2]),
+        seed=chance.randrange(2**32),
+    )
+
+
+def flow(engine: Engine, requests: list[Request], chance: random.Random) -> list[tuple[Result, list[Event]]]:
+    """Requests that come a few at a time, while others are being answered."""
+    coming, ids = list(requests), []
+    events: dict[int, list[Event]] = {}
+    while coming or engine.busy:
+        for _ in range(min(len(coming), chance.randint(0, 5))):
+            ids.append(engine.add(coming.pop(0)))
+        for event in engine.step():
+            events.setdefault(event.id, []).append(event)
+    return [(events[id][-1].result, events[id]) for id in ids]
+
+
+def check_stream(request: Request, result: Result, events: list[Event]) -> None:
+    """The events of a request tell what its result says."""
+    if request.best_of:
+        return
+    for choice in result.choices:
+        mine = [e for e in events if e.index == choice.index]
+        assert "".join(e.piece for e in mine) == choice.text
+        assert [e.token for e in mine if e.token is not None] == choice.tokens
+        assert [e.finish_reason for e in mine] == [None] * (len(mine) - 1) + [choice.finish_reason]
+
+
+def same(a: Result, b: Result) -> bool:
+    """Equal but for the last digits of scores."""
+    for x, y in zip(a.choices, b.choices, strict=True):
+        if x.scores is not None:
+            assert [s.logprob for s in x.scores] == pytest.approx([s.logprob for s in y.scores], abs=1e-4)
+    bare = lambda r: [dataclasses.replace(c, scores=None) for c in r.choices]  # noqa: E731
+    return bare(a) == bare(b)
+
+
+@pytest.fixture(scope="module")
+def hundred(bard) -> list[tuple[Request, Result]]:
+    """Requests of all kinds, each answered alone, and some by hand."""
+    chance = random.Random(1)
+    text = bard.generate("First Citizen:\n", max_tokens=120, temperature=0.9, seed=5)
+    asked = []
+    for i in range(100):
+        begin = chance.randrange(40)
+        request = Request(
+            tuple(bard.tokenizer.encode(text[begin : begin + chance.choice([1, 3, 10, 30, 80])])),
+            max_tokens=chance.choice([1, 2, 5, 12, 20]),
+            sampling=settings(chance),
+            stop=chance.choice([(), (), (".", "and"), ("\n\n",)]),
+            stop_ids=chance.choice([frozenset(), frozenset(bard.tokenizer.encode("?;"))]),
+            n=chance.choice([1, 1, 1, 2]),
+            logprobs=chance.choice([None, 0, 3]),
+        )
+        (alone,) = Engine(bard.model, bard.tokenizer).run([request])
+        asked.append((request, alone))
+        if i % 4 == 0:
+            said, plain = alone.choices[-1].tokens, plainly(bard.model, request, request.n - 1)
+            assert said == (plain[: len(said)] if request.stop else plain)
+    assert {choice.finish_reason for _, alone in asked for choice in alone.choices} == {"stop", "length"}
+    return asked
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_hundred_requests_equal_their_solo_runs(bard, hundred, state):
+    engine = Engine(bard.model, bard.tokenizer, max_rows=12, chunk=64, state=state)
+    answered = flow(engine, [request for request, _ in hundred], random.Random(2))
+    for (request, alone), (result, events) in zip(hundred, answered, strict=True):
+        assert same(result, alone)
+        check_stream(request, result, events)
+    assert not engine.busy
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5",
+        "marian",
+        "transformer-pre-norm",
+        "seq2seq-gru-bi-dot",
+        "seq2seq-lstm-bi-additive-2",
+        "phi3-longrope",
+    ],
+)
+def test_other_families_go_through_the_same_engine(name):
+    model, chance = ours(name), random.Random(2)
+    decoder = not hasattr(model, "encoder")
+    requests = []
+    for _ in range(20):
+        ids = tuple(chance.randrange(3, 45) for _ in range(chance.randint(1, 17)))
+        prompt = ids if decoder else chance.choice([(), (model.start_id, 7, 8)])
+        ends = frozenset({4, 5})
+        requests.append(
+            Request(prompt, None if decoder else ids, chance.randint(1, 12), settings(chance), stop_ids=ends)
+        )
+    engine = Engine(model, max_rows=4, chunk=12)
+    for request, (result, events) in zip(requests, flow(engine, requests, chance), strict=True):
+        assert result.choices[0].tokens == plainly(model, request)
+        check_stream(request, result, events)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_an_echoed_prompt_is_scored(bard, state, chunk):
+    prompt = tuple(bard.tokenizer.encode("To be, or not to be: that is the question"))
+    request = Request(prompt, max_tokens=4, sampling=GREEDY, logprobs=2, echo=True)
+    engine = Engine(bard.model, bard.tokenizer, chunk=chunk, state=state)
+    engine.run([Request(prompt, max_tokens=1)])  # what is known of the prompt must not be left out
+    whole, alone = engine.run([request, dataclasses.replace(request, max_tokens=0, n=2)])
+    with torch.no_grad():
+        said = prompt + tuple(whole.choices[0].tokens)
+        logs = bard.model(torch.tensor([said])).logits[0].log_softmax(-1)
+    for result in (whole, alone):
+        first, *scores = result.prompt_scores
+        assert first is None and [s.token for s in scores] == list(prompt[1:])
+        for place, score in enumerate(scores):
+            assert score.logprob == pytest.approx(logs[place, score.token].item(), abs=1e-5)
+            values, ids = logs[place].topk(2)
+            assert [t for t, _ in score.top] == ids.tolist()
+            assert [v for _, v in score.top] == pytest.approx(values.tolist(), abs=1e-5)
+    for place, score in enumerate(whole.choices[0].scores):
+        want = logs[len(prompt) - 1 + place, score.token].item()
+        assert score.logprob == pytest.approx(want, abs=1e-5)
+    assert whole.choices[0].text == bard.tokenizer.decode(said)
+    assert [c.tokens for c in alone.choices] == [[], []]
+    assert {(c.text, c.finish_reason) for c in alone.choices} == {(bard.tokenizer.decode(prompt), "length")}
+
+
+def test_a_target_can_be_scored_too():
+    model = ours("t5")
+    source, target = (5, 9, 11, 3), (model.start_id, 8, 20, 31)
+    (result,) = Engine(model).run([Request(target, source, 0, echo=True)])
+    with torch.no_grad():
+        logs = model(Batch(torch.tensor([target]), source=torch.tensor([source]))).logits[0].log_softmax(-1)
+    want = [logs[i, t].item() for i, t in enumerate(target[1:])]
+    assert [s.logprob for s in result.prompt_scores[1:]] == pytest.approx(want, abs=1e-5)
+
+
+def test_the_best_of_several_are_those_with_the_highest_mean(bard):
+    prompt = tuple(bard.tokenizer.encode("KING:\n"))
+    how = Sampling(seed=3)
+    request = Request(prompt, max_tokens=9, sampling=how, n=2, best_of=6, stop=(" the",))
+    engine = Engine(bard.model, bard.tokenizer)
+    chosen, everyone = engine.run([request, dataclasses.replace(request, n=6, best_of=None, logprobs=0)])
+    mean = {c.index: sum(s.logprob for s in c.scores) / len(c.scores) for c in everyone.choices}
+    order = sorted(mean, key=mean.__getitem__, reverse=True)
+    assert [c.tokens for c in chosen.choices] == [everyone.choices[i].tokens for i in order[:2]]
+    assert [c.index for c in chosen.choices] == [0, 1] and chosen.choices[0].scores is None
+    assert len({tuple(c.tokens) for c in everyone.choices}) == 6
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_context_ends_an_answer_and_never_more(bard, state):
+    longest = bard.model.longest
+    engine = Engine(bard.model, bard.tokenizer, state=state, chunk=100)
+    lengths = [longest, longest - 5, 3]
+    short = [Request((1,) * n, max_tokens=10, sampling=GREEDY) for n in lengths]
+    results = engine.run(short)
+    assert [len(r.choices[0].tokens) for r in results] == [1, 6, 10]  # the last one is said, not read
+    assert {r.choices[0].finish_reason for r in results} == {"length"}
+    with pytest.raises(ValueError, match=rf"{longest + 1} tokens.* {longest}"):
+        engine.add(Request((1,) * (longest + 1)))
+
+
+def test_what_cannot_be_answered_is_refused(bard):
+    engine = Engine(bard.model, max_rows=2)
+    for request, words in [
+        (Request(()), "empty"),
+        (Request((1,), source=(1,)), "no encoder"),
+        (Request((1, 66)), "66"),
+        (Request((-1,)), "-1"),
+        (Request((1,), stop=("x",)), "tokenizer"),
+        (Request((1,), n=3), "max_rows"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            engine.add(request)
+    with pytest.raises(ValueError, match="source"):
+        Engine(ours("t5")).add(Request((1,)))
+    with pytest.raises(ValueError, match="paged"):
+        Engine(ours("t5"), state="paged")
+    with pytest.raises(ValueError, match="neither"):
+        Engine(bard.model, state="loose")
+    assert not engine.busy
+
+
+def test_running_rows_get_a_token_in_every_step_while_a_long_prompt_is_read(bard):
+    engine = Engine(bard.model, bard.tokenizer, chunk=10)
+    short = engine.add(Request((1, 2), max_tokens=40, sampling=GREEDY))
+    engine.step()
+    long = engine.add(Request((3,) * 95, max_tokens=2, sampling=GREEDY))
+    for step in range(10):
+        events = engine.step()
+        assert [e.id for e in events if e.token is not None] == [short] + [long] * (step == 9)
+        assert engine.reader.n_read == 2 + min(95, 10 * (step + 1))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_cancelled_requests_leave_at_once(bard, state):
+    engine = Engine(bard.model, bard.tokenizer, max_rows=3, chunk=8, state=state, cache_tokens=400)
+    speaking = engine.add(Request((1, 2), max_tokens=30, n=2))
+    reading = engine.add(Request((1,) * 20, max_tokens=30))
+    waiting = [engine.add(Request((5,), max_tokens=3, sampling=GREEDY)) for _ in range(2)]
+    engine.step()
+    assert engine.cancel(speaking) and engine.cancel(reading) and engine.cancel(waiting[0])
+    assert not engine.cancel(speaking)
+    assert {event.id for event in engine.step()} == {waiting[1]}
+    while engine.busy:
+        (event,) = engine.step()
+    assert event.result.choices[0].tokens == plainly(bard.model, Request((5,), max_tokens=3, sampling=GREEDY))
+    if engine.reader.pool is not None:
+        assert engine.reader.pool.n_used == 0
+
+
+def test_streams_and_runs_share_an_engine(bard):
+    engine = Engine(bard.model, bard.tokenizer)
+    requests = [Request((i,), max_tokens=6, sampling=Sampling(seed=i)) for i in range(3)]
+    want = [r.choices[0].text for r in engine.run(requests)]
+    other = engine.add(requests[0])
+    stream = engine.stream(requests[1])
+    first = next(stream)
+    assert engine.run([requests[2]])[0].choices[0].text == want[2]
+    rest = [event for event in engine.step() if event.id == other]  # kept while the others were waited for
+    assert "".join(e.piece for e in rest) == want[0] and rest[-1].result is not None
+    assert first.piece == want[1][:1]
+    stream.close()
+    assert not engine.busy
+    with pytest.raises(ValueError, match="empty"):
+        engine.run([requests[0], Request(())])
+    assert not engine.busy
+
+
+class Stumbling(torch.nn.Module):
+    """A model that fails when it reads a certain token, or says nothing but nonsense after it."""
+
+    def __init__(self, model, raises: int | None = None, nonsense: int | None = None) -> None:
+        super().__init__()
+        self.model, self.raises, self.nonsense = model, raises, nonsense
+        self.longest = model.longest
+
+    def start(self, batch, *, capacity=0):
+        self._stumble(batch.tokens)
+        return self.model.start(batch, capacity=capacity)
+
+    def step(self, tokens, state, *, last=False):
+        self._stumble(tokens)
+        logits = self.model.step(tokens, state, last=last)
+        if self.nonsense is not None and tokens.ndim == 1:
+            logits[tokens == self.nonsense] = torch.nan
+        return logits
+
+    def _stumble(self, tokens):
+        if self.raises is not None and (tokens == self.raises).any():
+            raise RuntimeError("out of memory, perhaps")
+
+
+@pytest.fixture
+def decoders(monkeypatch):
+    """The engine takes it for a decoder, as what is in it."""
+    monkeypatch.setattr("heedful.generate.reader.DecoderModel", (DecoderModel, Stumbling))
+
+
+def test_a_prompt_that_fails_fails_alone(bard, decoders):
+    engine = Engine(Stumbling(bard.model, raises=65))
+    running = engine.add(Request((7, 8), max_tokens=8, sampling=GREEDY))
+    events = engine.step()
+    ids = [engine.add(Request((7, token), max_tokens=2, sampling=GREEDY)) for token in (9, 65, 10)]
+    long = engine.add(Request((7, 65) * 20, max_tokens=1, echo=True))
+    while engine.busy:
+        events += engine.step()
+    last = {event.id: event for event in events}
+    for bad in (ids[1], long):
+        assert last[bad].finish_reason == "error" and "perhaps" in str(last[bad].error)
+    for good, prompt, n in ((running, (7, 8), 8), (ids[0], (7, 9), 2), (ids[2], (7, 10), 2)):
+        want = plainly(bard.model, Request(prompt, max_tokens=n, sampling=GREEDY))
+        assert last[good].result.choices[0].tokens == want
+
+
+def test_a_step_that_fails_leaves_an_engine_that_works(bard, decoders):
+    requests = [Request((i,), max_tokens=6, sampling=GREEDY) for i in (7, 33)]
+    want = [plainly(bard.model, r) for r in requests]
+    engine = Engine(Stumbling(bard.model, raises=want[0][2]), max_rows=1)
+    ids = [engine.add(r) for r in requests]
+    events = []
+    while engine.busy:
+        events += engine.step()
+    assert [e.token for e in events if e.id == ids[0]] == [*want[0][:3], None]
+    assert "perhaps" in str(events[3].error)
+    assert events[-1].result.choices[0].tokens == want[1]
+    with pytest.raises(RuntimeError, match="perhaps"):
+        engine.run([requests[0]])
+    assert not engine.busy
+
+
+def test_nonsense_in_one_row_ends_that_row_alone(bard, decoders):
+    requests = [Request((i,), max_tokens=6, sampling=GREEDY) for i in (7, 33)]
+    want = [plainly(bard.model, r) for r in requests]
+    engine = Engine(Stumbling(bard.model, nonsense=want[0][2]))
+    ids = [engine.add(r) for r in requests]
+    events = []
+    while engine.busy:
+        events += engine.step()
+    last = {event.id: event for event in events}
+    assert last[ids[0]].finish_reason == "error" and "finite" in str(last[ids[0]].error)
+    assert last[ids[1]].result.choices[0].tokens == want[1]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_nothing_of_a_failed_row_is_left_to_the_next(bard, state):
+    """A row whose keys and values are no numbers; what comes in its place is shorter than its neighbour."""
+    model = copy.deepcopy(bard.model)
+    with torch.no_grad():
+        model.embed.weight[65] = torch.nan
+    requests = [Request((i,) * n, max_tokens=12, sampling=GREEDY) for i, n in ((7, 40), (33, 1), (3, 1))]
+    want = [plainly(bard.model, r) for r in requests]
+    bias = Sampling(temperature=0, logit_bias={65: 100})
+    # Untied, so that only reading the token is ruinous, not thinking of it.
+    model.head.weight = torch.nn.Parameter(bard.model.head.weight.clone())
+    engine = Engine(model, state=state, block=4, cache_tokens=400)
+    ids = [engine.add(requests[0]), engine.add(Request((8, 8), max_tokens=12, sampling=bias))]
+    events = []
+    while ids[1] in engine._tasks:
+        events += engine.step()
+    ids += [engine.add(r) for r in requests[1:]]
+    while engine.busy:
+        events += engine.step()
+    last = {event.id: event for event in events}
+    assert last[ids[1]].finish_reason == "error"
+    assert [last[i].result.choices[0].tokens for i in (ids[0], ids[2], ids[3])] == want
+
+
+def test_lists_of_prompts_are_answered_together(bard):
+    prompts = ["ROMEO:\n", "What ", "First Citizen:\nBefore we proceed"]
+    together = bard.generate(prompts, max_tokens=12, temperature=0)
+    assert together == [bard.generate(p, max_tokens=12, temperature=0) for p in prompts]
+    assert ["".join(bard.stream(p, max_tokens=12, temperature=0)) for p in prompts] == together
+    assert bard.generate([], max_tokens=3) == []
+    text = bard.generate("ROMEO:\n", max_tokens=60, temperature=0, stop=" the")
+    assert " the" not in text and text
+    (result,) = bard.complete("O", max_tokens=3, n=2, logprobs=1, seed=4, min_p=0.05, presence_penalty=0.5)
+    assert len(result.choices) == 2 and len(result.choices[1].scores[2].top) == 1
+    for wrong in ({"n": 2}, {"logprobs": 0}, {"logprobs": 1}, {"echo": True}):
+        with pytest.raises(ValueError, match="complete"):
+            bard.generate("O", **wrong)
+    with pytest.raises(TypeError, match="top_q"):
+        bard.generate("O", top_q=1)

@@ -1,0 +1,160 @@
+"""Paged keys and values: the same numbers as contiguous ones, prefixes read once, room made when there is none."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+import heedful
+from heedful.generate.engine import Engine
+from heedful.generate.request import Request, Sampling
+from heedful.nn.paged import PagedState, Pool
+from support.case import error
+from support.families import CASES
+
+GREEDY = Sampling(temperature=0)
+NAMES = (
+    "gpt2", "gpt-neo-mixed", "gpt-j", "gpt-neox", "image-gpt", "llama3.2", "mistral", "mixtral", "qwen3-window",
+    "gemma2", "phi3", "olmo2",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture(scope="module")
+def bard():
+    return heedful.load("shakespeare", dtype=torch.float32)
+
+
+def paged(model, n_rows: int, n_blocks: int = 40, block: int = 4) -> PagedState:
+    return PagedState(Pool(n_blocks, block), len(model.decoder.blocks), n_rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paged_equals_contiguous(name):
+    """Unequal rows through reading, stepping, reordering, forgetting, joining and leaving."""
+    case = next(c for c in CASES if c.name == name)
+    model, batch = case.ours(case.reference()), case.batch()
+    tokens = batch.tokens
+    _, plain = model.start(tokens[:, :3])
+    pages = paged(model, 3)
+    assert error(model.step(tokens[:, :3], pages), model(tokens[:, :3]).logits) < 1e-6
+
+    def both(act) -> None:
+        act(plain)
+        act(pages)
+        assert pages.lengths == plain.lengths
+        following = (torch.arange(plain.n_rows) * 7 + 5) % 40 + 3
+        assert error(model.step(following, pages), model.step(following, plain)) < 1e-6
+
+    both(lambda s: s.truncate([1, 3, 2]))
+    both(lambda s: s.select([2, 0, 2, 1]))
+    both(lambda s: s.select([1, 1, 3, 0]))
+    both(lambda s: s.free(2))
+    both(lambda s: s.truncate([4, 2, 9, 9]))
+    both(lambda s: s.drop(0))
+    _, more = model.start(tokens[:2, :6])
+    more_pages = PagedState(pages.pool, len(model.decoder.blocks), 2)
+    model.step(tokens[:2, :6], more_pages)
+    both(lambda s: s.join(more if s is plain else more_pages, [1, 0, 1]))
+    both(lambda s: s.truncate([9, 9, 9, 5, 5, 5]))
+    for state in (more_pages, pages):
+        state.select([])
+    assert pages.pool.n_used == 0
+
+
+def test_a_shared_prefix_is_read_once(bard):
+    text = bard.generate("KING:\n", max_tokens=100, temperature=0.8, seed=1)
+    shared = tuple(bard.tokenizer.encode(text))  # 100 tokens: 6 blocks of 16 and 4 more
+    requests = [Request((*shared, i, i + 1, i + 2), max_tokens=5, sampling=GREEDY) for i in range(8)]
+    engine = Engine(bard.model, state="paged")
+    results = engine.run(requests)
+    assert engine.reader.n_read == 103 + 7 * (103 - 96)
+    assert results == Engine(bard.model).run(requests)
+    engine.run(requests[:1])  # the same again: its last block is not full
+    assert engine.reader.n_read == 103 + 8 * 7
+    exact = Request(shared[:96], max_tokens=1, sampling=GREEDY)
+    assert engine.run([exact]) == Engine(bard.model).run([exact])
+    assert engine.reader.n_read == 103 + 8 * 7 + 16  # the last token is always read, and with it its block
+    assert engine.reader.pool.n_used == 0
+
+
+def test_an_answer_is_the_beginning_of_the_next_prompt(bard):
+    engine = Engine(bard.model, state="paged")
+    prompt = tuple(range(10))
+    (first,) = engine.run([Request(prompt, max_tokens=40, sampling=GREEDY)])
+    longer = (*prompt, *first.choices[0].tokens, 3, 4)
+    before = engine.reader.n_read
+    follow = Request(longer, max_tokens=5, sampling=GREEDY)
+    assert engine.run([follow]) == Engine(bard.model).run([follow])
+    assert engine.reader.n_read - before == len(longer) - 48  # of 49 that were read, three blocks
+
+
+def test_answers_to_one_prompt_share_its_blocks(bard):
+    engine = Engine(bard.model, state="paged")
+    id = engine.add(Request(tuple(range(40)), max_tokens=4, n=5, sampling=Sampling(seed=1)))
+    engine.step()
+    engine.step()
+    assert engine.reader.pool.n_used == 2 + 5  # two full blocks for all, and one that each writes to
+    engine.cancel(id)
+    assert engine.reader.pool.n_used == 0
+
+
+def test_a_small_pool_makes_room_and_keeps_results_right(bard):
+    chance = random.Random(0)
+    starts = [tuple(chance.randrange(60) for _ in range(40)) for _ in range(5)]
+    requests = [
+        Request(
+            (
+                *chance.choice(starts)[: chance.choice([16, 33, 40])],
+                *(chance.randrange(60) for _ in range(3)),
+            ),
+            max_tokens=chance.randint(1, 20),
+            sampling=Sampling(seed=i),
+            n=chance.choice([1, 2]),
+        )
+        for i in range(60)
+    ]
+    engine = Engine(bard.model, state="paged", cache_tokens=256, block=8, chunk=32)
+    assert engine.run(requests) == Engine(bard.model).run(requests)
+    pool = engine.reader.pool
+    assert pool.n_used == 0 and not any(pool.users)
+    assert engine.reader.n_read < sum(len(r.prompt) for r in requests)  # some was shared all the same
+    with pytest.raises(ValueError, match=r"272 .*256"):
+        engine.add(Request((1,) * 30, max_tokens=100, n=2))
+
+
+def test_the_least_recently_used_goes_first():
+    pool = Pool(4, 2)
+    tables = {}
+    for name in "abcd":
+        tables[name] = [pool.take()]
+        pool.name([ord(name)] * 2, tables[name])
+        pool.release(tables[name])
+    pool.share(pool.find([97, 97])[0])  # a is used again
+    pool.release(tables["a"])
+    pool.take(), pool.take()
+    assert [bool(pool.find([ord(name)] * 2)) for name in "abcd"] == [True, False, False, True]
+    pool.take(), pool.take()
+    with pytest.raises(RuntimeError, match="all 4 blocks"):
+        pool.take()
+    with pytest.raises(ValueError, match="room for nothing"):
+        Pool(0)
+
+
+def test_blocks_are_found_by_all_that_lies_before_them():
+    pool = Pool(8, 2)
+    table = [pool.take() for _ in range(3)]
+    pool.name([1, 2, 3, 4, 5, 6], table)
+    assert pool.find([1, 2, 3, 4, 5]) == table[:2]
+    assert pool.find([3, 4]) == [] and pool.find([1, 2, 9, 9, 5, 6]) == table[:1]
+    pool.release(table)
+    for _ in range(6):  # five were free; the end of the known text goes before its beginning
+        pool.take()
+    assert pool.find([1, 2, 3, 4, 5, 6]) == table[:2]

@@ -1,0 +1,271 @@
+"""Whole models with packed weights: against the plain model, and against weights rounded by hand."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import heedful
+from heedful.generate.engine import greedy
+from heedful.models.base import GenerativeModel
+from heedful.nn.attention import Attention
+from heedful.nn.block import Block
+from heedful.nn.embed import Embedding
+from heedful.nn.feedforward import MixtureOfExperts
+from heedful.nn.head import LanguageHead
+from heedful.weights.pack import n_bytes, pack
+from support.case import error
+from support.families import CASES
+
+LIMIT = 1e-5
+SPEAKING = [c for c in CASES if c.generates]
+every = pytest.mark.parametrize("case", SPEAKING, ids=lambda c: c.name)
+# Everything that packing treats differently: tied and not, gates, biases, grouped queries, experts, norms on queries,
+# cross-attention, recurrence; and an encoder.
+CHOSEN = (
+    "gpt2",
+    "gpt-j",
+    "llama3",
+    "mixtral",
+    "olmo2",
+    "gemma2",
+    "marian",
+    "t5-v1.1",
+    "seq2seq-gru-bi-dot",
+    "bert-masked",
+)
+some = pytest.mark.parametrize("case", [c for c in CASES if c.name in CHOSEN], ids=lambda c: c.name)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@every
+def test_packed_float32_is_the_same_model(case):
+    model, batch = case.ours(case.reference()), case.batch()
+    counted = case.counted(batch)
+    logits, ids = model(batch).logits[counted], greedy(model, batch, 8)
+    assert pack(model, "float32") is model
+    assert error(model(batch).logits[counted], logits) < LIMIT
+    assert greedy(model, batch, 8) == ids
+
+
+def round_by_hand(model: nn.Module, kind: str) -> None:
+    """The plain model with the weights that packing rounds, rounded: int8 by rows, int4 by groups of 32 inputs where
+    they divide them (heads and tables by rows)."""
+
+    def by_rows(w):
+        scale = w.abs().amax(dim=1, keepdim=True) / 127
+        return torch.round(w / scale) * scale
+
+    def by_groups(w):
+        if w.shape[1] % 32:
+            return by_rows(w)
+        groups = w.reshape(len(w), -1, 32)
+        low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+        scale = ((high - low) / 15).bfloat16().float()
+        middle = (low + 8 * scale).bfloat16().float()
+        return (torch.round((groups - middle) / scale).clamp(-8, 7) * scale + middle).reshape(w.shape)
+
+    floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+    if kind in floats:
+        halves = lambda w: w.to(floats[kind]).float()  # noqa: E731
+        inner = outer = halves
+    else:
+        inner, outer = (by_rows if kind == "int8" else by_groups), by_rows
+    done = set()
+    for block in (m for m in model.modules() if isinstance(m, Block)):
+        routers = [m.router for m in block.modules() if isinstance(m, MixtureOfExperts)]
+        for linear in (m for m in block.modules() if isinstance(m, nn.Linear) and m not in routers):
+            linear.weight.data = inner(linear.weight.data)
+    tables = [m for n, m in model.named_modules() if isinstance(m, Embedding) and n.endswith("embed")]
+    for module in [*tables, *(m for m in model.modules() if isinstance(m, LanguageHead))]:
+        if module.weight not in done:
+            module.weight.data = outer(module.weight.data)
+        done.add(module.weight)
+
+
+# Relative to the largest logit. The weights are the same on both sides; what is left is what happens to activations:
+# nothing in float16 (float32), 8 bits in bfloat16 and int4's products, 7 bits and a sign in int8's.
+@some
+@pytest.mark.parametrize(
+    "kind, limit", [("bfloat16", 0.05), ("float16", 1e-5), ("int8", 0.08), ("int4", 0.05)]
+)
+def test_quantized_models_compute_with_the_rounded_weights(case, kind, limit):
+    model, batch = case.ours(case.reference()), case.batch()
+    by_hand = copy.deepcopy(model)
+    round_by_hand(by_hand, kind)
+    logits = pack(model, kind)(batch).logits.float()
+    counted = case.counted(batch)
+    off = error(logits[counted], by_hand(batch).logits[counted])
+    assert off < limit * (2 if case.name == "olmo2" else 1)
+
+
+@some
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "int4"])
+def test_quantized_models_keep_the_contract(case, kind):
+    """Steps equal the whole, rows are themselves in any company, and the states are of the activations' type."""
+    if not case.generates:
+        pytest.skip("does not speak")
+    model, batch = pack(case.ours(case.reference()), kind), case.batch()
+    together, state = model.start(batch)
+    following = torch.tensor([4, 9, 6])
+    stepped = model.step(following, state)
+    limit = 0.03 if kind == "bfloat16" else 1e-2 if kind == "int4" else LIMIT if kind == "float16" else 1e-2
+    for i, row in enumerate(case.rows(batch)):
+        alone, single = model.start(row)
+        assert error(together[i].float(), alone[0].float()) < limit
+        assert error(stepped[i].float(), model.step(following[i : i + 1], single)[0].float()) < limit
+    assert together.dtype == (torch.bfloat16 if kind == "bfloat16" else torch.float32)
+
+
+def model_bytes(model: nn.Module, kind: str) -> int:
+    """What the documentation promises, from the shapes of the plain model."""
+    per_weight = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.625}[kind]
+    outer = 1 if kind == "int4" else per_weight
+    rest = 2 if kind == "bfloat16" else 4  # norms, biases, positions
+    row = {"int8": 12, "int4": 0}.get(kind, 0)
+    total = 0.0
+    for name, p in model.named_parameters():
+        if name.startswith("decoder.blocks") and p.ndim == 2:
+            total += p.numel() * per_weight + len(p) * row
+        elif name == "embed.weight":  # and the head's, tied to it
+            total += 2 * p.numel() * outer + (len(p) * (4 + 12) if kind in ("int8", "int4") else 0)
+        else:
+            total += p.numel() * rest
+    return int(total)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "int4"])
+def test_memory_is_as_documented(kind):
+    model = heedful.load("shakespeare").model
+    expected, before = model_bytes(model, kind), model.n_parameters()
+    assert n_bytes(pack(model, kind)) == expected
+    assert model.n_parameters() == before
+
+
+# Linux tells a process's present and largest size. What the allocator keeps for later is given back before it is read.
+PROGRAM = """
+import ctypes, re, sys, torch
+from heedful.models.llama import Llama, LlamaConfig
+from heedful.weights.pack import n_bytes, pack
+def size(what): return 1024 * int(re.search(what + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+def llama(d, vocab):
+    with torch.device("meta"):
+        model = Llama(LlamaConfig(d_model=d, n_layers=2, d_ff=4 * d, vocab_size=vocab, n_heads=4, max_len=64))
+    model.to_empty(device="cpu")
+    for i, p in enumerate(model.parameters()):
+        p.data.fill_(0.01 * i + 0.01)
+    return model
+pack(llama(64, 64), sys.argv[1])  # whatever the libraries allocate once
+before = size("VmRSS")
+model = llama(1024, 16_000)
+plain = size("VmRSS")
+pack(model, sys.argv[1])
+peak = size("VmHWM")
+ctypes.CDLL(None).malloc_trim(0)
+print(peak - plain, size("VmRSS") - before, n_bytes(model))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what a process used")
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
+def test_the_process_grows_by_no_more_than_that(kind):
+    """A model of 265 MB, its largest matrix 65 MB: a joined matrix and its packed form above, and no more after."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, check=True)
+    above, after, promised = map(int, done.stdout.split())
+    assert above < 2 * 65e6 + 32e6, f"{above / 1e6:.0f} MB above the plain model"
+    assert after < promised + 24e6, f"{after / 1e6:.0f} MB for {promised / 1e6:.0f}"
+
+
+def test_a_packed_model_is_not_saved(tmp_path):
+    loaded = heedful.load("shakespeare", quantize="int8")
+    with pytest.raises(ValueError, match="packed as int8"):
+        loaded.save(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    with pytest.raises(ValueError, match="packed already"):
+        pack(loaded.model, "int4")
+
+
+def test_what_cannot_be_packed_is_said(tmp_path):
+    cbow = next(c for c in CASES if c.name == "cbow")
+    with pytest.raises(ValueError, match="nothing to pack"):
+        pack(cbow.ours(cbow.reference()), "int8")
+    with pytest.raises(ValueError, match="float32, bfloat16, float16, int8, int4"):
+        heedful.load("shakespeare", quantize="int2")  # type: ignore[arg-type]
+    model = heedful.load("shakespeare").model
+    model.decoder.blocks[0].feedforward.up.weight.data[0, 0] = 1e5
+    with pytest.raises(ValueError, match="bfloat16"):
+        pack(model, "float16")
+    assert model.packed is None and greedy(model, heedful_batch(), 2)  # and nothing has changed
+
+
+def heedful_batch():
+    from heedful.models.base import Batch
+
+    return Batch(torch.tensor([[5, 6, 7]]))
+
+
+def test_gradients_do_not_pass():
+    model = heedful.load("shakespeare", quantize="int8").model
+    with torch.enable_grad():
+        assert not model(heedful_batch()).logits.requires_grad  # nothing in it learns
+        model.decoder.norm.weight.requires_grad_()
+        with pytest.raises(ValueError, match="gradient"):
+            model(heedful_batch())
+
+
+def test_queries_keys_and_values_are_one_product():
+    model = heedful.load("shakespeare", quantize="int8").model
+    assert isinstance(model, GenerativeModel)
+    assert not [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    joined = [m.joint.n_outputs for m in model.modules() if isinstance(m, Attention) and m.joint is not None]
+    assert joined == [3 * 192] * 6
+
+
+def test_every_kind_speaks_through_load_and_the_command_line(capsys):
+    from heedful.cli import main
+
+    plain = heedful.load("shakespeare", dtype=torch.float32).generate("ROMEO:", max_tokens=40, temperature=0)
+    for kind in ("float32", "float16"):  # too near to the plain model to say something else here
+        assert (
+            heedful.load("shakespeare", quantize=kind).generate("ROMEO:", max_tokens=40, temperature=0)
+            == plain
+        )
+    for kind in ("bfloat16", "int8", "int4"):
+        arguments = ["--max-tokens", "40", "--temperature", "0", "--quantize", kind]
+        assert main(["generate", "shakespeare", "ROMEO:", *arguments]) == 0
+        said = capsys.readouterr()
+        assert re.match(r"ROMEO:\n\w+", said.out) and not said.err
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@some
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "int4"])
+def test_on_a_gpu_quantized_models_compute_with_the_rounded_weights(case, kind):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    model, batch = case.ours(case.reference()), case.batch()
+    by_hand = copy.deepcopy(model)
+    if kind != "float32":
+        round_by_hand(by_hand, kind)
+    there = dataclasses.replace(
+        batch, **{n: v.cuda() for n, v in vars(batch).items() if isinstance(v, torch.Tensor)}
+    )
+    logits = pack(model.cuda(), kind)(there).logits.float().cpu()
+    counted = case.counted(batch)
+    off = error(logits[counted], by_hand(batch).logits[counted])
+    limit = {"float32": 1e-4, "float16": 0.01}.get(kind, 0.08)
+    assert off < limit * (2 if case.name == "mixtral" else 1)  # a rounded router may choose another expert
+    if case.generates:
+        assert len(greedy(model, there, 4)) == 3

@@ -1,0 +1,195 @@
+"""Packed products against the same product written out by hand, and what packed weights refuse."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from heedful.nn import packed
+from heedful.nn.embed import Embedding
+from heedful.nn.packed import FASTER, FLOATS, PLAIN, Packed, Table, activations, agrees, product
+
+SHAPES = [(64, 32), (96, 256), (50, 33), (1, 64), (257, 160)]  # outputs, inputs
+WAYS = [(k, w) for (device, k), ways in FASTER.items() if device == "cpu" for w in ways] + list(PLAIN.items())
+every_way = pytest.mark.parametrize("kind, way", WAYS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def kept(weight: Tensor, kind: str) -> Tensor:
+    """Weights as `product` hands them on: floats in their own type."""
+    return weight.to(FLOATS.get(kind, torch.float32))
+
+
+def by_hand(weight: Tensor, kind: str) -> Tensor:
+    """What a kind makes of weights (N, K), by its definition and one number at a time where it matters."""
+    if kind in ("float32", "bfloat16", "float16"):
+        return weight.to(getattr(torch, kind)).double()
+    out = torch.empty_like(weight, dtype=torch.float64)
+    for n, row in enumerate(weight.double()):
+        if kind == "int8":
+            scale = row.abs().max() / 127
+            out[n] = torch.round(row / scale) * scale
+        else:
+            for begin in range(0, len(row), 32):
+                group = row[begin : begin + 32]
+                scale = ((group.max() - group.min()) / 15).bfloat16().double()
+                middle = (group.min() + 8 * scale).bfloat16().double()
+                out[n, begin : begin + 32] = (
+                    torch.round((group - middle) / scale).clamp(-8, 7) * scale + middle
+                )
+    return out
+
+
+def limit(kind: str, way: type[Packed], x: Tensor, weight: Tensor) -> Tensor:
+    """How far a sum may be off, given exact sums over the rounded weights: what happens to x on the way.
+
+    int8 rounds x to half a step at most, in 127 steps (or 63) of the row's largest; bfloat16 to 2⁻⁹ of itself, and
+    the result too. Sums are in float32.
+    """
+    if way.__name__.startswith("Int8Fbgemm"):
+        step = x.abs().amax(dim=-1, keepdim=True) / way.steps
+        return (step / 2) * weight.abs().sum(dim=1) + 1e-4
+    if kind == "bfloat16" or way.__name__ == "Int4Aten":
+        return 2**-8 * (x.abs() @ weight.abs().T) + 1e-4
+    return 1e-6 * (x.abs() @ weight.abs().T) + 1e-6
+
+
+@every_way
+@pytest.mark.parametrize("n_rows", [1, 5])
+def test_products_are_those_of_the_rounded_weights(kind, way, n_rows):
+    for n_outputs, n_inputs in SHAPES:
+        if not way.fits(n_outputs, n_inputs):
+            continue
+        weight, x = numbers(n_outputs, n_inputs), 3 * numbers(n_rows, n_inputs, seed=1)
+        bias = numbers(n_outputs, seed=2)
+        dtype = activations("cpu", kind)
+        made = way(kept(weight, kind), bias.to(dtype))
+        x, bias = x.to(dtype).double(), bias.to(dtype).double()
+        rounded = by_hand(weight, kind)
+        expected = x @ rounded.T + bias
+        got = made(x.to(dtype))
+        assert got.dtype == dtype and got.shape == expected.shape
+        assert ((got.double() - expected).abs() <= limit(kind, way, x, rounded) + 2**-8 * bias.abs()).all()
+        assert torch.equal(made(x.to(dtype)[None])[0], got)  # however many dimensions
+        without = way(kept(weight, kind), None)
+        assert (
+            (without(x.to(dtype)).double() + bias - got.double()).abs() <= 0.02 * expected.abs().max()
+        ).all()
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_every_shape_has_a_way(kind):
+    for shape in SHAPES:
+        weight = numbers(*shape)
+        x = numbers(3, shape[1], seed=1).to(activations("cpu", kind))
+        made = product(weight, None, kind)
+        exact = x.float() @ weight.T
+        assert (made(x).float() - exact).abs().max() < (0.15 if kind == "int4" else 0.03) * exact.abs().max()
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_rows_do_not_know_each_other(kind):
+    """A row of huge numbers beside it changes nothing, nor does being alone."""
+    weight = numbers(48, 64)
+    made = product(weight, None, kind)
+    x = numbers(4, 64, seed=1).to(activations("cpu", kind))
+    x[2] *= 1000
+    together = made(x)
+    for i in range(4):
+        alone = made(x[i : i + 1])[0]
+        assert (together[i] - alone).abs().max() <= 1e-5 * alone.abs().max().clamp(min=1)
+
+
+@every_way
+def test_nothing_comes_of_nothing(kind, way):
+    weight = kept(numbers(32, 64), kind)
+    made, dtype = way(weight, None), activations("cpu", kind)
+    assert torch.equal(made(torch.zeros(1, 64, dtype=dtype)), torch.zeros(1, 32, dtype=dtype))
+    assert torch.equal(made(torch.zeros(2, 64, dtype=dtype)), torch.zeros(2, 32, dtype=dtype))
+    assert made(torch.zeros(0, 64, dtype=dtype)).shape == (0, 32)
+    zeros = way(torch.zeros_like(weight), None)
+    assert zeros(torch.ones(2, 64, dtype=dtype)).abs().max() == 0
+
+
+@every_way
+def test_memory_is_what_is_kept(kind, way):
+    weight = kept(numbers(64, 256), kind)
+    bits = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4 + 2 * 16 / 32}[kind]
+    per_row = {"int8": 12 if way is not PLAIN["int8"] else 4}.get(kind, 0)
+    assert way(weight, None).nbytes == 64 * 256 * bits / 8 + 64 * per_row
+    assert way(weight, numbers(64)).nbytes == way(weight, None).nbytes + 64 * 4
+
+
+def test_an_operator_that_is_missing_or_wrong_is_not_used():
+    class Missing(packed.OneDnn):
+        def product(self, x):
+            return torch.ops.mkldnn._no_such_operator(x)
+
+    class Wrong(packed.OneDnn):
+        def product(self, x):
+            return super().product(x) * 1.001
+
+    class OnlyOneRow(packed.OneDnn):
+        def product(self, x):
+            return super().product(x) if x.shape[0] == 1 else x.new_full((*x.shape[:-1], 64), torch.nan)
+
+    assert not any(agrees(way, "cpu", "float32") for way in (Missing, Wrong, OnlyOneRow))
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_without_the_fast_operators_the_plain_ones_serve(kind, monkeypatch):
+    monkeypatch.setattr(packed, "FASTER", {})
+    weight = numbers(48, 64)
+    made = product(weight, None, kind)
+    assert type(made) is PLAIN[kind]
+
+
+def test_no_warning_reaches_the_user():
+    packed.agrees.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in PLAIN:
+            product(numbers(48, 64), None, kind)
+
+
+def test_the_quantization_engine_is_left_as_it_was():
+    before = torch.backends.quantized.engine
+    product(numbers(48, 64), None, "int8")
+    assert torch.backends.quantized.engine == before
+
+
+@every_way
+def test_gradients_are_refused(kind, way):
+    made = way(kept(numbers(32, 64), kind), None)
+    x = numbers(2, 64).to(activations("cpu", kind))
+    with torch.enable_grad(), pytest.raises(ValueError, match="gradient"):
+        made(x.requires_grad_())
+
+
+def test_packed_weights_do_not_move():
+    model = nn.Sequential(product(numbers(48, 64), None, "int8"))
+    with pytest.raises(ValueError, match="load the model anew"):
+        model.to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind, limit", [("float16", 2**-11), ("int8", 0.5 / 127)])
+def test_a_table_gives_rounded_rows(kind, limit):
+    plain = Embedding(20, 16, scale=4.0)
+    table = Table(plain, kind, torch.float32)
+    tokens = torch.tensor([[3, 3, 0], [19, 1, 2]])
+    rows = plain(tokens)
+    assert table(tokens).dtype == torch.float32
+    assert ((table(tokens) - rows).abs() <= 1.001 * limit * rows.abs().amax(dim=-1, keepdim=True)).all()
+    assert table.nbytes == (20 * 16 * 2 if kind == "float16" else 20 * 16 + 20 * 4)
