@@ -6,12 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from heedful import __version__
-
-if TYPE_CHECKING:
-    from heedful.loaded import Loaded, Settings
+from heedful import __version__, converse
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -55,22 +51,15 @@ def parser() -> argparse.ArgumentParser:
     c = add("info", info, "what a model is: architecture, parameters, memory, context")
     c.add_argument("name", help=f"{model}; or the name of a published size")
 
-    c = add("generate", generate, "continue a prompt; without one, a loop that asks for prompts")
+    c = add("generate", converse.run, "continue a prompt; without one, a loop that asks for prompts")
     c.add_argument("model", help=model)
     c.add_argument("prompt", nargs="?", help="the text to continue, or to translate by an encoder-decoder")
-    c.add_argument("--max-tokens", type=int, default=200, metavar="N", help="at most this many (default 200)")
-    c.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default 0.8)")
-    c.add_argument("--top-k", type=int, metavar="K", help="choose among the K most likely")
-    c.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="choose within this mass (default 1)"
-    )
-    c.add_argument("--seed", type=int, help="the same seed gives the same text")
     c.add_argument(
         "--quantize",
         choices=["float32", "bfloat16", "float16", "int8", "int4"],
         help="pack the weights for speed, in this type",
     )
-    c.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    converse.add_options(c)
 
     c = add("export", export, "write a model as a folder in the hub's layout")
     c.add_argument("model", help=model)
@@ -119,42 +108,6 @@ def info(options: argparse.Namespace) -> int:
 
     print(describe(options.name))
     return 0
-
-
-def generate(options: argparse.Namespace) -> int:
-    import heedful
-
-    loaded = heedful.load(options.model, quantize=options.quantize)
-    settings: Settings = {
-        "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "seed": options.seed,
-        "chat": options.chat,
-    }
-    if options.prompt is not None:
-        speak(loaded, options.prompt, settings)
-        return 0
-    print(f"{loaded}\nType the beginning of a text and press Enter; Ctrl-D ends.")
-    while True:
-        try:
-            prompt = input("\n> ")
-        except EOFError:
-            print()
-            return 0
-        try:
-            speak(loaded, prompt, settings)
-        except (KeyboardInterrupt, ValueError) as problem:
-            print(f"\n[{problem or 'stopped'}]")
-
-
-def speak(loaded: Loaded, prompt: str, settings: Settings) -> None:
-    if loaded.continues and not settings.get("chat"):
-        print(prompt, end="", flush=True)
-    for piece in loaded.stream(prompt, **settings):
-        print(piece, end="", flush=True)
-    print()
 
 
 def export(options: argparse.Namespace) -> int:

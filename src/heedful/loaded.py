@@ -12,6 +12,7 @@ from heedful.generate.engine import Engine, Speaker
 from heedful.generate.request import Request, Result, Sampling
 from heedful.models.base import DecoderModel, Model
 from heedful.nn.packed import Kind
+from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.find import find, refuse_pickle
 from heedful.weights.folder import load_folder
@@ -28,6 +29,9 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "source.spm",
     "sentencepiece.bpe.model", "tokenizer_config.json",
 )  # fmt: skip
+
+
+Prompt = str | Messages  # a text, or with chat the turns of a conversation
 
 
 class Settings(TypedDict, total=False):
@@ -125,15 +129,16 @@ class Loaded:
         texts = [result.choices[0].text for result in self.complete(prompt, **settings)]
         return texts[0] if isinstance(prompt, str) else texts
 
-    def stream(self, prompt: str, **settings: Unpack[Settings]) -> Iterator[str]:
+    def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Iterator[str]:
         """The same piece by piece, as it is written; a piece never splits a character."""
         self._refuse("stream", settings)
         engine, (request,) = self._engine(), self._requests([prompt], settings)
         return (event.piece for event in engine.stream(request) if event.piece)
 
-    def complete(self, prompt: str | Sequence[str], **settings: Unpack[Settings]) -> list[Result]:
+    def complete(self, prompt: Prompt | Sequence[str], **settings: Unpack[Settings]) -> list[Result]:
         """All there is to know of the answers to one prompt or several: see `heedful.generate.request.Result`."""
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        one = isinstance(prompt, str) or any(isinstance(turn, Mapping) for turn in prompt)
+        prompts = [cast(Prompt, prompt)] if one else list(cast(Sequence[str], prompt))
         return self._engine().run(self._requests(prompts, settings))
 
     def _refuse(self, what: str, settings: Settings) -> None:
@@ -147,7 +152,7 @@ class Loaded:
         # Nobody else is kept waiting: long prompts are read at once, short ones side by side.
         return Engine(cast(Speaker, self.model), self.tokenizer.target, chunk=4096)
 
-    def _requests(self, prompts: Sequence[str], settings: Settings) -> list[Request]:
+    def _requests(self, prompts: Sequence[Prompt], settings: Settings) -> list[Request]:
         """Settings that are not a request's own are its sampling's."""
         rest: dict[str, Any] = dict(settings)
         chat, stop, max_tokens = rest.pop("chat", False), rest.pop("stop", ()), rest.pop("max_tokens", 200)
@@ -157,11 +162,14 @@ class Loaded:
         more["stop_ids"] = frozenset(self.eos_ids)
         return [Request(*self._read(p, chat), max_tokens, how, **more) for p in prompts]
 
-    def _read(self, prompt: str, chat: bool) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def _read(self, prompt: Prompt, chat: bool) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """What the decoder continues, and what the encoder reads."""
         assert self.tokenizer is not None
         if chat:
-            ids = self.tokenizer.chat([{"role": "user", "content": prompt}])
+            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            ids = self.tokenizer.chat(turns)
+        elif not isinstance(prompt, str):
+            raise ValueError("a conversation needs chat=True")
         else:
             ids = self.tokenizer.encode(prompt, add_special=True)
         ids = ids or [i for i in (self.bos_id, *self.eos_ids) if i is not None][:1]

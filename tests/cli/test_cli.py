@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -69,6 +70,30 @@ def test_generate_without_a_prompt_is_a_loop():
     out = heedful_command("generate", "shakespeare", "--max-tokens", "5", stdin="To be\nOr not\n")
     assert out.returncode == 0 and out.stderr == ""
     assert "To be" in out.stdout and "Or not" in out.stdout
+
+
+def test_the_loop_can_be_told_how_to_answer():
+    lines = "/set max_tokens 3\n/set seed 1\n/settings\nTo be\n/nonsense\n/set nothing 1\n/quit\n"
+    out = heedful_command("generate", "shakespeare", stdin=lines)
+    assert out.returncode == 0 and out.stderr == ""
+    assert "max_tokens = 3" in out.stdout and "seed = 1" in out.stdout
+    assert "/set NAME VALUE, where NAME is one of max_tokens" in out.stdout
+    spoken = next(line for line in out.stdout.splitlines() if "To be" in line)
+    assert len(spoken.removeprefix("> ")) <= len("To be") + 3
+
+
+def test_json_says_everything(capsys):
+    out = says(
+        capsys, "generate", "shakespeare", "To be", "--json", "--n", "2", "--logprobs", "2", "--echo",
+        "--max-tokens", "4", "--seed", "1", "--top-p", "0.9", "--logit-bias", "5=1.5,6=-2", "--stop", "zzz",
+    )  # fmt: skip
+    result = json.loads(out)
+    assert [c["index"] for c in result["choices"]] == [0, 1]
+    for choice in result["choices"]:
+        assert choice["finish_reason"] == "length" and len(choice["tokens"]) == 4
+        assert "".join(s["text"] for s in choice["scores"]) == choice["text"].removeprefix("To be")
+        assert all(len(s["top"]) >= 2 for s in choice["scores"])
+    assert result["prompt_scores"][0] is None and len(result["prompt_scores"]) == 5
 
 
 def test_export_writes_what_loads_again(tmp_path, capsys):

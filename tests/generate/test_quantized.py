@@ -63,7 +63,15 @@ def test_packed_float32_is_the_same_model(case):
 
 def round_by_hand(model: nn.Module, kind: str) -> None:
     """The plain model with the weights that packing rounds, rounded: int8 by rows, int4 by groups of 32 inputs where
-    they divide them (heads and tables by rows)."""
+    they divide them; heads and tables by rows. Rows of int8 are turned, but for tables, where nothing is multiplied."""
+
+    def turned(w):
+        size = min(32, w.shape[1] & -w.shape[1])
+        block = torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(size)] for i in range(size)])
+        return (w.reshape(len(w), -1, size) @ block / size**0.5).reshape(w.shape)
+
+    def by_turned_rows(w):
+        return turned(by_rows(turned(w)))
 
     def by_rows(w):
         scale = w.abs().amax(dim=1, keepdim=True) / 127
@@ -71,7 +79,7 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
 
     def by_groups(w):
         if w.shape[1] % 32:
-            return by_rows(w)
+            return by_turned_rows(w)
         groups = w.reshape(len(w), -1, 32)
         low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
         scale = ((high - low) / 15).bfloat16().float()
@@ -81,19 +89,18 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
     floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     if kind in floats:
         halves = lambda w: w.to(floats[kind]).float()  # noqa: E731
-        inner = outer = halves
+        inner = halves
     else:
-        inner, outer = (by_rows if kind == "int8" else by_groups), by_rows
-    done = set()
+        inner = by_turned_rows if kind == "int8" else by_groups
     for block in (m for m in model.modules() if isinstance(m, Block)):
         routers = [m.router for m in block.modules() if isinstance(m, MixtureOfExperts)]
         for linear in (m for m in block.modules() if isinstance(m, nn.Linear) and m not in routers):
             linear.weight.data = inner(linear.weight.data)
-    tables = [m for n, m in model.named_modules() if isinstance(m, Embedding) and n.endswith("embed")]
-    for module in [*tables, *(m for m in model.modules() if isinstance(m, LanguageHead))]:
-        if module.weight not in done:
-            module.weight.data = outer(module.weight.data)
-        done.add(module.weight)
+    for head in (m for m in model.modules() if isinstance(m, LanguageHead)):
+        head.weight = nn.Parameter((by_turned_rows if kind.startswith("int") else inner)(head.weight.data))
+    for name, table in model.named_modules():
+        if isinstance(table, Embedding) and name.endswith("embed"):
+            table.weight = nn.Parameter((by_rows if kind.startswith("int") else inner)(table.weight.data))
 
 
 # Relative to the largest logit. The weights are the same on both sides; what is left is what happens to activations:

@@ -32,12 +32,20 @@ def kept(weight: Tensor, kind: str) -> Tensor:
     return weight.to(FLOATS.get(kind, torch.float32))
 
 
+def turn_over(n: int) -> Tensor:
+    """Hadamard's matrices, by the bits of row and column, in blocks of the largest power of two in n, up to 32."""
+    size = min(32, n & -n)
+    block = torch.tensor([[(-1) ** (i & j).bit_count() for j in range(size)] for i in range(size)])
+    return torch.block_diag(*[block.double() / size**0.5] * (n // size))
+
+
 def by_hand(weight: Tensor, kind: str) -> Tensor:
     """What a kind makes of weights (N, K), by its definition and one number at a time where it matters."""
     if kind in ("float32", "bfloat16", "float16"):
         return weight.to(getattr(torch, kind)).double()
     out = torch.empty_like(weight, dtype=torch.float64)
-    for n, row in enumerate(weight.double()):
+    turn = turn_over(weight.shape[1]) if kind == "int8" else torch.eye(weight.shape[1]).double()
+    for n, row in enumerate(weight.double() @ turn):
         if kind == "int8":
             scale = row.abs().max() / 127
             out[n] = torch.round(row / scale) * scale
@@ -49,7 +57,7 @@ def by_hand(weight: Tensor, kind: str) -> Tensor:
                 out[n, begin : begin + 32] = (
                     torch.round((group - middle) / scale).clamp(-8, 7) * scale + middle
                 )
-    return out
+    return out @ turn.T
 
 
 def limit(kind: str, way: type[Packed], x: Tensor, weight: Tensor) -> Tensor:
@@ -59,8 +67,9 @@ def limit(kind: str, way: type[Packed], x: Tensor, weight: Tensor) -> Tensor:
     the result too. Sums are in float32.
     """
     if way.__name__.startswith("Int8Fbgemm"):
-        step = x.abs().amax(dim=-1, keepdim=True) / way.steps
-        return (step / 2) * weight.abs().sum(dim=1) + 1e-4
+        turn = turn_over(x.shape[-1])
+        step = (x @ turn).abs().amax(dim=-1, keepdim=True) / way.steps
+        return (step / 2) * (weight @ turn).abs().sum(dim=1) + 1e-4
     if kind == "bfloat16" or way.__name__ == "Int4Aten":
         return 2**-8 * (x.abs() @ weight.abs().T) + 1e-4
     return 1e-6 * (x.abs() @ weight.abs().T) + 1e-6

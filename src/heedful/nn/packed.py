@@ -4,13 +4,17 @@
     float32   itself                                    oneDNN, laid out in blocks  plain
     bfloat16  rounded to 8 bits of precision            oneDNN, laid out in blocks  plain
     float16   rounded to 11 bits, at most 65,504        FBGEMM, x in float32        plain
-    int8      round(w / s), s = max|w| / 127 of a row   FBGEMM, x in 8 bits too     x @ wᵀ · s
+    int8      round(w / s), s = max|w| / 127 of a row   FBGEMM, x in 8 bits too     plain, from int8 at each use
     int4      its nearest of 16 steps from a group's    ATen                        ATen
               least to its greatest value
 
 In int8 FBGEMM multiplies integers: x is rounded to 8 bits as well, with a scale of its own for every row (a token of a
-text), so that what else is in the batch never matters; int4 reads x in bfloat16. The fast operators are not part of
-PyTorch's public interface: each is tried once, on a small product, and used only if it agrees with the plain one.
+text), so that what else is in the batch does not matter. A few large inputs would leave all others few steps; so both
+sides are turned first, (xH)(WH)ᵀ = xWᵀ, by a Hadamard matrix over neighbouring inputs, which spreads the large ones
+(QuaRot, Ashkboos et al. 2024). int4 reads x in bfloat16.
+
+The fast operators are not part of PyTorch's public interface: each is tried once, on a small product, and used only if
+it agrees with the plain one.
 
     N outputs, K inputs, G inputs in a group
 """
@@ -32,6 +36,7 @@ from heedful.nn.embed import Embedding
 Kind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GROUP = 32  # of int4's inputs that share a scale
+TURN = 32  # inputs that are turned together in int8, at most
 TINY = 1e-30
 # How far a way may be from the plain one, relative to the largest output: rounding of the sums; int8's rounding of x
 # is up to half a step in 127, and in 63.
@@ -40,12 +45,25 @@ TOLERANCE: dict[Kind, float] = {
 }  # fmt: skip
 
 
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 and the scale of each row: (N, K) -> (N, K), (N,)."""
+def hadamard(n_inputs: int) -> Tensor:
+    """The orthogonal matrix (n, n) of ±1/√n for the largest power of two n that divides the inputs, up to TURN."""
+    turn = torch.ones(1, 1)
+    while len(turn) < TURN and n_inputs % (2 * len(turn)) == 0:
+        turn = torch.cat([torch.cat([turn, turn], dim=1), torch.cat([turn, -turn], dim=1)]) / 2**0.5
+    return turn
+
+
+def turned(x: Tensor, turn: Tensor) -> Tensor:
+    """Each n neighbours of the last dimension times `turn` (n, n)."""
+    return torch.mm(x.reshape(-1, len(turn)), turn).view(x.shape)
+
+
+def quantize_rows(weight: Tensor, turn: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """int8 and the scale of each row: (N, K) -> (N, K), (N,); turned before, if asked."""
     ints = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = weight.new_empty(len(weight), dtype=torch.float32)
     for rows in _slices(weight):
-        part = weight[rows].float()
+        part = weight[rows].float() if turn is None else turned(weight[rows].float(), turn)
         scales[rows] = part.abs().amax(dim=1).clamp_(min=TINY) / 127
         ints[rows] = (part / scales[rows, None]).round_().to(torch.int8)
     return ints, scales
@@ -162,11 +180,13 @@ class Int8(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.weight, self.scales = quantize_rows(weight.detach())
+        turn = hadamard(self.n_inputs).to(weight.device)
+        self.weight, self.scales = quantize_rows(weight.detach(), turn)
+        self.turn = turn
         self.nbytes += self.weight.nbytes + self.scales.nbytes
 
     def product(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight.to(x.dtype)) * self.scales.to(x.dtype)
+        y = F.linear(turned(x, self.turn.to(x.dtype)), self.weight.to(x.dtype)) * self.scales.to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 
@@ -177,7 +197,8 @@ class Int8Fbgemm(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        ints, scales = quantize_rows(weight.detach())
+        self.turn = hadamard(self.n_inputs)
+        ints, scales = quantize_rows(weight.detach(), self.turn)
         with fbgemm():
             zeros = torch.zeros(len(scales), dtype=torch.int64)
             tensor = torch._make_per_channel_quantized_tensor(ints, scales.double(), zeros, 0)
@@ -186,6 +207,7 @@ class Int8Fbgemm(Packed):
 
     def product(self, x: Tensor) -> Tensor:
         multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        x = turned(x, self.turn)
         if x.numel() == self.n_inputs:  # one row, and its scale a number: the same and quicker
             largest = max(x.abs().max().item(), TINY)
             y = multiply(x, largest / self.steps, 128, self.weight)

@@ -1,0 +1,150 @@
+"""How fast a matrix product reads its weights: each kernel, shape and batch, in GB/s of weights and in µs.
+
+    python benchmarks/kernels.py [--threads 2] [--shapes 768x2304 ...] [--batch 1 8] [--runs 9]
+
+A decoder writes one token at a time and reads all its weights for it, so that memory bandwidth is the limit: the first
+line is what a plain copy of memory reaches. Every kernel has several matrices, more than the caches hold, and the
+kernels take turns; times are the medians over the runs, of what PyTorch does from Python, activations quantized and
+turned where the kernel needs it. The rows are heedful's own ways of packing (nn/packed.py) and PyTorch's operators
+that were tried for them; a kernel that cannot run here says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heedful.nn import packed
+
+# GPT-2 124M: query, key and value; up; down; head. SmolLM2-135M: the same, its gate with up.
+SHAPES = ("2304x768", "3072x768", "768x3072", "50257x768", "960x576", "3072x576", "576x1536", "49152x576")
+CACHES = 100e6  # bytes that are surely more than the caches
+
+Product = Callable[[Tensor], Tensor]
+
+
+def ours(
+    way: type[packed.Packed], kind: packed.Kind
+) -> tuple[Callable[[Tensor], Product], torch.dtype, float]:
+    dtype = packed.FLOATS.get(kind, torch.float32)
+
+    def make(weight: Tensor) -> Product:
+        if not way.fits(*weight.shape):
+            raise ValueError("shape does not fit")
+        return way(weight.to(dtype), None)
+
+    return make, packed.activations("cpu", kind), {"int8": 1, "int4": 0.625}.get(kind, dtype.itemsize)
+
+
+def linear(dtype: torch.dtype) -> Callable[[Tensor], Product]:
+    def make(weight: Tensor) -> Product:
+        kept = weight.to(dtype)
+        return lambda x: F.linear(x, kept)
+
+    return make
+
+
+def weight_only_int8(weight: Tensor) -> Product:
+    ints, scales = packed.quantize_rows(weight)
+    narrow = scales.bfloat16()
+    return lambda x: torch.ops.aten._weight_int8pack_mm(x, ints, narrow)
+
+
+def dynamic_int8(engine: str) -> Callable[[Tensor], Product]:
+    """PyTorch's own dynamic quantization: one scale for all of x, so that rows depend on each other."""
+
+    def make(weight: Tensor) -> Product:
+        ints, scales = packed.quantize_rows(weight)
+        before, torch.backends.quantized.engine = torch.backends.quantized.engine, engine
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            zeros = torch.zeros(len(scales), dtype=torch.int64)
+            tensor = torch._make_per_channel_quantized_tensor(ints, scales.double(), zeros, 0)
+        kept = torch.ops.quantized.linear_prepack(tensor, None)
+        torch.backends.quantized.engine = before
+        return lambda x: torch.ops.quantized.linear_dynamic(x, kept, False)
+
+    return make
+
+
+KERNELS: dict[str, tuple[Callable[[Tensor], Product], torch.dtype, float]] = {
+    "linear float32": (linear(torch.float32), torch.float32, 4),
+    "packed float32": ours(packed.OneDnn, "float32"),
+    "linear bfloat16": (linear(torch.bfloat16), torch.bfloat16, 2),
+    "packed bfloat16": ours(packed.OneDnn, "bfloat16"),
+    "packed float16": ours(packed.Float16Fbgemm, "float16"),
+    "packed int8": ours(packed.Int8Fbgemm, "int8"),
+    "dynamic int8, fbgemm": (dynamic_int8("fbgemm"), torch.float32, 1),
+    "dynamic int8, onednn": (dynamic_int8("onednn"), torch.float32, 1),
+    "weight-only int8": (weight_only_int8, torch.bfloat16, 1),
+    "packed int4": ours(packed.Int4Aten, "int4"),
+}
+
+
+def bandwidth(runs: int) -> float:
+    """Bytes read and written per second by a copy."""
+    source = torch.ones(int(CACHES))
+    target = torch.empty_like(source)
+    took = []
+    for _ in range(runs):
+        begin = time.perf_counter()
+        target.copy_(source)
+        took.append(time.perf_counter() - begin)
+    return 2 * source.nbytes / statistics.median(took)
+
+
+def measure(shape: tuple[int, int], batch: int, runs: int) -> None:
+    n_copies = max(2, int(CACHES // (shape[0] * shape[1])) + 1)
+    products: dict[str, list[Product]] = {}
+    times: dict[str, list[float]] = {}
+    for name, (make, _, size) in KERNELS.items():
+        try:
+            n = max(2, int(n_copies / size) + 1)
+            products[name] = [make(0.02 * torch.randn(shape)) for _ in range(n)]
+            products[name][0](torch.randn(batch, shape[1]).to(KERNELS[name][1]))
+        except (RuntimeError, ValueError, AttributeError) as problem:
+            products.pop(name, None)
+            print(f"{shape[0]}x{shape[1]:<6} {batch:>5}  {name:22} {str(problem).splitlines()[0][:60]}")
+    for _ in range(runs + 1):  # the first warms up
+        for name, each in products.items():
+            x = torch.randn(batch, shape[1]).to(KERNELS[name][1])
+            begin = time.perf_counter()
+            for product in each:
+                product(x)
+            times.setdefault(name, []).append((time.perf_counter() - begin) / len(each))
+    for name, took in times.items():
+        median = statistics.median(took[1:])
+        n_bytes = shape[0] * shape[1] * KERNELS[name][2]
+        print(
+            f"{shape[0]}x{shape[1]:<6} {batch:>5}  {name:22} {n_bytes / median / 1e9:6.1f} {median * 1e6:9.1f}"
+        )
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--shapes", nargs="+", default=SHAPES, metavar="OUTPUTSxINPUTS")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--runs", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(
+        f"{arguments.threads} threads, torch {torch.__version__}, copy {bandwidth(arguments.runs) / 1e9:.1f} GB/s"
+    )
+    print(f"{'weights':12} {'batch':>5}  {'kernel':22} {'GB/s':>6} {'us':>9}")
+    for shape in arguments.shapes:
+        n_outputs, n_inputs = map(int, shape.split("x"))
+        for batch in arguments.batch:
+            measure((n_outputs, n_inputs), batch, arguments.runs)
+
+
+if __name__ == "__main__":
+    main()
