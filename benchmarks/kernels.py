@@ -25,7 +25,7 @@ from heedful.nn import packed
 
 # GPT-2 124M: query, key and value; up; down; head. SmolLM2-135M: the same, its gate with up.
 SHAPES = ("2304x768", "3072x768", "768x3072", "50257x768", "960x576", "3072x576", "576x1536", "49152x576")
-CACHES = 100e6  # bytes that are surely more than the caches
+CACHES = 64e6  # bytes that are surely more than the caches
 
 Product = Callable[[Tensor], Tensor]
 
@@ -90,7 +90,7 @@ KERNELS: dict[str, tuple[Callable[[Tensor], Product], torch.dtype, float]] = {
 
 def bandwidth(runs: int) -> float:
     """Bytes read and written per second by a copy."""
-    source = torch.ones(int(CACHES))
+    source = torch.ones(int(CACHES) // 4)
     target = torch.empty_like(source)
     took = []
     for _ in range(runs):
@@ -100,18 +100,23 @@ def bandwidth(runs: int) -> float:
     return 2 * source.nbytes / statistics.median(took)
 
 
-def measure(shape: tuple[int, int], batch: int, runs: int) -> None:
-    n_copies = max(2, int(CACHES // (shape[0] * shape[1])) + 1)
+def build(shape: tuple[int, int]) -> dict[str, list[Product]]:
+    """Every kernel with as many matrices as the caches cannot hold; they are all the same one, laid out anew."""
+    weight = 0.02 * torch.randn(shape)
     products: dict[str, list[Product]] = {}
-    times: dict[str, list[float]] = {}
-    for name, (make, _, size) in KERNELS.items():
+    for name, (make, dtype, size) in KERNELS.items():
         try:
-            n = max(2, int(n_copies / size) + 1)
-            products[name] = [make(0.02 * torch.randn(shape)) for _ in range(n)]
-            products[name][0](torch.randn(batch, shape[1]).to(KERNELS[name][1]))
+            make(weight)(torch.randn(2, shape[1]).to(dtype))
         except (RuntimeError, ValueError, AttributeError) as problem:
-            products.pop(name, None)
-            print(f"{shape[0]}x{shape[1]:<6} {batch:>5}  {name:22} {str(problem).splitlines()[0][:60]}")
+            print(f"{shape[0]}x{shape[1]:<6} {'any':>5}  {name:22} {str(problem).splitlines()[0][:60]}")
+            continue
+        n_copies = max(2, int(CACHES // (weight.numel() * size)) + 1)
+        products[name] = [make(weight.clone()) for _ in range(n_copies)]
+    return products
+
+
+def measure(shape: tuple[int, int], batch: int, products: dict[str, list[Product]], runs: int) -> None:
+    times: dict[str, list[float]] = {}
     for _ in range(runs + 1):  # the first warms up
         for name, each in products.items():
             x = torch.randn(batch, shape[1]).to(KERNELS[name][1])
@@ -142,8 +147,9 @@ def main() -> None:
     print(f"{'weights':12} {'batch':>5}  {'kernel':22} {'GB/s':>6} {'us':>9}")
     for shape in arguments.shapes:
         n_outputs, n_inputs = map(int, shape.split("x"))
+        products = build((n_outputs, n_inputs))
         for batch in arguments.batch:
-            measure((n_outputs, n_inputs), batch, arguments.runs)
+            measure((n_outputs, n_inputs), batch, products, arguments.runs)
 
 
 if __name__ == "__main__":

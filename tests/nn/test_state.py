@@ -121,6 +121,21 @@ def test_rows_join_and_leave_without_moving_the_others():
     assert remembered(state, 1) == [[4, 5, 6, 7, 13], [9, 10, 12]]
 
 
+def test_rows_that_have_read_nothing_join_too():
+    state, empty = KeyValueState(1, 1), KeyValueState(1, 2)
+    extend(state, [[1, 2]])
+    state.join(empty)
+    state.free(2)
+    state.drop(0)
+    state.join(state, [0])
+    state.select([2, 1])
+    extend(state, [[3], [4]])
+    assert remembered(state) == [[3], [4]]
+    empty.join(state)
+    empty.drop(0)
+    assert remembered(empty) == [[4], [], [3]]
+
+
 def test_sources_of_different_length_join():
     state, other = KeyValueState(1, 1, cross=True), KeyValueState(1, 2, cross=True)
     for each, n in ((state, 3), (other, 5)):

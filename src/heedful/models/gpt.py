@@ -71,6 +71,7 @@ class GPTConfig(Config):
         if self.band is not None or self.d_head is not None:
             raise ValueError("the hub has no layout for GPT-3's banded layers or free head size")
         hub = super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout)
+        hub["n_ctx"] = self.max_len  # n_positions by its old name, which llama.cpp's converter asks for
         if self.norm_first:
             hub |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
             return hub | {"activation_function": self.act, "n_inner": self.d_ff}

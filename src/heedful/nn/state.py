@@ -166,11 +166,13 @@ class Cache:
 
     def join(self, other: Cache, rows: list[int], n: int) -> None:
         """Take in the first n positions of these rows."""
-        if n and other.keys is not None and other.values is not None:
-            at, end = self.state.n_rows, self.state.n_rows + len(rows)
+        at, end = self.state.n_rows, self.state.n_rows + len(rows)
+        if other.keys is not None and other.values is not None:
             keys, values = self._reserve(end, n, other.keys, other.values)
             keys[at:end, :, :n] = other.keys[rows, :, :n]
             values[at:end, :, :n] = other.values[rows, :, :n]
+        elif self.keys is not None and self.values is not None:  # rows that have read nothing
+            self._reserve(end, 0, self.keys, self.values)
 
     def clear(self, row: int) -> None:
         """Masked or not, what is no number would spoil the sums of whoever comes next."""

@@ -46,7 +46,10 @@ def pack(model: M, kind: Kind) -> M:
     if kind == "float16" and any(p.abs().max() > largest for p in model.parameters()):
         raise ValueError(f"some weights are beyond float16's {largest:,.0f}: use bfloat16")
     model.packed, model.n_packed = kind, model.n_parameters()
-    packer = Packer(kind, activations(model.device.type, kind))
+    dtype = activations(model.device.type, kind)
+    if not blocks and kind not in FLOATS:
+        dtype = torch.float32  # recurrent cells are not packed, and cuDNN prefers it
+    packer = Packer(kind, dtype)
     for block in blocks:
         packer.block(block)
     for head in [m for m in model.modules() if isinstance(m, LanguageHead)]:
