@@ -27,6 +27,7 @@ empty = f.build(f.read_config(path))
 before = peak()
 dtype = getattr(torch, sys.argv[2]) if len(sys.argv) > 2 else None
 model = heedful.load(path, dtype=dtype).model
+for p in model.parameters(): p.sum()  # what is mapped is there when it was read
 print(peak() - before, sum(p.nbytes for p in model.parameters()), max(p.nbytes for p in model.parameters()))
 """
 
@@ -64,12 +65,41 @@ def test_the_limit_would_notice_a_second_copy(folder):
     assert grown > model + largest + 16 * 2**20
 
 
-def test_the_model_owns_its_memory(folder):
+def test_loading_reads_nothing_that_is_not_used(folder):
+    lazily = PROGRAM.replace("for p in model.parameters(): p.sum()", "")
+    assert lazily != PROGRAM
+    done = subprocess.run(
+        [sys.executable, "-c", lazily, str(folder)], capture_output=True, text=True, check=True
+    )
+    grown, model, _ = map(int, done.stdout.split())
+    assert grown < model / 10
+
+
+def test_a_mapped_model_may_be_written_to_and_its_files_replaced(folder):
     import heedful
 
     model = heedful.load(folder).model
-    before = model.decoder.blocks[0].feedforward.up.weight.clone()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with torch.no_grad():
+        model.embed.weight += 1
+    again = heedful.load(folder).model
+    assert all(torch.equal(p, before[n]) for n, p in again.named_parameters()), "the file does not change"
     for path in folder.glob("*.safetensors"):
-        path.write_bytes(b"gone")
-    assert torch.equal(model.decoder.blocks[0].feedforward.up.weight, before)
-    assert all(p.is_contiguous() for p in model.parameters())
+        path.with_suffix(".new").write_bytes(b"gone")
+        path.with_suffix(".new").replace(path)
+    before["embed.weight"] += 1
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_own_memory(tmp_path):
+    import heedful
+    from heedful.weights.load import own
+
+    save(heedful.create("gpt2", n_layers=2, d_model=64, n_heads=2, vocab_size=99), tmp_path / "m")
+    mapped, owned = heedful.load(tmp_path / "m").model, own(heedful.load(tmp_path / "m").model)
+    assert not all(p.is_contiguous() for p in mapped.parameters()), "or there is nothing to test"
+    for parameter in owned.parameters():
+        assert parameter.is_contiguous() and parameter.data_ptr() % 64 == 0
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes
+    assert owned.head.weight is owned.embed.weight
+    assert all(torch.equal(a, b) for a, b in zip(mapped.parameters(), owned.parameters(), strict=True))

@@ -20,10 +20,14 @@ Shapes = Sequence[torch.Size]
 
 
 class Op(Protocol):
-    """Turns a rule's tensors from theirs to ours (`load`, given our shapes) and from ours to theirs (`save`)."""
+    """Turns a rule's tensors from theirs to ours (`load`, given our shapes) and from ours to theirs (`save`).
+
+    `shapes` are those of theirs, given ours.
+    """
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]: ...
     def save(self, ours: list[Tensor]) -> list[Tensor]: ...
+    def shapes(self, ours: Shapes) -> Shapes: ...
 
 
 class Copy:
@@ -31,6 +35,9 @@ class Copy:
         return theirs
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
+        return ours
+
+    def shapes(self, ours: Shapes) -> Shapes:
         return ours
 
 
@@ -42,6 +49,9 @@ class Transpose:
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
         return [t.t() if t.ndim == 2 else t for t in ours]
+
+    def shapes(self, ours: Shapes) -> Shapes:
+        return [torch.Size(reversed(s)) for s in ours]
 
 
 class Fuse:
@@ -56,6 +66,9 @@ class Fuse:
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
         return self.inner.save([torch.cat(ours)])
+
+    def shapes(self, ours: Shapes) -> Shapes:
+        return self.inner.shapes([_joined(ours)])
 
 
 class FuseHeads:
@@ -72,6 +85,9 @@ class FuseHeads:
         heads = [t.unflatten(0, (self.n_heads, -1)) for t in ours]
         return [torch.stack(heads, dim=1).flatten(0, 2)]
 
+    def shapes(self, ours: Shapes) -> Shapes:
+        return [_joined(ours)]
+
 
 class Reshape:
     """The same numbers in another shape (a ViT's patch convolution is our linear layer)."""
@@ -84,6 +100,13 @@ class Reshape:
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
         return [t.reshape(self.theirs) for t in ours]
+
+    def shapes(self, ours: Shapes) -> Shapes:
+        return [torch.empty(s, device="meta").reshape(self.theirs).shape for s in ours]
+
+
+def _joined(shapes: Shapes) -> torch.Size:
+    return torch.Size([sum(s[0] for s in shapes), *shapes[0][1:]])
 
 
 @dataclass(frozen=True)

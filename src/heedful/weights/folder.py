@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from heedful.models.base import Model
 from heedful.models.mapping import WeightMap, identity
@@ -67,13 +68,25 @@ def build(hub: Mapping[str, Any]) -> Model:
             config = family.config_class.from_dict(own_settings(hub))
         else:
             config = family.config_class.from_hub(hub)
-        with torch.device("meta"):
+        with torch.device("meta"), Unset():
             return family(config)
     except KeyError as error:
         raise ValueError(f"config.json has no {error}, which a {hub.get('model_type')} needs") from error
     except (TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         # A text where a number belongs, a table where a list does: whatever the families trip over.
         raise ValueError(f"config.json cannot be right: {str(error)[:300]}") from error
+
+
+class Unset(TorchFunctionMode):
+    """Parameters made inside are given no numbers (which takes time even where there is no memory for them)."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def own_settings(hub: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def load_gguf(
 class HubView:
     """A GGUF file's tensors by the hub's names and in the hub's order: a `Source`."""
 
-    fresh = True
+    mapped, fresh = False, True
 
     def __init__(self, file: GgufFile, hub: Mapping[str, Any]) -> None:
         self.file, self.hub = file, hub

@@ -4,9 +4,11 @@ A `Source` knows names, shapes and tensors; a safetensors folder, a GGUF file an
 is checked by name and shape before the first tensor is read: what is missing, extra or misshapen is an error that
 lists it.
 
-Every parameter gets memory of its own, contiguous and aligned as torch aligns it. Keeping parameters in the mapped
-file would load faster, but where they lie there depends on the length of the header, and matrix products give other
-bits (and up to 30 % less speed) for other alignments.
+On the CPU and in the type they are stored in, parameters stay where they are: in the mapped file, read when they are
+first used, and shared by all processes that load it. They may be written to; the file does not change. It may be
+replaced by another, but not overwritten, while the model is there. A tensor in a file is not aligned as torch would
+align it, and a transposed one (GPT-2's) stays so: products give the same numbers but for their last bits, some more
+slowly. `own` gives every parameter memory of its own, for training; packing (weights/pack.py) does so too.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Model
-from heedful.models.mapping import Copy, Entry, WeightMap
+from heedful.models.mapping import Entry, WeightMap
+
+M = TypeVar("M", bound=nn.Module)
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MOST_THREADS = 16
@@ -30,9 +34,12 @@ MOST_THREADS = 16
 class Source(Protocol):
     """Named tensors that are read one by one, maybe from several threads.
 
-    `fresh` says that `get` gives new memory which may be kept; otherwise it is copied, and `release` is told.
+    What `get` gives may be kept if it is the `mapped` file or `fresh` memory; otherwise it is copied. What was copied
+    `release` is told.
     """
 
+    @property
+    def mapped(self) -> bool: ...
     @property
     def fresh(self) -> bool: ...
     def names(self) -> Iterable[str]: ...
@@ -45,7 +52,7 @@ class Source(Protocol):
 class DictSource:
     """Tensors already in memory."""
 
-    fresh = False
+    mapped = fresh = False
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
@@ -93,17 +100,25 @@ def fill(
             for module, attribute in owners[name]:
                 setattr(module, attribute, parameter)
 
-    # torch copies with all its threads what only has to be copied; what is turned around it does with one, so
-    # several entries are done at a time.
-    plain = [e for e in entries if place.is_plain(e)]
-    others = [e for e in entries if not place.is_plain(e)]
-    for entry in plain:
-        put(entry, place(entry))
-    with ThreadPoolExecutor(place.n_threads(entries, others)) as threads:
-        for entry, tensors in zip(others, threads.map(place, others), strict=True):
-            put(entry, tensors)
+    others = []
+    for entry in entries:
+        if source.mapped and place.is_kept(entry):
+            put(entry, place(entry))
+        else:
+            others.append(entry)
+    if others:  # torch decodes, and turns a matrix around, with one thread
+        with ThreadPoolExecutor(place.n_threads(entries, others)) as threads:
+            for entry, tensors in zip(others, threads.map(place, others), strict=True):
+                put(entry, tensors)
     model.tie()
     assert not any(b.is_meta for b in model.buffers()), "a buffer got no value: buffers are not in the files"
+
+
+def own(model: M) -> M:
+    """The same model, every parameter in contiguous memory of its own, aligned as torch aligns it."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    return model
 
 
 def _kind(source: Source, names: list[str], wanted: torch.dtype | None) -> torch.dtype:
@@ -132,17 +147,14 @@ class _Placer:
     device: torch.device
     kind: torch.dtype
 
-    def is_same(self, entry: Entry) -> bool:
-        """Nothing changes on the way from the file to the parameter."""
+    def is_kept(self, entry: Entry) -> bool:
+        """What the source gives becomes the parameter."""
         same = all(self.source.dtype(self.found[t]) == self.kind for t in entry.theirs)
-        return same and isinstance(entry.op, Copy) and self.device.type == "cpu"
-
-    def is_plain(self, entry: Entry) -> bool:
-        return self.is_same(entry) and not self.source.fresh
+        return same and self.device.type == "cpu" and (self.source.mapped or self.source.fresh)
 
     def n_threads(self, entries: list[Entry], others: list[Entry]) -> int:
         """As many as can hold a tensor each in the memory that the largest takes."""
-        busy = max((self._n_bytes(e) for e in others if not self.is_same(e)), default=0)
+        busy = max((self._n_bytes(e) for e in others if not self.is_kept(e)), default=0)
         room = max(map(self._n_bytes, entries), default=0) // busy if busy else MOST_THREADS
         return max(1, min(MOST_THREADS, torch.get_num_threads(), room))
 
@@ -153,8 +165,9 @@ class _Placer:
     def __call__(self, entry: Entry) -> list[Tensor]:
         names = [self.found[t] for t in entry.theirs]
         ours = entry.op.load([self.source.get(n) for n in names], [self.shapes[n] for n in entry.ours])
-        if not (self.source.fresh and self.is_same(entry)):
-            ours = [torch.empty(x.shape, dtype=self.kind, device=self.device).copy_(x) for x in ours]
+        if self.is_kept(entry):
+            return ours
+        ours = [torch.empty(x.shape, dtype=self.kind, device=self.device).copy_(x) for x in ours]
         for name in names:
             self.source.release(name)
         return ours
@@ -180,30 +193,20 @@ def match(
     for name in sorted(given_names - set(found.values())):
         problems.append(f"extra      {name} {list(source.shape(name))}")
     for entry in entries:
-        if all(t in found for t in entry.theirs):
-            problems += _misshapen(entry, [source.shape(found[t]) for t in entry.theirs], shapes)
+        for name, want in zip(entry.theirs, entry.op.shapes([shapes[n] for n in entry.ours]), strict=True):
+            if name in found and (have := source.shape(found[name])) != want:
+                problems.append(f"misshapen  {name}: {list(have)}, expected {list(want)}")
     if problems:
         shown = problems[:40] + ([f"... and {len(problems) - 40} more"] if len(problems) > 40 else [])
         raise ValueError("the weights do not fit the model:\n  " + "\n  ".join(shown))
     return found
 
 
-def _misshapen(entry: Entry, given: list[tuple[int, ...]], shapes: Mapping[str, torch.Size]) -> list[str]:
-    wanted = [shapes[n] for n in entry.ours]
-    expected = entry.op.save([torch.empty(s, device="meta") for s in wanted])
-    return [
-        f"misshapen  {name}: {list(have)}, expected {list(want.shape)}"
-        for name, have, want in zip(entry.theirs, given, expected, strict=True)
-        if have != tuple(want.shape)
-    ]
-
-
 def _owners(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
     """For each parameter, by its first name, every module attribute that holds it (tied ones are several)."""
-    by_id: dict[int, str] = {}
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[str, list[tuple[nn.Module, str]]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        first = by_id.setdefault(id(parameter), name)
-        path, _, attribute = name.rpartition(".")
-        owners.setdefault(first, []).append((model.get_submodule(path), attribute))
+    for module in model.modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(by_id[id(parameter)], []).append((module, attribute))
     return owners

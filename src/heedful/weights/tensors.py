@@ -2,7 +2,7 @@
 
 The format: eight bytes with the length of a JSON header, the header, the numbers. A header that is longer than the
 file, ranges that overlap or leave holes, a shape that does not fit its bytes, a name that comes twice: each is an
-error at once. Then the file is mapped into memory, to be copied from.
+error at once. Then the file is mapped into memory.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Stored:
 class TensorFiles:
     """The tensors of one safetensors file or of a model's shards: a `Source`. Close it, or use it in a `with`.
 
-    What `get` gives is the file itself, mapped: copy it before the file may change.
+    What `get` gives is the file itself, mapped; it stays when this is closed.
     """
 
-    fresh = False
+    mapped, fresh = True, False
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.stored: dict[str, tuple[_Mapped, Stored]] = {}

@@ -23,6 +23,10 @@ class StackExperts:
         per_expert = [ours[i : i + self.n_parts] for i in range(0, len(ours), self.n_parts)]
         return [torch.stack([torch.cat(parts) for parts in per_expert])]
 
+    def shapes(self, ours):
+        rows = sum(s[0] for s in ours[: self.n_parts])
+        return [torch.Size([len(ours) // self.n_parts, rows, ours[0][1]])]
+
 
 @dataclass
 class Mixtral(Decoder):
