@@ -1,13 +1,15 @@
 """Generation, side by side: tokens per second of heedful and its peers on the same shapes, in one run.
 
     python benchmarks/generation.py [--model gpt2 | FOLDER] [--batch 1 8] [--rounds 5] [--only NAME ...]
-        [--tokenizer FOLDER] [--nanogpt FOLDER] [--llama-cpp FOLDER]
+        [--precision NAME ...] [--tokenizer FOLDER] [--nanogpt FOLDER] [--llama-cpp FOLDER] [--python NAME=PATH ...]
 
-GPT-2 124M's shape with random weights unless a folder in the hub's layout is given. Each program runs in a process of
-its own, loads once, and is asked for a round when its turn comes, so that all see the same machine (llama.cpp's own
-benchmark program is started for each round). A round is a prompt of 128 tokens and 128 new ones, greedy; the speed of
-decoding is what remains when the time of the first token is taken off. What is not installed is listed with the
-reason. llama.cpp converts only models whose vocabulary it knows: --tokenizer names a folder with GPT-2's own.
+GPT-2 124M's shape with random weights unless a folder in the hub's layout is given (`heedful export` makes one of a
+GGUF file). The programs and how each is run are in benchmarks/peers/programs.py. Each runs in a process of its own,
+with the python that --python names for it, loads once, and is asked for a round when its turn comes, so that all see
+the same machine (llama.cpp's own benchmark program is started for each round). A round is a prompt of 128 tokens and
+128 new ones, greedy; the speed of decoding is what remains when the time of the first token is taken off. What cannot
+be measured is listed with the reason. llama.cpp converts only models whose vocabulary it knows: --tokenizer names a
+folder with GPT-2's own.
 
 The limit is bandwidth: the bytes of the weights that a step must read, over what this machine reads from memory
 (measured first). No program that reads all weights for each token can be faster at batch 1.
@@ -16,171 +18,49 @@ The limit is bandwidth: the bytes of the weights that a step must read, over wha
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-PROMPT, NEW = 128, 128
+from peers.programs import CONTENDERS, PRECISIONS, PROMPT, LlamaCpp
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
-
-Speak = Callable[[int, int], object]  # rows, new tokens
-
-
-# --- contenders: each loads its model and returns a function that writes n tokens for each of so many rows -----------
-
-
-def heedful_worker(folder: str, precision: str) -> Speak:
-    import torch
-
-    import heedful
-    from heedful.generate.engine import greedy
-    from heedful.models.base import Batch
-
-    loaded = heedful.load(folder, quantize=precision)
-
-    def speak(rows: int, n: int) -> object:
-        prompt = torch.randint(5, 5000, (rows, PROMPT), generator=torch.Generator().manual_seed(0))
-        return greedy(loaded.model, Batch(prompt), n)
-
-    return speak
-
-
-def transformers_worker(folder: str, precision: str) -> Speak:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision)).eval()
-
-    def speak(rows: int, n: int) -> object:
-        prompt = torch.randint(5, 5000, (rows, PROMPT), generator=torch.Generator().manual_seed(0))
-        mask = torch.ones_like(prompt)
-        with torch.inference_mode():
-            return model.generate(
-                prompt,
-                attention_mask=mask,
-                do_sample=False,
-                min_new_tokens=n,
-                max_new_tokens=n,
-                pad_token_id=0,
-            )
-
-    return speak
-
-
-def ctranslate2_worker(folder: str, precision: str) -> Speak:
-    import ctranslate2
-
-    place = Path(folder) / f"ctranslate2-{precision}"
-    if not place.exists():
-        converter = ctranslate2.converters.TransformersConverter(folder)
-        converter.convert(str(place), quantization=None if precision == "float32" else precision)
-    model = ctranslate2.Generator(str(place), device="cpu", intra_threads=2, compute_type=precision)
-    words = json.loads((place / "vocabulary.json").read_text())
-
-    def speak(rows: int, n: int) -> object:
-        prompt = [[words[5 + (7 * i + 13 * r) % 5000] for i in range(PROMPT)] for r in range(rows)]
-        return model.generate_batch(
-            prompt, max_length=n, min_length=n, sampling_topk=1, include_prompt_in_result=False, end_token=[]
-        )
-
-    return speak
-
-
-def nanogpt_worker(folder: str, precision: str) -> Speak:
-    import torch
-
-    sys.path.insert(0, os.environ["NANOGPT"])
-    from model import GPT, GPTConfig  # type: ignore[import-not-found]
-
-    model = GPT(GPTConfig(dropout=0.0)).eval().to(getattr(torch, precision))
-
-    def speak(rows: int, n: int) -> object:  # it has no cache: few tokens say it all
-        prompt = torch.randint(5, 5000, (rows, PROMPT), generator=torch.Generator().manual_seed(0))
-        return model.generate(prompt, n, top_k=1)
-
-    return speak
-
-
-WORKERS = {
-    "heedful": heedful_worker,
-    "transformers": transformers_worker,
-    "ctranslate2": ctranslate2_worker,
-    "nanogpt": nanogpt_worker,
-}
-CONTENDERS = [
-    ("heedful", "float32"), ("transformers", "float32"), ("ctranslate2", "float32"), ("nanogpt", "float32"),
-    ("llama.cpp", "float32"),
-    ("heedful", "bfloat16"), ("transformers", "bfloat16"), ("llama.cpp", "bfloat16"),
-    ("heedful", "int8"), ("ctranslate2", "int8"), ("llama.cpp", "int8"), ("heedful", "int4"),
-]  # fmt: skip
-
-
-def work(name: str, precision: str, folder: str) -> None:
-    """In the worker's process: load, then answer each line "rows n" with the seconds it took."""
-    import torch
-
-    torch.set_num_threads(2)
-    speak = WORKERS[name](folder, precision)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        rows, n = map(int, line.split())
-        begin = time.perf_counter()
-        speak(rows, n)
-        print(time.perf_counter() - begin, flush=True)
-
-
-# --- the run ---------------------------------------------------------------------------------------------------------
-
-
-class LlamaCpp:
-    """llama.cpp through its own batched benchmark; it says itself how long prompt and answer took."""
-
-    KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "q8_0"}  # noqa: RUF012
-
-    def __init__(self, precision: str, folder: Path, sources: Path) -> None:
-        self.program = sources / "build" / "bin" / "llama-batched-bench"
-        self.file = folder / f"llama-{self.KINDS[precision]}.gguf"
-        convert = [sys.executable, str(sources / "convert_hf_to_gguf.py"), str(folder)]
-        convert += ["--outtype", self.KINDS[precision], "--outfile", str(self.file)]
-        done = subprocess.run(convert, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
-
-    def round(self, rows: int, n: int) -> tuple[float, float]:
-        command = [str(self.program), "-m", str(self.file), "-t", "2", "-tb", "2", "-c", str(4096)]
-        command += ["-npp", str(PROMPT), "-ntg", str(n), "-npl", str(rows), "--output-format", "jsonl"]
-        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        row = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
-        return row["t_pp"], row["t_pp"] + row["t_tg"]
+FEW = {"nanogpt": 8}  # new tokens of a program without a cache: few say it all
+PROBLEMS = (RuntimeError, ValueError, OSError, subprocess.SubprocessError)
 
 
 class Worker:
-    def __init__(self, name: str, precision: str, folder: Path) -> None:
-        command = [sys.executable, __file__, "--worker", name, precision, str(folder)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdin and self.process.stdout
-        self.read = self.process.stdout.readline
-        if self.read().strip() != "ready":
-            assert self.process.stderr
-            lines = self.process.stderr.read().strip().splitlines() or ["it ended"]
-            raise RuntimeError(lines[-1])
+    def __init__(self, name: str, precision: str, folder: Path, python: str) -> None:
+        program = Path(__file__).parent / "peers" / "programs.py"
+        command = [python, str(program), name, precision, str(folder)]
+        self.errors = tempfile.TemporaryFile("w+")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
+        self.read()
+
+    def read(self) -> str:
+        line: str = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            said = [text for text in self.errors.read().splitlines() if text.strip()]
+            raise RuntimeError(said[-1] if said else f"it ended with {self.process.wait()}")
+        return line
 
     def round(self, rows: int, n: int) -> tuple[float, float]:
         """Seconds to the first token, and for all of them."""
         return self.ask(rows, 1), self.ask(rows, n)
 
     def ask(self, rows: int, n: int) -> float:
-        assert self.process.stdin
         print(rows, n, file=self.process.stdin, flush=True)
         return float(self.read())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def bandwidth() -> float:
@@ -197,22 +77,34 @@ def bandwidth() -> float:
     return block.nbytes / min(times)
 
 
+def weights_read(folder: Path) -> int:
+    """The weights of a step: all matrices, but of positions and of words only what also is the head."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+    looked_up = ["wpe", "embed_tokens", "wte"] if "lm_head.weight" in sizes else ["wpe"]
+    matrices = {name: shape for name, shape in sizes.items() if len(shape) == 2}
+    return sum(a * b for name, (a, b) in matrices.items() if not any(part in name for part in looked_up))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="tokens per second, side by side")
     parser.add_argument("--model", default="gpt2", help="a published size (random weights) or a folder")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new", type=int, default=128, help="new tokens of a round")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these programs")
+    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--nanogpt", help="a checkout of nanoGPT")
     parser.add_argument("--llama-cpp", help="llama.cpp's sources, built in their folder build")
     parser.add_argument(
+        "--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a program with"
+    )
+    parser.add_argument(
         "--tokenizer", type=Path, help="a folder with the tokenizer to save with random weights"
     )
-    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        work(*options.worker)
-        return
     if options.nanogpt:
         os.environ["NANOGPT"] = options.nanogpt
     with tempfile.TemporaryDirectory() as place:
@@ -237,49 +129,68 @@ def make(size: str, folder: Path, tokenizer_folder: Path | None) -> Path:
 
 
 def compare(folder: Path, options: argparse.Namespace) -> None:
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}
-    read = sum(
-        int.__mul__(*shape) for name, shape in sizes.items() if len(shape) == 2 and "wpe" not in name
-    )  # all matrices, positions aside
-    speed = bandwidth()
-    print(f"{read / 1e6:.0f}M weights per step; memory gives {speed / 1e9:.1f} GB/s\n")
+    pythons = dict(pair.split("=", 1) for pair in options.python)
+    read, speed = weights_read(folder), bandwidth()
+    print(f"{read / 1e6:.0f}M weights per step; memory gives {speed / 1e9:.1f} GB/s\n", flush=True)
     workers: dict[tuple[str, str], Worker | LlamaCpp] = {}
+    failed: dict[tuple[str, str], str] = {}
     for name, precision in CONTENDERS:
-        if options.only and name not in options.only:
+        if (options.only and name not in options.only) or precision not in options.precision:
             continue
         try:
             if name == "llama.cpp":
-                if not options.llama_cpp:
-                    raise RuntimeError("no --llama-cpp")
-                workers[name, precision] = LlamaCpp(precision, folder, Path(options.llama_cpp))
+                workers[name, precision] = LlamaCpp(precision, folder, options.llama_cpp)
             else:
-                workers[name, precision] = Worker(name, precision, folder)
-        except (RuntimeError, ValueError) as problem:
-            print(f"{name} {precision}: not measured ({problem})")
+                python = pythons.get(name, sys.executable)
+                workers[name, precision] = Worker(name, precision, folder, python)
+        except PROBLEMS as problem:
+            failed[name, precision] = str(problem)
     rounds: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-    new = {"nanogpt": 8}
     for turn in range(options.rounds + 1):  # the first warms up
+        print(f"round {turn} of {options.rounds}", file=sys.stderr)
         for (name, precision), worker in workers.items():
             for rows in options.batch:
-                took = worker.round(rows, new.get(name, NEW))
+                if (name, precision) in failed:
+                    break
+                try:
+                    took = worker.round(rows, FEW.get(name, options.new))
+                except PROBLEMS as problem:
+                    failed[name, precision] = str(problem)
+                    break
                 if turn:
                     rounds.setdefault((name, precision, rows), []).append(took)
-    heads = " | ".join(f"batch {b}: tokens/s | first token s" for b in options.batch)
-    print(
-        f"| program | precision | {heads} | limit at batch 1 |\n|---|---|{'---|---|' * len(options.batch)}---|"
-    )
-    for name, precision in workers:
+    for worker in workers.values():
+        if isinstance(worker, Worker):
+            worker.close()
+    table(rounds, {p: speed / (read * BYTES[p]) for p in BYTES}, options)
+    for (name, precision), reason in failed.items():
+        print(f"\n{name} {precision}: not measured ({reason})")
+
+
+def table(
+    rounds: dict[tuple[str, str, int], list[tuple[float, float]]],
+    limits: dict[str, float],
+    options: argparse.Namespace,
+) -> None:
+    """Medians, as markdown. "x" is how many times transformers' speed at the same precision."""
+    rates, heard = {}, {}
+    for (name, precision, rows), pairs in rounds.items():
+        new = FEW.get(name, options.new)
+        rates[name, precision, rows] = statistics.median(rows * (new - 1) / (b - a) for a, b in pairs)
+        heard[name, precision, rows] = rows * PROMPT / statistics.median(a for a, _ in pairs)
+    heads = [f"batch {rows}: tokens/s | x transformers | prompt tokens/s" for rows in options.batch]
+    print(f"| program | precision | {' | '.join(heads)} | limit at batch 1 | of the limit |")
+    print(f"|---|---|{'---|---|---|' * len(options.batch)}---|---|")
+    for name, precision in dict.fromkeys(key[:2] for key in rounds):
         cells = []
         for rows in options.batch:
-            pairs = rounds[name, precision, rows]
-            n = new.get(name, NEW)
-            rate = statistics.median(rows * (n - 1) / (b - a) for a, b in pairs)
-            cells.append(f"{rate:.0f} | {statistics.median(a for a, _ in pairs):.3f}")
-        limit = speed / (read * BYTES[precision])
-        print(f"| {name} | {precision} | {' | '.join(cells)} | {limit:.0f} |")
+            rate = rates[name, precision, rows]
+            base = rates.get(("transformers", precision, rows))
+            cells.append(f"{rate:.0f} | {rate / base:.2f}" if base else f"{rate:.0f} | ")
+            cells.append(f"{heard[name, precision, rows]:.0f}")
+        limit, single = limits[precision], rates.get((name, precision, 1))
+        cells += [f"{limit:.0f}", f"{single / limit:.0%}" if single else ""]
+        print(f"| {name} | {precision} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -10,17 +10,26 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from heedful.generate.request import Result
     from heedful.loaded import Loaded
+    from heedful.nn.packed import Kind
 
 
 def biases(text: str) -> dict[int, float]:
     """ "50256=-100,11=5" -> {50256: -100.0, 11: 5.0}"""
     pairs = (pair.partition("=") for pair in text.split(","))
     return {int(token): float(bias) for token, _, bias in pairs}
+
+
+def stopping(text: str) -> bool | str:
+    """ "true" -> True, and "never" as it is"""
+    known: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
+    if text not in known:
+        raise ValueError(f"early_stopping is {text!r}: it must be {', '.join(known)}")
+    return known[text]
 
 
 # Name, how its text is read, what it does. What is not given is the request's own default, except where said.
@@ -39,9 +48,18 @@ SETTINGS: dict[str, tuple[Callable[[str], Any], str]] = {
     "n": (int, "how many answers"),
     "best_of": (int, "choose them from this many, by mean log-probability"),
     "logprobs": (int, "with --json: log-probabilities, and this many alternatives"),
+    "beams": (int, "search with this many beams, instead of drawing by chance"),
+    "length_penalty": (float, "with beams: more favours longer answers (default 1)"),
+    "early_stopping": (stopping, "with beams: when to stop looking: true, false (default) or never"),
+    "beam_groups": (int, "with beams: groups that each look for something else"),
+    "diversity": (float, "with groups: what a token costs that the groups before have chosen"),
+    "draft": (str, "guess tokens ahead, for speed: lookup (copy from the prompt), or a smaller model"),
 }
 SEVERAL = ("n", "best_of", "logprobs", "echo")  # answered whole, not as they are written
-HELP = "/set NAME VALUE   /settings   /reset (forget the conversation)   /quit; anything else is a prompt"
+HELP = (
+    "/set NAME VALUE   /set NAME (its default)   /settings   /reset (forget the conversation)   /quit; "
+    "anything else is a prompt"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,19 +79,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import heedful
 
-    settings: dict[str, Any] = {"max_tokens": 200, "temperature": 0.8}
-    settings |= {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
+    settings = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     settings |= {name: True for name in ("chat", "echo") if getattr(options, name)}
     settings |= {"stop": tuple(options.stop)} if options.stop else {}
     loaded = heedful.load(options.model, quantize=options.quantize)
+    settings |= {"draft": drafter(settings["draft"], loaded)} if "draft" in settings else {}
     if options.prompt is None:
         return Loop(loaded, settings, options.json).run()
     answer(loaded, options.prompt, settings, as_json=options.json)
     return 0
 
 
+def drafter(name: str, loaded: Loaded) -> str | Loaded:
+    """Prompt lookup, or the model of this name, packed as the one that it drafts for."""
+    import heedful
+
+    return name if name == "lookup" else heedful.load(name, quantize=cast("Kind | None", loaded.model.packed))
+
+
+def with_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """What was given, over the defaults here; a beam search takes no temperature."""
+    chance = {} if settings.get("beams", 1) > 1 else {"temperature": 0.8}
+    return {"max_tokens": 200} | chance | settings
+
+
 def answer(loaded: Loaded, prompt: Any, settings: dict[str, Any], *, as_json: bool = False) -> str:
     """Print the answer, as it is written where there is one; its text comes back."""
+    settings = with_defaults(settings)
     if as_json or any(name in settings for name in SEVERAL):
         (result,) = loaded.complete(prompt, **settings)
         if as_json:
@@ -81,10 +113,14 @@ def answer(loaded: Loaded, prompt: Any, settings: dict[str, Any], *, as_json: bo
         else:
             print("\n\n".join(choice.text for choice in result.choices))
         return result.choices[0].text
+    if settings.get("beams", 1) > 1:  # known at its end alone
+        said = iter([loaded.complete(prompt, **settings)[0].choices[0].text])
+    else:
+        said = loaded.stream(prompt, **settings)
     if loaded.continues and not settings.get("chat"):
         print(prompt, end="", flush=True)
     pieces = []
-    for piece in loaded.stream(prompt, **settings):
+    for piece in said:
         print(piece, end="", flush=True)
         pieces.append(piece)
     print()
@@ -130,7 +166,7 @@ class Loop:
                 return 0
             try:
                 self.command(line) if line.startswith("/") else self.prompt(line)
-            except (KeyboardInterrupt, ValueError) as problem:
+            except (KeyboardInterrupt, ValueError, FileNotFoundError) as problem:
                 print(f"\n[{problem or 'stopped'}]")
 
     def prompt(self, line: str) -> None:
@@ -144,11 +180,16 @@ class Loop:
     def command(self, line: str) -> None:
         words = line.split(maxsplit=2)
         if words[0] == "/settings":
-            print("\n".join(f"{name} = {value}" for name, value in sorted(self.settings.items())))
+            print(
+                "\n".join(f"{name} = {value}" for name, value in sorted(with_defaults(self.settings).items()))
+            )
         elif words[0] == "/reset":
             self.messages = []
         elif words[0] == "/set" and len(words) == 3 and words[1] in SETTINGS:
-            self.settings[words[1]] = SETTINGS[words[1]][0](words[2])
+            value = SETTINGS[words[1]][0](words[2])
+            self.settings[words[1]] = drafter(value, self.loaded) if words[1] == "draft" else value
+        elif words[0] == "/set" and len(words) == 2 and words[1] in SETTINGS:
+            self.settings.pop(words[1], None)
         elif words[0] == "/set":
             print(f"/set NAME VALUE, where NAME is one of {', '.join(SETTINGS)}")
         else:

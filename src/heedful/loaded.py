@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 import torch
+from torch import Tensor
 
+from heedful.embedding import Pooling, embed
+from heedful.generate import beam, speculative
+from heedful.generate.answer import Event
+from heedful.generate.draft import Drafter, DraftModel, PromptLookup
 from heedful.generate.engine import Engine, Speaker
 from heedful.generate.request import Request, Result, Sampling
-from heedful.models.base import DecoderModel, Model
+from heedful.models.base import DecoderModel, GenerativeModel, Model
 from heedful.nn.packed import Kind
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
@@ -54,10 +61,25 @@ class Settings(TypedDict, total=False):
     best_of: int | None
     logprobs: int | None
     echo: bool
+    beams: int  # more than 1: beam search, as heedful.generate.beam tells, and nothing by chance
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    beam_groups: int
+    diversity: float
+    draft: Literal["lookup"] | Loaded | None  # guesses tokens ahead, for speed: heedful.generate.draft
 
 
 # What a request has beside its sampling; more than this default only `complete` can show.
 ANSWERING: dict[str, int | None] = {"n": 1, "best_of": None, "logprobs": None, "echo": False}
+# The settings of a beam search, by the names that it has for them.
+SEARCH = {
+    "beams": "beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "beam_groups": "groups",
+    "diversity": "diversity",
+}
+BEAMS = 4  # of a translation: Vaswani et al. 2017, section 6.1
 
 
 class Loaded:
@@ -65,6 +87,7 @@ class Loaded:
 
     def __init__(self, model: Model, tokenizer: Tokenizer | None, name: str) -> None:
         self.model, self.tokenizer, self.name = model, tokenizer, name
+        self.pooling = Pooling()  # how `embed` makes one vector of a text
 
     @property
     def bos_id(self) -> int | None:
@@ -123,7 +146,8 @@ class Loaded:
     ) -> str | list[str]:
         """What the model writes after the prompt, or in answer to it; of several prompts, all at once.
 
-        Temperature 0 is greedy, a seed repeats its text; `complete` has the other settings of a request.
+        Temperature 0 is greedy, a seed repeats its text, `beams` search for a likely one, a `draft` gets there sooner;
+        `complete` has the other settings of a request.
         """
         self._refuse("generate", settings)
         texts = [result.choices[0].text for result in self.complete(prompt, **settings)]
@@ -132,14 +156,82 @@ class Loaded:
     def stream(self, prompt: Prompt, **settings: Unpack[Settings]) -> Iterator[str]:
         """The same piece by piece, as it is written; a piece never splits a character."""
         self._refuse("stream", settings)
+        if searching(settings):
+            raise ValueError(
+                "beam search knows its answer at the end and cannot stream: use generate or complete"
+            )
         engine, (request,) = self._engine(), self._requests([prompt], settings)
-        return (event.piece for event in engine.stream(request) if event.piece)
+        drafter = self._drafter(settings.get("draft"))
+        events = engine.stream(request) if drafter is None else self._speculate([request], drafter)
+        return (event.piece for event in events if event.piece)
 
     def complete(self, prompt: Prompt | Sequence[str], **settings: Unpack[Settings]) -> list[Result]:
         """All there is to know of the answers to one prompt or several: see `heedful.generate.request.Result`."""
         one = isinstance(prompt, str) or any(isinstance(turn, Mapping) for turn in prompt)
         prompts = [cast(Prompt, prompt)] if one else list(cast(Sequence[str], prompt))
-        return self._engine().run(self._requests(prompts, settings))
+        engine, requests = self._engine(), self._requests(prompts, settings)
+        if search := searching(settings):
+            model = cast(GenerativeModel[Any], self.model)
+            return beam.search(model, engine.tokenizer, requests, never=self._never, **search)
+        drafter = self._drafter(settings.get("draft"))
+        if drafter is None:
+            return engine.run(requests)
+        found = {event.id: event.result for event in self._speculate(requests, drafter)}
+        return [cast(Result, found[i]) for i in range(len(requests))]  # the last event of each has it
+
+    @overload
+    def translate(self, text: str, **settings: Unpack[Settings]) -> str: ...
+    @overload
+    def translate(self, text: list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> list[str]: ...
+    def translate(
+        self, text: str | list[str] | tuple[str, ...], **settings: Unpack[Settings]
+    ) -> str | list[str]:
+        """`generate` as the model's authors do it: with the beams, length penalty and longest answer that its files
+        name (`model.generation`), with 4 beams where they name none. `beams=1` is greedy.
+
+        T5 wants to read what to do: "translate English to German: ...".
+        """
+        self.require("translate")
+        theirs = self.model.generation
+        usual: dict[str, Any] = {"beams": theirs.get("num_beams") or BEAMS}
+        longest = (
+            theirs.get("max_new_tokens") or (theirs.get("max_length") or 1) - 1
+        )  # its first token counts
+        usual |= {"max_tokens": longest} if longest else {}
+        if settings.get("beams", usual["beams"]) > 1:
+            names = ("length_penalty", "early_stopping")
+            usual |= {name: theirs[name] for name in names if theirs.get(name) is not None}
+        else:
+            usual["temperature"] = 0
+        return self.generate(text, **cast(Settings, usual | settings))
+
+    @property
+    def _never(self) -> list[int]:
+        """The tokens that the model's authors do not let it say, as Marian's padding."""
+        return [ids[0] for ids in self.model.generation.get("bad_words_ids") or () if len(ids) == 1]
+
+    def _drafter(self, draft: Literal["lookup"] | Loaded | None) -> Drafter | None:
+        """What guesses ahead; a model must have the same tokens, and read as this one does."""
+        assert self.tokenizer is not None
+        if draft is None:
+            return None
+        if draft == "lookup":
+            return PromptLookup(in_source=self.tokenizer.target is self.tokenizer)
+        if not isinstance(draft, Loaded):
+            raise ValueError(f'draft is {draft!r}: it must be "lookup" or a loaded model')
+        draft.require("generate")
+        if draft.tokenizer is None or not same_tokens(self.tokenizer, draft.tokenizer):
+            raise ValueError(f"{draft.name} cannot draft for {self.name}: their tokenizers differ")
+        if draft.continues != self.continues or draft.model.device != self.model.device:
+            raise ValueError(
+                f"{draft.name} cannot draft for {self.name}: both must continue a prompt or both answer a source, "
+                f"on one device, not on {draft.model.device} and {self.model.device}"
+            )
+        return DraftModel(cast(Speaker, draft.model))
+
+    def _speculate(self, requests: Sequence[Request], drafter: Drafter) -> Iterator[Event]:
+        assert self.tokenizer is not None
+        return speculative.answer(cast(Speaker, self.model), self.tokenizer.target, requests, drafter)
 
     def _refuse(self, what: str, settings: Settings) -> None:
         if wrong := [name for name, usual in ANSWERING.items() if settings.get(name, usual) != usual]:
@@ -157,6 +249,9 @@ class Loaded:
         rest: dict[str, Any] = dict(settings)
         chat, stop, max_tokens = rest.pop("chat", False), rest.pop("stop", ()), rest.pop("max_tokens", 200)
         more = {name: rest.pop(name) for name in ANSWERING if name in rest}
+        rest = {name: value for name, value in rest.items() if name not in SEARCH and name != "draft"}
+        if self._never:
+            rest["logit_bias"] = dict.fromkeys(self._never, -100.0) | rest.get("logit_bias", {})
         how = Sampling(**rest)
         more["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         more["stop_ids"] = frozenset(self.eos_ids)
@@ -177,6 +272,28 @@ class Loaded:
             raise ValueError("the prompt is empty, and this model has no token to begin a text with")
         return (tuple(ids), None) if self.continues else ((), tuple(ids))
 
+    def embed(
+        self,
+        texts: str | Sequence[str],
+        *,
+        pool: Literal["mean", "first", "last"] | None = None,
+        normalize: bool | None = None,
+        max_tokens: int | None = None,
+    ) -> Tensor:
+        """The vector of a text (E,), or those of several (N, E), in float32.
+
+        What is not given is as the model's folder says, see `heedful.embedding`; `max_tokens` cuts longer texts.
+        """
+        self.require("embed")
+        if self.tokenizer is None:
+            raise ValueError(
+                f"{self.name} has no tokenizer: its hidden states of token ids are model.hidden's"
+            )
+        given = {"pool": pool, "normalize": normalize, "max_tokens": max_tokens}
+        how = replace(self.pooling, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+        vectors = embed(self.model, self.tokenizer, [texts] if isinstance(texts, str) else texts, how)
+        return vectors[0] if isinstance(texts, str) else vectors
+
     def save(self, folder: str | Path, *, max_shard: int = MAX_SHARD, overwrite: bool = False) -> None:
         """Write a folder that `load` and transformers' from_pretrained read."""
         save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite)
@@ -184,6 +301,33 @@ class Loaded:
     def __repr__(self) -> str:
         count = f"{self.model.n_parameters() / 1e6:.1f}M parameters"
         return f"Loaded({self.name}: {type(self.model).__name__}, {count}, on {self.model.device})"
+
+
+def searching(settings: Settings) -> dict[str, Any]:
+    """What a beam search is to be told; nothing if none is asked for."""
+    search = {theirs: settings[ours] for ours, theirs in SEARCH.items() if ours in settings}  # type: ignore[literal-required]
+    beams = search.get("beams", 1)
+    if beams < 1:
+        raise ValueError(f"beams is {beams}: it must be 1 or more")
+    if beams == 1:
+        if wrong := [name for name in SEARCH if name in settings and name != "beams"]:
+            raise ValueError(f"{', '.join(wrong)}: for beam search alone; give beams=2 or more")
+        return {}
+    sampling = [field.name for field in fields(Sampling)]
+    usual: dict[str, Any] = {**ANSWERING, "draft": None}
+    other = [name for name in usual if name != "n" and settings.get(name, usual[name]) != usual[name]]
+    if wrong := [name for name in sampling if name in settings] + other:
+        raise ValueError(
+            f"beam search and {', '.join(wrong)} do not go together: leave one out, or give beams=1"
+        )
+    return search
+
+
+@lru_cache(maxsize=8)
+def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether ids mean the same to both, on both sides of a translation."""
+    pairs = (one, other), (one.target, other.target)
+    return all(a is b or a.backend.get_vocab() == b.backend.get_vocab() for a, b in pairs)
 
 
 def load(
@@ -212,7 +356,10 @@ def _load(name: str | Path, place: torch.device, dtype: torch.dtype | None) -> L
             return _from_gguf(files[0], path.name, place, dtype)
         model = load_folder(path, device=place, dtype=dtype)
         has_tokenizer = any((path / file).exists() for file in TOKENIZER_FILES)
-        return Loaded(model, Tokenizer.from_folder(path) if has_tokenizer else None, _name(name, path))
+        tokenizer = Tokenizer.from_folder(path) if has_tokenizer else None
+        loaded = Loaded(model, tokenizer, _name(name, path))
+        loaded.pooling = Pooling.from_folder(path)
+        return loaded
     refuse_pickle(path)
     if path.suffix == ".gguf":
         return _from_gguf(path, path.stem, place, dtype)

@@ -96,6 +96,37 @@ def test_json_says_everything(capsys):
     assert result["prompt_scores"][0] is None and len(result["prompt_scores"]) == 5
 
 
+def test_beams_search_and_their_scores_are_told(capsys):
+    arguments = ("generate", "shakespeare", "ROMEO:", "--beams", "3", "--max-tokens", "12")
+    plain = says(capsys, *arguments)
+    result = json.loads(says(capsys, *arguments, "--n", "3", "--length-penalty", "0", "--json"))
+    scores = [choice["score"] for choice in result["choices"]]
+    assert scores == sorted(scores, reverse=True) and len(scores) == 3
+    assert plain == f"ROMEO:{result['choices'][0]['text']}\n"  # all are as long: the penalty changes nothing
+
+
+def test_a_draft_says_the_same(capsys):
+    arguments = ("generate", "shakespeare", "To be, or", "--max-tokens", "30", "--temperature", "0")
+    plain = says(capsys, *arguments)
+    for draft in ("lookup", "shakespeare"):
+        assert says(capsys, *arguments, "--draft", draft) == plain
+
+
+def test_the_loop_can_search():
+    lines = "/set beams 3\n/set max_tokens 9\nTo be\n/set temperature 0.5\nTo be\n/set temperature\nTo be\n"
+    lines += "/set beams\n/set draft lookup\n/set early_stopping no\n/set draft nowhere\n/settings\n"
+    out = heedful_command("generate", "shakespeare", stdin=lines)
+    assert out.returncode == 0 and out.stderr == ""
+    said = [line.removeprefix("> ") for line in out.stdout.splitlines() if line.startswith("> To be")]
+    assert len(said) == 2 and said[0] == said[1]
+    assert "[beam search and temperature do not go together" in out.stdout
+    assert (
+        "[early_stopping is 'no'" in out.stdout
+        and "[no model, folder or file is called 'nowhere'" in out.stdout
+    )
+    assert "draft = lookup" in out.stdout and "temperature = 0.8" in out.stdout
+
+
 def test_export_writes_what_loads_again(tmp_path, capsys):
     says(capsys, "export", "shakespeare", str(tmp_path / "copy"), "--dtype", "float32")
     ours, again = heedful.load("shakespeare", dtype=torch.float32), heedful.load(tmp_path / "copy")
@@ -121,6 +152,9 @@ def test_a_tokenizer_is_trained_and_used(tmp_path, capsys):
         (["models", "gtp"], "gpt"),
         (["generate", "shakespeare", "x", "--temperature", "-1"], "temperature"),
         (["generate", "shakespeare", "x", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "shakespeare", "x", "--beams", "2", "--top-k", "3"], "top_k"),
+        (["generate", "shakespeare", "x", "--length-penalty", "2"], "beams=2"),
+        (["generate", "shakespeare", "x", "--draft", "lookup", "--logprobs", "1"], "logprobs"),
         (["train-tokenizer", "missing.txt", "--out", "nowhere"], "missing.txt"),
     ],
 )

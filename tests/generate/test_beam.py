@@ -8,16 +8,15 @@ from itertools import product
 
 import pytest
 import torch
-from torch import nn
 
 import heedful
 from heedful.generate.beam import Hypothesis, beam_search
-from heedful.generate.request import Choice
 from heedful.models.base import Batch, GenerativeModel
 from heedful.models.llama import Llama, LlamaConfig
 from heedful.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from heedful.models.transformer import Transformer, TransformerConfig
-from support.case import Case, randomize, real
+from support.beams import prompts_of, reference_beams, softened
+from support.case import randomize
 from support.families import CASES
 
 N_VOCAB, LENGTH, END = 5, 4, 2
@@ -95,51 +94,11 @@ def test_a_beam_as_wide_as_the_space_finds_everything_in_order(kind):
                 assert h.finish_reason == ("length" if len(h.tokens) == LENGTH else "stop")
 
 
-def reference_beams(case: Case, reference: nn.Module, batch: Batch, **settings):
-    """transformers' generate: the whole answers and their scores, row by row."""
-    if batch.source is not None:
-        ids, mask = batch.source, real(batch.source_lengths, *batch.source.shape)
-    else:  # it wants its padding on the left
-        rows, n = case.rows(batch), batch.tokens.shape[1]
-        ids = torch.stack([nn.functional.pad(r.tokens[0], (n - r.tokens.shape[1], 0)) for r in rows])
-        mask = torch.arange(n) >= n - batch.lengths[:, None]
-    out = reference.generate(
-        ids, attention_mask=mask.long(), do_sample=False, forced_eos_token_id=None, pad_token_id=NO_TOKEN,
-        return_dict_in_generate=True, output_scores=True, **settings,
-    )  # fmt: skip
-    new = out.sequences[:, 1 if batch.source is not None else ids.shape[1] :]
-    answers = [tuple(t for t in row if t != NO_TOKEN) for row in new.tolist()]
-    n = settings["num_return_sequences"]
-    return [
-        list(zip(answers[i : i + n], out.sequences_scores[i : i + n].tolist(), strict=True))
-        for i in range(0, len(answers), n)
-    ]
-
-
-NO_TOKEN = 1000  # no token of any of them: only written after an end, never read
-
-
-def prompts_of(case: Case) -> Batch:
-    """What there is before an answer: the case's batch without the target that it teaches."""
-    batch = case.batch()
-    return batch if batch.source is None else Batch(source=batch.source, source_lengths=batch.source_lengths)
-
-
 def ends_of(model: GenerativeModel, batch: Batch) -> list[int]:
     """Two tokens that the model likes to say: made to end answers, they end some of them early."""
     found = beam_search(model, batch, beams=6, n=6, max_tokens=8)
     said = [token for row in found for h in row for token in h.tokens[2:]]
     return sorted(set(said), key=lambda t: -said.count(t))[1:3]
-
-
-def softened(case: Case, scale: float) -> nn.Module:
-    """The reference less sure of itself, so that answers of many lengths compete."""
-    reference = case.reference()
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            if parameter.ndim > 1 and "embed_positions" not in name:  # Marian's are no weights
-                parameter *= scale
-    return reference
 
 
 @pytest.mark.parametrize(("name", "scale", "seed"), [("gpt2", 0.7, 0), ("t5", 0.7, 1), ("marian", 0.3, 3)])
@@ -182,7 +141,8 @@ def test_one_beam_is_greedy(name):
     found = beam_search(model, batch, beams=1, max_tokens=8, eos={end}, early_stopping=True)
     for (hypothesis,), said in zip(found, greedy, strict=True):
         cut = said.index(end) if end in said else 8
-        assert hypothesis.choice() == Choice(0, said[:cut], "", "stop" if end in said else "length")
+        assert list(hypothesis.tokens) == said[:cut]
+        assert hypothesis.finish_reason == ("stop" if end in said else "length")
 
 
 class Spy:

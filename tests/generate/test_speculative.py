@@ -252,6 +252,8 @@ def test_what_cannot_be_is_refused():
         speculate(model, batch, drafter=PromptLookup(), max_tokens=0)
     with pytest.raises(ValueError, match="the drafter has 4 tokens, the model 61"):
         speculate(model, Batch(torch.ones(1, 3, dtype=torch.long)), drafter=DraftModel(tiny(0)), max_tokens=4)
+    with pytest.raises(ValueError, match="the drafter has positions for 8 tokens, and the prompt has 13"):
+        speculate(model, batch, drafter=DraftModel(tiny(0)), max_tokens=4)
     with pytest.raises(ValueError, match="endings"):
         PromptLookup(longest=1, shortest=2)
     broken = randomize(tiny(0))

@@ -6,14 +6,17 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.nn import packed
+from heedful.nn import native, packed
 from heedful.nn.embed import Embedding
 from heedful.nn.packed import FASTER, FLOATS, PLAIN, Packed, Table, activations, agrees, product
 
 SHAPES = [(64, 32), (96, 256), (50, 33), (1, 64), (257, 160)]  # outputs, inputs
 WAYS = [(k, w) for (device, k), ways in FASTER.items() if device == "cpu" for w in ways] + list(PLAIN.items())
+if native.library() is None:  # no AVX-512 with VNNI and BF16, or no compiler: there our kernels do not run
+    WAYS = [(k, w) for k, w in WAYS if not issubclass(w, packed.Panels)]
 every_way = pytest.mark.parametrize("kind, way", WAYS, ids=lambda x: x if isinstance(x, str) else x.__name__)
 
 
@@ -32,46 +35,39 @@ def kept(weight: Tensor, kind: str) -> Tensor:
     return weight.to(FLOATS.get(kind, torch.float32))
 
 
-def turn_over(n: int) -> Tensor:
-    """Hadamard's matrices, by the bits of row and column, in blocks of the largest power of two in n, up to 32."""
-    size = min(32, n & -n)
-    block = torch.tensor([[(-1) ** (i & j).bit_count() for j in range(size)] for i in range(size)])
-    return torch.block_diag(*[block.double() / size**0.5] * (n // size))
-
-
-def by_hand(weight: Tensor, kind: str) -> Tensor:
+def by_hand(weight: Tensor, kind: str, way: type[Packed]) -> Tensor:
     """What a kind makes of weights (N, K), by its definition and one number at a time where it matters."""
     if kind in ("float32", "bfloat16", "float16"):
         return weight.to(getattr(torch, kind)).double()
     out = torch.empty_like(weight, dtype=torch.float64)
-    turn = turn_over(weight.shape[1]) if kind == "int8" else torch.eye(weight.shape[1]).double()
-    for n, row in enumerate(weight.double() @ turn):
-        if kind == "int8":
-            scale = row.abs().max() / 127
-            out[n] = torch.round(row / scale) * scale
-        else:
-            for begin in range(0, len(row), 32):
-                group = row[begin : begin + 32]
+    for n, row in enumerate(weight.double()):
+        for begin in range(0, len(row), 32):
+            group = row[begin : begin + 32]
+            if kind == "int8":
+                most = row.abs().max() if way is packed.Int8Aten else group.abs().max()
+                scale = (most / 127).bfloat16().double()
+                out[n, begin : begin + 32] = torch.round(group / scale).clamp(-127, 127) * scale
+            else:
                 scale = ((group.max() - group.min()) / 15).bfloat16().double()
                 middle = (group.min() + 8 * scale).bfloat16().double()
                 out[n, begin : begin + 32] = (
                     torch.round((group - middle) / scale).clamp(-8, 7) * scale + middle
                 )
-    return out @ turn.T
+    return out
 
 
 def limit(kind: str, way: type[Packed], x: Tensor, weight: Tensor) -> Tensor:
     """How far a sum may be off, given exact sums over the rounded weights: what happens to x on the way.
 
-    int8 rounds x to half a step at most, in 127 steps (or 63) of the row's largest; bfloat16 to 2⁻⁹ of itself, and
-    the result too. Sums are in float32.
+    int8 and int4 in panels round x to half a step at most, in 127 steps of the largest of 32 neighbours; what is in
+    bfloat16, and ATen's scales, to 2⁻⁹ of itself, and the result too. Sums are in float32.
     """
-    if way.__name__.startswith("Int8Fbgemm"):
-        turn = turn_over(x.shape[-1])
-        step = (x @ turn).abs().amax(dim=-1, keepdim=True) / way.steps
-        return (step / 2) * (weight @ turn).abs().sum(dim=1) + 1e-4
-    if kind == "bfloat16" or way.__name__ == "Int4Aten":
-        return 2**-8 * (x.abs() @ weight.abs().T) + 1e-4
+    if way in (packed.Int8Panels, packed.Int4Panels):
+        groups = F.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+        steps = groups.abs().amax(-1, keepdim=True).expand(groups.shape).flatten(-2)[..., : x.shape[-1]] / 127
+        return (steps / 2) @ weight.abs().T + 1e-4
+    if kind == "bfloat16" or way in (packed.Int4Aten, packed.Int8Aten):
+        return 2**-7 * (x.abs() @ weight.abs().T) + 1e-4
     return 1e-6 * (x.abs() @ weight.abs().T) + 1e-6
 
 
@@ -86,7 +82,7 @@ def test_products_are_those_of_the_rounded_weights(kind, way, n_rows):
         dtype = activations("cpu", kind)
         made = way(kept(weight, kind), bias.to(dtype))
         x, bias = x.to(dtype).double(), bias.to(dtype).double()
-        rounded = by_hand(weight, kind)
+        rounded = by_hand(weight, kind, way)
         expected = x @ rounded.T + bias
         got = made(x.to(dtype))
         assert got.dtype == dtype and got.shape == expected.shape
@@ -106,6 +102,23 @@ def test_every_shape_has_a_way(kind):
         made = product(weight, None, kind)
         exact = x.float() @ weight.T
         assert (made(x).float() - exact).abs().max() < (0.15 if kind == "int4" else 0.03) * exact.abs().max()
+
+
+@pytest.mark.parametrize("kind, way", [w for w in WAYS if issubclass(w[1], packed.Panels)])
+def test_our_kernels_give_a_row_the_same_bits_in_every_batch(kind, way):
+    made = way(kept(numbers(70, 96), kind), numbers(70, seed=2))
+    x = numbers(21, 96, seed=1)
+    together = made(x)
+    for n in range(1, 21):
+        assert torch.equal(made(x[:n]), together[:n]) and torch.equal(made(x[n:]), together[n:])
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_what_is_no_number_stays_none(kind):
+    x = numbers(2, 64)
+    x[1, 40] = torch.nan
+    y = product(numbers(48, 64), None, kind)(x)
+    assert y[0].isfinite().all() and y[1].isnan().all()
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -136,9 +149,10 @@ def test_nothing_comes_of_nothing(kind, way):
 def test_memory_is_what_is_kept(kind, way):
     weight = kept(numbers(64, 256), kind)
     bits = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4 + 2 * 16 / 32}[kind]
-    per_row = {"int8": 12 if way is not PLAIN["int8"] else 4}.get(kind, 0)
+    per_row = 0 if kind != "int8" else 2 if way is packed.Int8Aten else 256 // 32 * 2
     assert way(weight, None).nbytes == 64 * 256 * bits / 8 + 64 * per_row
-    assert way(weight, numbers(64)).nbytes == way(weight, None).nbytes + 64 * 4
+    bias = 64 * (2 if kind == "bfloat16" and way is packed.OneDnn else 4)
+    assert way(weight, numbers(64)).nbytes == way(weight, None).nbytes + bias
 
 
 def test_an_operator_that_is_missing_or_wrong_is_not_used():
@@ -193,7 +207,7 @@ def test_packed_weights_do_not_move():
         model.to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("kind, limit", [("float16", 2**-11), ("int8", 0.5 / 127)])
+@pytest.mark.parametrize("kind, limit", [("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 0.5 / 127)])
 def test_a_table_gives_rounded_rows(kind, limit):
     plain = Embedding(20, 16, scale=4.0)
     table = Table(plain, kind, torch.float32)
@@ -201,4 +215,4 @@ def test_a_table_gives_rounded_rows(kind, limit):
     rows = plain(tokens)
     assert table(tokens).dtype == torch.float32
     assert ((table(tokens) - rows).abs() <= 1.001 * limit * rows.abs().amax(dim=-1, keepdim=True)).all()
-    assert table.nbytes == (20 * 16 * 2 if kind == "float16" else 20 * 16 + 20 * 4)
+    assert table.nbytes == (20 * 16 * 2 if kind != "int8" else 20 * 16 + 20 * 4)

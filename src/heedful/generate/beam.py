@@ -18,15 +18,20 @@ Contrastive search (Su et al. 2022) is not here: it compares hidden states, whic
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from heedful.generate.request import Choice, FinishReason
+from heedful.generate.answer import Answer, Task
+from heedful.generate.engine import side_by_side
+from heedful.generate.request import Choice, FinishReason, Request, Result, Sampling
+from heedful.generate.stop import Decodes
 from heedful.models.base import Batch, GenerativeModel
+
+ROWS = 64  # beams of all prompts that are searched side by side
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,6 @@ class Hypothesis:
     def finish_reason(self) -> FinishReason:
         return "length" if self.end is None else "stop"
 
-    def choice(self, index: int = 0, text: str = "") -> Choice:
-        return Choice(index, list(self.tokens), text, self.finish_reason)
-
 
 @dataclass(frozen=True)
 class _Plan:
@@ -56,6 +58,7 @@ class _Plan:
     n: int
     early_stopping: bool | Literal["never"]
     eos: frozenset[int]
+    never: frozenset[int]
     min_tokens: int
     groups: int
     diversity: float
@@ -151,6 +154,7 @@ def beam_search(
     n: int = 1,
     early_stopping: bool | Literal["never"] = False,
     eos: Collection[int] = frozenset(),
+    never: Collection[int] = frozenset(),
     min_tokens: int = 0,
     groups: int = 1,
     diversity: float = 0.0,
@@ -158,9 +162,11 @@ def beam_search(
     """The n best answers to each row of the batch, best first; fewer where fewer were found.
 
     An answer ends with a token of `eos` once it has `min_tokens`, at `max_tokens`, and at the model's last position.
+    No answer has a token of `never`.
     """
+    ends, banned = frozenset(eos), frozenset(never)
     plan = _Plan(
-        beams, max_tokens, length_penalty, n, early_stopping, frozenset(eos), min_tokens, groups, diversity
+        beams, max_tokens, length_penalty, n, early_stopping, ends, banned, min_tokens, groups, diversity
     )
     with torch.inference_mode():
         logits, state = model.start(batch)
@@ -210,8 +216,11 @@ def _advance(plan: _Plan, inputs: list[list[_Group]], logits: Tensor) -> None:
     precise = torch.promote_types(logits.dtype, torch.float32)
     logprobs = logits.log_softmax(-1, dtype=precise).view(n_inputs, plan.groups, -1, n_vocab)  # (N, G, W, V)
     ends = [token for token in plan.eos if 0 <= token < n_vocab]
-    if ends and len(inputs[0][0].running[0].tokens) < plan.min_tokens:
-        logprobs[..., ends] = -torch.inf
+    banned = [token for token in plan.never if 0 <= token < n_vocab]
+    if len(inputs[0][0].running[0].tokens) < plan.min_tokens:
+        banned += ends
+    if banned:
+        logprobs[..., banned] = -torch.inf
     cost: Tensor | None = None
     for g in range(plan.groups):
         groups = [of_input[g] for of_input in inputs]
@@ -249,3 +258,39 @@ def _best(plan: _Plan, groups: list[_Group]) -> list[Hypothesis]:
     for hypothesis in sorted((h for group in groups for h in group.ended), key=lambda h: -h.score):
         found.setdefault((hypothesis.tokens, hypothesis.end), hypothesis)
     return list(found.values())[: plan.n]
+
+
+def search(
+    model: GenerativeModel[Any],
+    tokenizer: Decodes | None,
+    requests: Sequence[Request],
+    *,
+    beams: int,
+    **how: Any,
+) -> list[Result]:
+    """The n best answers to requests that differ in their prompts alone; `how` is what `beam_search` takes.
+
+    What they say of sampling is for nobody here. The search does not know of stop texts: an answer that it found ends
+    before the first in it.
+    """
+    requests = [replace(request, sampling=Sampling(temperature=0)) for request in requests]  # draws no seeds
+    results: dict[int, Result] = {}
+    for tasks, batch in side_by_side(model, tokenizer, requests, max(1, ROWS // max(1, beams))):
+        one = tasks[0].request
+        found = beam_search(
+            model, batch, beams=beams, n=one.n, max_tokens=one.max_tokens, eos=one.stop_ids, **how
+        )
+        for task, hypotheses in zip(tasks, found, strict=True):
+            results[task.id] = Result([_written(task, i, h) for i, h in enumerate(hypotheses)])
+    return [results[i] for i in range(len(requests))]
+
+
+def _written(task: Task, index: int, found: Hypothesis) -> Choice:
+    """A hypothesis as if the engine had said it."""
+    answer = Answer(task, index, task.tokenizer)
+    said = [*found.tokens, *([] if found.end is None else [found.end])]
+    for place, token in enumerate(said, 1):
+        answer.take(token, None, full=place == len(said))
+        if answer.finish_reason is not None:
+            break
+    return replace(answer.choice(index), score=found.score)

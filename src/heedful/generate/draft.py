@@ -171,6 +171,10 @@ class DraftModel:
         self.model, self.most = model, most
 
     def begin(self, batch: Batch, chooser: Chooser, vocab_size: int) -> Drafting:
+        longest = self.model.longest
+        n = max(tokens.shape[1] for tokens in (batch.tokens, batch.source) if tokens is not None)
+        if longest is not None and n > longest:
+            raise ValueError(f"the drafter has positions for {longest} tokens, and the prompt has {n}")
         logits, state = self.model.start(batch)
         if logits.shape[-1] != vocab_size:
             raise ValueError(

@@ -303,6 +303,20 @@ def generate(
     return [result.choices[0].tokens for result in engine.run(requests)]
 
 
+def side_by_side(
+    model: Speaker, tokenizer: Decodes | None, requests: Sequence[Request], most: int
+) -> list[tuple[list[Task], Batch]]:
+    """All requests, checked, in batches of at most so many: for what answers a batch from its beginning to its end
+    (beam search, speculation). Requests of about one length go together; a task's number is its request's place.
+    """
+    reader = Reader(model)
+    for request in requests:
+        reader.check(request)
+    tasks = [Task(i, request, *reader.measure(request), tokenizer) for i, request in enumerate(requests)]
+    parts = [group[i : i + most] for group in alike(tasks) for i in range(0, len(group), most)]
+    return [(part, reader.batch(part, [task.prompt for task in part])) for part in parts]
+
+
 def _rows(tokens: Tensor | None, lengths: Tensor | None) -> list[tuple[int, ...]]:
     """The rows of (B, T) without their padding; none of nothing."""
     if tokens is None:

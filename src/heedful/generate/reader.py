@@ -80,7 +80,7 @@ class Reader:
     def whole(self, tasks: Sequence[Task]) -> tuple[Tensor, State]:
         """Read whole prompts side by side: logits (B, V) after each."""
         prompts = [task.prompt for task in tasks]
-        logits, state = self.model.start(self._batch(tasks, prompts), capacity=self._capacity(tasks))
+        logits, state = self.model.start(self.batch(tasks, prompts), capacity=self._capacity(tasks))
         for task in tasks:
             task.n_read = len(task.prompt)
             self.n_read += task.n_read
@@ -96,7 +96,7 @@ class Reader:
         elif task.state is None:
             first = task.prompt[: 1 if echo else n]  # `start` gives the last logits alone, an echo wants all
             logits, task.state = self.model.start(
-                self._batch([task], [first]), capacity=self._capacity([task])
+                self.batch([task], [first]), capacity=self._capacity([task])
             )
             self._note(task, logits, len(first))
             n -= len(first)
@@ -118,7 +118,7 @@ class Reader:
     def _tensor(self, ids: Sequence[Any]) -> Tensor:
         return torch.tensor(ids, device=getattr(self.model, "device", None))
 
-    def _batch(self, tasks: Sequence[Task], prompts: Sequence[Sequence[int]]) -> Batch:
+    def batch(self, tasks: Sequence[Task], prompts: Sequence[Sequence[int]]) -> Batch:
         tokens, lengths = self._padded(prompts)
         if self.continues:
             return Batch(tokens, lengths)

@@ -96,6 +96,7 @@ class Choice:
     text: str  # empty where there is no tokenizer; ends before a stop text, of which `tokens` keep what was drawn
     finish_reason: FinishReason
     scores: list[TokenScore] | None = None  # of `tokens`, where they were asked for
+    score: float | None = None  # of the whole, where beam search found it
 
 
 @dataclass

@@ -230,11 +230,3 @@ def scores(logits: Tensor, tokens: Sequence[int], n_top: Sequence[int | None]) -
     for row, logprob, top, at in zip(asked, own, values.tolist(), places.tolist(), strict=True):
         found[row] = TokenScore(tokens[row], logprob, tuple(zip(at, top, strict=True))[: n_top[row]])
     return found
-
-
-def choose(logits: Tensor, how: Sampling, generator: torch.Generator | None = None) -> Tensor:
-    """One token per row from one stream for all: (B, V) -> (B,)."""
-    if how.temperature == 0:
-        return logits.argmax(-1)
-    shares = cut(heat(logits.float(), how.temperature), how).softmax(-1)
-    return torch.multinomial(shares, 1, generator=generator)[:, 0]

@@ -14,18 +14,22 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from heedful.generate.answer import Event, Task
 from heedful.generate.draft import Chooser, Drafter, Proposal, Row, certain, padded, unpadded
-from heedful.generate.engine import Speaker
-from heedful.generate.request import Sampling
+from heedful.generate.engine import Speaker, side_by_side
+from heedful.generate.request import Request, Sampling
 from heedful.generate.sampling import ImpossibleLogits
+from heedful.generate.stop import Decodes
 from heedful.models.base import Batch
 
 GREEDY = Sampling(temperature=0)
 FIRST = 4  # proposals before it is known how good they are
+ROWS = 32  # prompts answered side by side
 
 
 @dataclass
@@ -136,11 +140,19 @@ class Speculation:
                 row.reach = min(2 * row.reach, self.most) if n == len(proposal.tokens) else n + 1
             if end is None and row.n_said < self.max_tokens and self._fits(row):
                 going.append(i)
+        self._keep(going)
+        return new
+
+    @torch.inference_mode()
+    def end(self, index: int) -> None:
+        """This row of the batch says no more."""
+        self._keep([i for i, row in enumerate(self.rows) if row.index != index])
+
+    def _keep(self, going: list[int]) -> None:
         if 0 < len(going) < len(self.rows):
             self.state.select(going)
             self.drafting.select(going)
         self.rows = [self.rows[i] for i in going]
-        return new
 
     @torch.inference_mode()
     def _read(self) -> None:
@@ -170,24 +182,58 @@ class Speculation:
         self.statistics.steps += 1
 
 
-def speculate(
-    model: Speaker,
-    batch: Batch,
-    *,
-    drafter: Drafter,
-    max_tokens: int,
-    sampling: Sampling = GREEDY,
-    stop_ids: Collection[int] = frozenset(),
-) -> tuple[list[list[int]], Statistics]:
-    """All new tokens of each row, and what it took; see `Speculation`, which gives them as they come."""
-    steps = Speculation(
-        model, batch, drafter=drafter, max_tokens=max_tokens, sampling=sampling, stop_ids=stop_ids
-    )
+def speculate(model: Speaker, batch: Batch, **how: Any) -> tuple[list[list[int]], Statistics]:
+    """All new tokens of each row, and what it took; see `Speculation`, which gives them as they come, for the rest."""
+    steps = Speculation(model, batch, **how)
     rows: list[list[int]] = [[] for _ in steps.rows]
     for step in steps:
         for row, tokens in zip(rows, step, strict=True):
             row += tokens
     return rows, steps.statistics
+
+
+def answer(
+    model: Speaker, tokenizer: Decodes | None, requests: Sequence[Request], drafter: Drafter
+) -> Iterator[Event]:
+    """Answer requests that differ in their prompts alone, with the engine's events: one answer to each, no scores.
+
+    The id of an event is its request's place. A seed gives the same text again, but not that of plain decoding, since
+    guesses take random numbers too.
+    """
+    for r in requests:
+        asked = {
+            "n": r.n > 1,
+            "best_of": (r.best_of or 1) > 1,
+            "logprobs": r.logprobs is not None,
+            "echo": r.echo,
+        }
+        if any(asked.values()):
+            wrong = ", ".join(name for name, is_asked in asked.items() if is_asked)
+            raise ValueError(f"speculation gives one answer without scores: leave out {wrong}, or the draft")
+    return _answer(model, side_by_side(model, tokenizer, requests, ROWS), drafter)
+
+
+def _answer(model: Speaker, batches: Sequence[tuple[list[Task], Batch]], drafter: Drafter) -> Iterator[Event]:
+    for tasks, batch in batches:
+        one = tasks[0].request
+        steps = Speculation(model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling)
+        for step in steps:
+            for row, (task, tokens) in enumerate(zip(tasks, step, strict=True)):
+                yield from _take(task, tokens, model.longest)
+                if task.done:
+                    steps.end(row)
+
+
+def _take(task: Task, tokens: Sequence[int], longest: int | None) -> Iterator[Event]:
+    """What a request's answer makes of its new tokens, up to its end."""
+    (said,) = task.answers
+    for token in tokens:
+        n_read = len(task.prompt) + len(said.tokens)
+        event = said.take(token, None, full=longest is not None and n_read >= longest)
+        event.result = task.result() if task.done else None
+        yield event
+        if task.done:
+            return
 
 
 def begun(model: Speaker, batch: Batch) -> Batch:

@@ -174,7 +174,7 @@ class GenerativeModel(Model, Generic[S]):
 class DecoderModel(GenerativeModel[KeyValueState]):
     """Decoder-only families: embed, decode, and score the vocabulary."""
 
-    abilities = ("generate", "stream", "capture")
+    abilities: tuple[str, ...] = ("generate", "stream", "embed", "capture")
 
     embed: Embedding
     decoder: Stack
@@ -224,7 +224,7 @@ class DecoderModel(GenerativeModel[KeyValueState]):
 class EncoderDecoderModel(GenerativeModel[KeyValueState]):
     """Encoder-decoder families: the source is read once, its keys and values kept in the state."""
 
-    abilities = ("generate", "stream", "translate", "capture")
+    abilities = ("generate", "stream", "translate", "embed", "capture")
 
     encoder: Stack
     decoder: Stack

@@ -93,7 +93,7 @@ class ViT(Model):
             causal=False,
             norm=nn.LayerNorm(c.d_model, c.norm_eps),
         )
-        self.abilities = ("embed", *(["classify"] if c.head == "classify" else []), "capture")
+        self.abilities = (*(["classify"] if c.head == "classify" else []), "capture")
         self.pooler = Pooler(c.d_model) if c.head == "pooler" else None
         self.head = nn.Linear(c.d_model, c.n_labels) if c.head == "classify" else None
 

@@ -1,8 +1,8 @@
 """Attention: softmax(QKᵀ/√d) V, the only place where it is computed (Vaswani et al. 2017, section 3.2).
 
-`attend` uses PyTorch's fused kernels; `attend_explicit` is the same in the paper's own steps, for looking inside
-and for what no fused kernel does (Gemma 2's soft cap). `Attention` is the layer: projections, heads, rotation,
-norms on queries and keys, grouped queries, windows, self or cross.
+`attend` uses fused kernels, PyTorch's or, for one new token, ours; `attend_explicit` is the same in the paper's own
+steps, for looking inside and for what no fused kernel does (Gemma 2's soft cap). `Attention` is the layer: projections,
+heads, rotation, norms on queries and keys, grouped queries, windows, self or cross.
 
     B batch, T target, S source, H query heads, G key/value heads, D head size, E model width
 """
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heedful.nn import native
 from heedful.nn.mask import Mask
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Rotation
@@ -38,6 +39,8 @@ def attend(
     `mask` is True where looking is allowed, `bias` is added to the scores, `scale` is 1/√D unless given.
     G may divide H: each key/value head then serves H/G query heads (grouped queries, Ainslie et al. 2023).
     """
+    if native.attends(q, k, v) and not causal and dropout == 0:
+        return native.attend_one(q, k, v, mask, bias, scale)
     if bias is not None:
         if causal:
             mask = Mask(q.shape[-2], k.shape[-2], causal=True, device=q.device).dense()

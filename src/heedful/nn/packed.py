@@ -1,20 +1,20 @@
 """Matrix products whose weights are packed for the processor, and maybe quantized: to run a model, not to train it.
 
-    kind      a weight is                               on a CPU                    on a GPU
-    float32   itself                                    oneDNN, laid out in blocks  plain
-    bfloat16  rounded to 8 bits of precision            oneDNN, laid out in blocks  plain
-    float16   rounded to 11 bits, at most 65,504        FBGEMM, x in float32        plain
-    int8      round(w / s), s = max|w| / 127 of a row   FBGEMM, x in 8 bits too     plain, from int8 at each use
-    int4      its nearest of 16 steps from a group's    ATen                        ATen
+    kind      a weight is                               on a CPU              elsewhere on a CPU  on a GPU
+    float32   itself                                    our kernels           oneDNN              plain
+    bfloat16  rounded to 8 bits of precision            our kernels           oneDNN              plain
+    float16   rounded to 11 bits, at most 65,504        our kernels           FBGEMM              plain
+    int8      round(w / s), s = max|w| / 127 of a       our kernels           ATen, s of a row    plain, from int8
+              group of 32 inputs
+    int4      its nearest of 16 steps from a group's    our kernels           ATen                ATen
               least to its greatest value
 
-In int8 FBGEMM multiplies integers: x is rounded to 8 bits as well, with a scale of its own for every row (a token of a
-text), so that what else is in the batch does not matter. A few large inputs would leave all others few steps; so both
-sides are turned first, (xH)(WH)ᵀ = xWᵀ, by a Hadamard matrix over neighbouring inputs, which spreads the large ones
-(QuaRot, Ashkboos et al. 2024). int4 reads x in bfloat16.
+Our kernels are in kernels.c; where they cannot run (see native.py) the operators named next do, which are not part of
+PyTorch's public interface. Each is tried once, on a small product, and used only if it agrees with the plain one.
 
-The fast operators are not part of PyTorch's public interface: each is tried once, on a small product, and used only if
-it agrees with the plain one.
+On a CPU x is float32. bfloat16 rounds it for the product; for int8 and int4 our kernels round it to 8 bits, with a
+scale for every 32 neighbours of a row: a few large inputs leave the others their steps, and what else is in the batch
+does not matter.
 
     N outputs, K inputs, G inputs in a group
 """
@@ -31,62 +31,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heedful.nn import native
 from heedful.nn.embed import Embedding
+from heedful.nn.quantize import GROUP, quantize_evenly, quantize_groups, quantize_rows
 
 Kind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-GROUP = 32  # of int4's inputs that share a scale
-TURN = 32  # inputs that are turned together in int8, at most
-TINY = 1e-30
-# How far a way may be from the plain one, relative to the largest output: rounding of the sums; int8's rounding of x
-# is up to half a step in 127, and in 63.
+# How far a way may be from the plain one, relative to the largest output: rounding of the sums, and of x.
 TOLERANCE: dict[Kind, float] = {
     "float32": 1e-5, "bfloat16": 0.02, "float16": 1e-3, "int8": 0.02, "int4": 0.02,
 }  # fmt: skip
-
-
-def hadamard(n_inputs: int) -> Tensor:
-    """The orthogonal matrix (n, n) of ±1/√n for the largest power of two n that divides the inputs, up to TURN."""
-    turn = torch.ones(1, 1)
-    while len(turn) < TURN and n_inputs % (2 * len(turn)) == 0:
-        turn = torch.cat([torch.cat([turn, turn], dim=1), torch.cat([turn, -turn], dim=1)]) / 2**0.5
-    return turn
-
-
-def turned(x: Tensor, turn: Tensor) -> Tensor:
-    """Each n neighbours of the last dimension times `turn` (n, n)."""
-    return torch.mm(x.reshape(-1, len(turn)), turn).view(x.shape)
-
-
-def quantize_rows(weight: Tensor, turn: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """int8 and the scale of each row: (N, K) -> (N, K), (N,); turned before, if asked."""
-    ints = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scales = weight.new_empty(len(weight), dtype=torch.float32)
-    for rows in _slices(weight):
-        part = weight[rows].float() if turn is None else turned(weight[rows].float(), turn)
-        scales[rows] = part.abs().amax(dim=1).clamp_(min=TINY) / 127
-        ints[rows] = (part / scales[rows, None]).round_().to(torch.int8)
-    return ints, scales
-
-
-def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """0 to 15 as uint8 (N, K), and each group's scale and middle in bfloat16 (N, K/G): w = (q - 8) · scale + middle."""
-    steps = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    scale = weight.new_empty(len(weight), weight.shape[1] // GROUP, dtype=torch.bfloat16)
-    middle = torch.empty_like(scale)
-    for rows in _slices(weight):
-        groups = weight[rows].float().unflatten(1, (-1, GROUP))  # (n, K/G, G)
-        low, high = groups.amin(dim=2), groups.amax(dim=2)
-        scale[rows] = ((high - low) / 15).clamp_(min=TINY).bfloat16()
-        middle[rows] = (low + 8 * scale[rows].float()).bfloat16()
-        places = (groups - middle[rows, :, None].float()) / scale[rows, :, None].float() + 8
-        steps[rows] = places.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
-    return steps, scale, middle
-
-
-def _slices(weight: Tensor) -> list[slice]:
-    """Some rows at a time: what is needed on the way stays small."""
-    return [slice(i, i + 1024) for i in range(0, len(weight), 1024)]
 
 
 class Frozen(nn.Module):
@@ -141,12 +95,14 @@ class OneDnn(Packed):
     """float32 or bfloat16, in blocks as oneDNN's kernels read them."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__(weight, bias)
+        super().__init__(weight, None if bias is None else bias.to(weight.dtype))
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 1)
         self.nbytes += weight.nbytes
+        self.dtype = weight.dtype
 
     def product(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "")
+        return y.to(x.dtype)
 
 
 class Float16Fbgemm(Packed):
@@ -176,51 +132,36 @@ def fbgemm() -> Iterator[None]:
 
 
 class Int8(Packed):
-    """int8 with a scale per row, multiplied as floats."""
+    """int8 with a scale per group, multiplied as floats."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        turn = hadamard(self.n_inputs).to(weight.device)
-        self.weight, self.scales = quantize_rows(weight.detach(), turn)
-        self.turn = turn
+        self.weight, self.scales = quantize_evenly(weight.detach())
         self.nbytes += self.weight.nbytes + self.scales.nbytes
 
     def product(self, x: Tensor) -> Tensor:
-        y = F.linear(turned(x, self.turn.to(x.dtype)), self.weight.to(x.dtype)) * self.scales.to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        scales = self.scales.to(x.dtype).repeat_interleave(GROUP, dim=1)[:, : self.n_inputs]
+        return F.linear(x, self.weight.to(x.dtype) * scales, self.bias)
 
 
-class Int8Fbgemm(Packed):
-    """int8 with a scale per row; each row of x becomes int8 in the same way, so that integers are multiplied."""
-
-    steps: ClassVar[int] = 127  # of x to either side of 0
+class Int8Aten(Packed):
+    """int8 with a scale per row, by ATen's kernel: it reads x in bfloat16 and widens the weights in registers."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.turn = hadamard(self.n_inputs)
-        ints, scales = quantize_rows(weight.detach(), self.turn)
-        with fbgemm():
-            zeros = torch.zeros(len(scales), dtype=torch.int64)
-            tensor = torch._make_per_channel_quantized_tensor(ints, scales.double(), zeros, 0)
-            self.weight = torch.ops.quantized.linear_prepack(tensor, None)
-        self.nbytes += ints.nbytes + 12 * len(scales)  # scale, zero and sum of each row
+        self.weight, scales = quantize_rows(weight.detach())
+        self.scales = scales.bfloat16()
+        self.nbytes += self.weight.nbytes + self.scales.nbytes
+
+    @classmethod
+    def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        return n_outputs % 32 == 0 and n_inputs % 32 == 0  # whole vectors
 
     def product(self, x: Tensor) -> Tensor:
-        multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        x = turned(x, self.turn)
-        if x.numel() == self.n_inputs:  # one row, and its scale a number: the same and quicker
-            largest = max(x.abs().max().item(), TINY)
-            y = multiply(x, largest / self.steps, 128, self.weight)
-        else:
-            scales = x.abs().amax(dim=-1, keepdim=True).clamp_(min=TINY)
-            y = multiply(x / scales, 1 / self.steps, 128, self.weight).mul_(scales)
+        flat = x.reshape(-1, self.n_inputs).bfloat16()
+        y = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scales).to(x.dtype)
+        y = y.view(*x.shape[:-1], self.n_outputs)
         return y if self.bias is None else y.add_(self.bias)
-
-
-class Int8FbgemmNarrow(Int8Fbgemm):
-    """For processors without VNNI, on which sums of products of 8 bits overflow 16: x has 7 bits."""
-
-    steps = 63
 
 
 class Int4(Packed):
@@ -289,25 +230,86 @@ class Int4Cuda(Int4Aten):
         return torch.ops.aten._weight_int4pack_mm(x, weight, GROUP, scale)
 
 
-# How a kind of weights is kept by plain PyTorch, and on which device there is something faster.
+class Panels(Packed):
+    """Outputs by 32, as our own kernels read them; `kind` is the kernel's name."""
+
+    kind: ClassVar[Kind]
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, None if bias is None else bias.float())
+        self.weight, self.scales = self.layout(weight.detach())
+        self.nbytes += self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    @classmethod
+    def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        return native.library() is not None
+
+    @staticmethod
+    def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        return native.panels(weight, 1), None
+
+    def product(self, x: Tensor) -> Tensor:
+        return native.product(self.kind, x, self.weight, self.n_outputs, self.bias, self.scales)
+
+
+class Float32Panels(Panels):
+    kind = "float32"
+
+
+class Float16Panels(Panels):
+    kind = "float16"
+
+
+class BFloat16Panels(Panels):
+    kind = "bfloat16"
+
+    @staticmethod
+    def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        return native.panels(weight, 2), None
+
+
+class Int8Panels(Panels):
+    kind = "int8"
+
+    @staticmethod
+    def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        ints, scales = quantize_evenly(weight)
+        ints = F.pad(ints, (0, -ints.shape[1] % GROUP))
+        bytes_ = native.panels(ints, 4).view(torch.uint8).bitwise_xor_(128)  # 128 more
+        return bytes_, native.panels(scales, 1)[..., 0]
+
+
+class Int4Panels(Panels):
+    kind = "int4"
+
+    @classmethod
+    def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        return n_inputs % GROUP == 0 and super().fits(n_outputs, n_inputs)
+
+    @staticmethod
+    def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        steps, scale, middle = quantize_groups(weight)
+        both = [native.panels(t, 1)[..., 0] for t in (scale, middle)]  # (N/32, K/G, 32)
+        return native.half_panels(steps), torch.stack(both, dim=2)
+
+
+# How a kind of weights is kept by plain PyTorch, and on which device there is something faster, the best first.
 PLAIN: dict[Kind, type[Packed]] = {
     "float32": Plain, "bfloat16": Plain, "float16": Plain, "int8": Int8, "int4": Int4,
 }  # fmt: skip
 FASTER: dict[tuple[str, Kind], tuple[type[Packed], ...]] = {
-    ("cpu", "float32"): (OneDnn,),
-    ("cpu", "bfloat16"): (OneDnn,),
-    ("cpu", "float16"): (Float16Fbgemm,),
-    ("cpu", "int8"): (Int8Fbgemm, Int8FbgemmNarrow),
-    ("cpu", "int4"): (Int4Aten,),
+    ("cpu", "float32"): (Float32Panels, OneDnn),
+    ("cpu", "bfloat16"): (BFloat16Panels, OneDnn),
+    ("cpu", "float16"): (Float16Panels, Float16Fbgemm),
+    ("cpu", "int8"): (Int8Panels, Int8Aten),
+    ("cpu", "int4"): (Int4Panels, Int4Aten),
     ("cuda", "int4"): (Int4Cuda,),
 }
 
 
 def activations(device: str, kind: Kind) -> torch.dtype:
-    """The type of x, and so of all that a model remembers: on a CPU nothing narrow is faster, save for bfloat16."""
-    if kind in ("float32", "bfloat16") or (kind == "float16" and device != "cpu"):
-        return FLOATS[kind]
-    return torch.float32 if device == "cpu" else torch.bfloat16
+    """The type of x, and so of all that a model remembers: on a CPU nothing narrower is faster."""
+    return torch.float32 if device == "cpu" else FLOATS.get(kind, torch.bfloat16)
 
 
 def product(weight: Tensor, bias: Tensor | None, kind: Kind) -> Packed:
@@ -345,14 +347,14 @@ def agrees(way: type[Packed], device: str, kind: Kind) -> bool:
 
 
 class Table(Frozen):
-    """Embeddings in float16, or in int8 with a scale per row; the vectors looked up are of the type `dtype`."""
+    """Embeddings in few bits, as floats or in int8 with a scale per row; those looked up are of the type `dtype`."""
 
     def __init__(self, table: Embedding, kind: Kind, dtype: torch.dtype) -> None:
         super().__init__()
         self.scale, self.dtype = table.scale, dtype
         self.scales: Tensor | None = None
-        if kind == "float16":
-            self.weight = table.weight.detach().half()
+        if kind in FLOATS:
+            self.weight = table.weight.detach().to(FLOATS[kind])
         else:
             self.weight, self.scales = quantize_rows(table.weight.detach())
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)

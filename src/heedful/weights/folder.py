@@ -148,7 +148,7 @@ def inside(folder: Path, name: str) -> Path:
     if not name or name in (".", "..") or any(c in name for c in "/\\\0:"):
         raise ValueError(f"{name[:200]!r} is not the name of a file in {folder}")
     path = (folder / name).resolve()
-    if not any(path.is_relative_to(root) for root in _roots(folder)):
+    if not any(path.is_relative_to(root) for root in roots(folder)):
         raise ValueError(
             f"{name} in {folder} is a link to {path}, outside the folder: copy the file there instead"
         )
@@ -162,7 +162,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _roots(folder: Path) -> list[Path]:
+def roots(folder: Path) -> list[Path]:
     """Where a folder's files may lie: in it, or in the blobs of its own repository in the hub's cache."""
     folder = folder.resolve()
     repository = folder.parent.parent

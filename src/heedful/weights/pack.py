@@ -5,9 +5,9 @@ queries, keys and values, and a gate with what it gates, become one product. The
 
     kind      activations, norms, biases      table of embeddings              bytes per weight
     float32   float32                         float32, beside a packed head    4
-    bfloat16  bfloat16                        bfloat16, beside a packed head   2
+    bfloat16  float32, on a GPU bfloat16      bfloat16, beside a packed head   2
     float16   float32, on a GPU float16       float16, beside a packed head    2
-    int8      float32, on a GPU bfloat16      int8, a scale per row, likewise  1
+    int8      float32, on a GPU bfloat16      int8, a scale per row, likewise  1.0625, of which scales 0.0625
     int4      as int8                         int8, as is the head             0.625, of which scales 0.125
 
 A head that shares the table's numbers is packed apart from it, since rows cannot be read from the packed form. With

@@ -1,12 +1,12 @@
 """How fast a matrix product reads its weights: each kernel, shape and batch, in GB/s of weights and in µs.
 
-    python benchmarks/kernels.py [--threads 2] [--shapes 768x2304 ...] [--batch 1 8] [--runs 9]
+    python benchmarks/products.py [--threads 2] [--shapes 768x2304 ...] [--batch 1 8] [--runs 9]
 
 A decoder writes one token at a time and reads all its weights for it, so that memory bandwidth is the limit: the first
 line is what a plain copy of memory reaches. Every kernel has several matrices, more than the caches hold, and the
-kernels take turns; times are the medians over the runs, of what PyTorch does from Python, activations quantized and
-turned where the kernel needs it. The rows are heedful's own ways of packing (nn/packed.py) and PyTorch's operators
-that were tried for them; a kernel that cannot run here says why.
+kernels take turns; times are the medians over the runs, of what is done from Python, activations quantized where the
+kernel needs it. The rows are our own kernels (nn/kernels.c) and PyTorch's operators that were tried for them; a kernel
+that cannot run here says why.
 """
 
 from __future__ import annotations
@@ -76,14 +76,18 @@ def dynamic_int8(engine: str) -> Callable[[Tensor], Product]:
 
 KERNELS: dict[str, tuple[Callable[[Tensor], Product], torch.dtype, float]] = {
     "linear float32": (linear(torch.float32), torch.float32, 4),
+    "our float32": ours(packed.Float32Panels, "float32"),
     "packed float32": ours(packed.OneDnn, "float32"),
     "linear bfloat16": (linear(torch.bfloat16), torch.bfloat16, 2),
+    "our bfloat16": ours(packed.BFloat16Panels, "bfloat16"),
     "packed bfloat16": ours(packed.OneDnn, "bfloat16"),
+    "our float16": ours(packed.Float16Panels, "float16"),
     "packed float16": ours(packed.Float16Fbgemm, "float16"),
-    "packed int8": ours(packed.Int8Fbgemm, "int8"),
+    "our int8": ours(packed.Int8Panels, "int8"),
     "dynamic int8, fbgemm": (dynamic_int8("fbgemm"), torch.float32, 1),
     "dynamic int8, onednn": (dynamic_int8("onednn"), torch.float32, 1),
     "weight-only int8": (weight_only_int8, torch.bfloat16, 1),
+    "our int4": ours(packed.Int4Panels, "int4"),
     "packed int4": ours(packed.Int4Aten, "int4"),
 }
 

@@ -1,0 +1,264 @@
+"""Sentence embeddings, side by side: sentences per second of heedful and its peers on real text, in one run.
+
+    python benchmarks/embeddings.py FOLDER [--data ../shared/data] [--sentences 2000] [--rounds 5] [--only NAME ...]
+
+FOLDER holds all-MiniLM-L6-v2 (`make real` installs it). The sentences are drawn with a fixed seed from SST-2, SQuAD
+(questions, sentences, whole passages), Multi30k and WikiText-2, in proportions that make most short and some long; the
+model reads 256 tokens of each. Each program runs in a process of its own with 2 threads, loads once and takes turns
+with the others; what counts is from texts to vectors, tokenizer included. CTranslate2 has no tokenizer and no order of
+its own: it gets transformers' and batches of 32 sorted by length. "plain loop" is what the model's card shows: batches
+of 32 as they come, padded.
+
+The limit is arithmetic: the products that the real tokens need, over what this machine multiplies in a second (measured
+first, with matrices of the model's shape). Beside the speed stands how far the vectors are from those of
+sentence-transformers in float32: the largest difference of a number, and the least cosine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+THREADS, ROWS, LONGEST = 2, 32, 256
+SHARES = {"sst2": 0.2, "questions": 0.2, "captions": 0.2, "sentences": 0.25, "passages": 0.075, "wiki": 0.075}
+
+Embed = Callable[[list[str]], Any]  # texts -> (N, E)
+
+
+def sentences(data: Path, n: int) -> list[str]:
+    def lines(name: str) -> list[str]:
+        return gzip.decompress((data / name).read_bytes()).decode().splitlines()
+
+    passages = json.loads((data / "squad" / "squad_ctx_train.json").read_text())
+    found = {
+        "sst2": [line.split("\t")[0] for line in (data / "sst2" / "dev.tsv").read_text().splitlines()],
+        "questions": [qa["question"] for p in passages for qa in p["qas"]],
+        "captions": lines("multi30k/val.en.gz"),
+        "sentences": [s for p in passages for s in p["context"].split(". ") if s.strip()],
+        "passages": [p["context"] for p in passages],
+        "wiki": [s for s in lines("wikitext-2/valid.raw.gz") if s.strip() and not s.strip().startswith("=")],
+    }
+    draw = random.Random(0)
+    texts = [
+        text.strip() for name, kind in found.items() for text in draw.sample(kind, round(SHARES[name] * n))
+    ]
+    draw.shuffle(texts)
+    return texts
+
+
+# --- contenders: each loads the model and returns a function from texts to vectors -----------------------------------
+
+
+def heedful_embeds(folder: Path, precision: str) -> Embed:
+    import heedful
+
+    return heedful.load(folder, quantize=precision).embed  # type: ignore[arg-type]
+
+
+def sentence_transformers_embeds(folder: Path, precision: str) -> Embed:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": getattr(torch, precision)})
+    return lambda texts: model.encode(
+        texts, batch_size=ROWS, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
+    )
+
+
+def ctranslate2_embeds(folder: Path, precision: str) -> Embed:
+    import ctranslate2
+    import numpy as np
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with tempfile.TemporaryDirectory() as place:
+        ctranslate2.converters.TransformersConverter(str(folder)).convert(place, force=True)
+        model = ctranslate2.Encoder(place, device="cpu", intra_threads=THREADS, compute_type=precision)
+
+    def embed(texts: list[str]) -> Any:
+        ids = tokenizer(texts, truncation=True, max_length=LONGEST)["input_ids"]
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        vectors: list[Any] = [None] * len(ids)
+        for start in range(0, len(order), ROWS):
+            rows = order[start : start + ROWS]
+            hidden = np.array(model.forward_batch([ids[i] for i in rows]).last_hidden_state)
+            for i, states in zip(rows, hidden, strict=True):
+                mean = states[: len(ids[i])].mean(axis=0)
+                vectors[i] = mean / np.linalg.norm(mean)
+        return np.stack(vectors)
+
+    return embed
+
+
+def plain_loop_embeds(folder: Path, precision: str) -> Embed:
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder, dtype=getattr(torch, precision)).eval()
+
+    @torch.no_grad()
+    def embed(texts: list[str]) -> Any:
+        vectors = []
+        for start in range(0, len(texts), ROWS):
+            given = tokenizer(
+                texts[start : start + ROWS],
+                padding=True,
+                truncation=True,
+                max_length=LONGEST,
+                return_tensors="pt",
+            )
+            real = given["attention_mask"][..., None]
+            hidden = model(**given).last_hidden_state
+            vectors.append((hidden * real).sum(1) / real.sum(1))
+        return torch.nn.functional.normalize(torch.cat(vectors), dim=-1)
+
+    return embed
+
+
+EMBEDS: dict[str, Callable[[Path, str], Embed]] = {
+    "heedful": heedful_embeds,
+    "sentence-transformers": sentence_transformers_embeds,
+    "ctranslate2": ctranslate2_embeds,
+    "plain loop": plain_loop_embeds,
+}
+CONTENDERS = [
+    ("sentence-transformers", "float32"), ("heedful", "float32"), ("ctranslate2", "float32"),
+    ("plain loop", "float32"), ("sentence-transformers", "bfloat16"), ("heedful", "bfloat16"),
+    ("ctranslate2", "int8"), ("heedful", "int8"),
+]  # fmt: skip
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+def work(name: str, precision: str, folder: Path, texts: list[str], pipe: Connection) -> None:
+    """In a process of its own: load, then embed whenever asked, with the seconds it took."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    here = str(
+        Path(__file__).parent
+    )  # kernels.py beside this file is not the package that transformers looks for
+    sys.path = [place for place in sys.path if place != here]
+    try:
+        embed = EMBEDS[name](folder, precision)
+        embed(texts[:ROWS])
+    except Exception as problem:  # what the table says in a peer's place
+        pipe.send(f"{type(problem).__name__}: {problem}")
+        return
+    pipe.send(None)
+    while pipe.recv():
+        begin = time.perf_counter()
+        vectors = embed(texts)
+        pipe.send((time.perf_counter() - begin, torch.as_tensor(vectors).float().numpy()))
+
+
+class Worker:
+    def __init__(self, name: str, precision: str, folder: Path, texts: list[str]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        args = (name, precision, folder, texts, theirs)
+        self.process = context.Process(target=work, args=args, daemon=True)
+        self.process.start()
+        self.problem: str | None = self.pipe.recv()
+        self.seconds: list[float] = []
+        self.vectors: Any = None
+
+    def round(self) -> None:
+        self.pipe.send(True)
+        seconds, self.vectors = self.pipe.recv()
+        self.seconds.append(seconds)
+
+    def end(self) -> None:
+        if self.problem is None:
+            self.pipe.send(False)
+        self.process.join()
+
+
+def products(folder: Path, lengths: Sequence[int]) -> float:
+    """Multiplications and additions that texts of these many tokens need, in matrix products."""
+    c = json.loads((folder / "config.json").read_text())
+    width, inner, layers = c["hidden_size"], c["intermediate_size"], c["num_hidden_layers"]
+    weights = 4 * width**2 + 2 * width * inner
+    return float(sum(2 * layers * (n * weights + 2 * n**2 * width) for n in lengths))
+
+
+def matmul_rate(precision: str) -> float:
+    """Multiplications and additions per second of two threads, at the model's shapes."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    kind = getattr(torch, precision)
+    x, w = torch.ones(1024, 384).to(kind), torch.ones(384, 1536).to(kind)
+    multiply = torch._int_mm if precision == "int8" else torch.mm
+    times = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        multiply(x, w)
+        times.append(time.perf_counter() - begin)
+    return 2 * 1024 * 384 * 1536 / min(times)
+
+
+def compare(options: argparse.Namespace) -> None:
+    from transformers import AutoTokenizer
+
+    texts = sentences(options.data, options.sentences)
+    ids = AutoTokenizer.from_pretrained(options.folder)(texts, truncation=True, max_length=LONGEST)[
+        "input_ids"
+    ]
+    lengths = sorted(len(row) for row in ids)
+    print(
+        f"{len(texts)} texts, {sum(lengths)} tokens: median {lengths[len(lengths) // 2]}, longest {lengths[-1]}"
+    )
+    rates = {precision: matmul_rate(precision) for precision in ("float32", "bfloat16", "int8")}
+    print(", ".join(f"{precision} {rate / 1e9:.0f} GFLOP/s" for precision, rate in rates.items()), "\n")
+    chosen = [c for c in CONTENDERS if not options.only or c[0] in options.only]
+    workers = {c: Worker(*c, options.folder, texts) for c in chosen}
+    for (name, precision), worker in list(workers.items()):
+        if worker.problem is not None:
+            print(f"{name} {precision}: not measured ({worker.problem.splitlines()[0]})")
+            del workers[name, precision]
+    for _ in range(options.rounds):
+        for worker in workers.values():
+            time.sleep(0.3)  # threads of the program before may still wait in a loop
+            worker.round()
+    exact = workers[next(iter(workers))].vectors
+    print(
+        "| program | precision | sentences/s, median | fastest | limit | largest difference | least cosine |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for (name, precision), worker in workers.items():
+        worker.end()
+        middle, fastest = (len(texts) / f(worker.seconds) for f in (statistics.median, min))
+        limit = len(texts) * rates[precision] / products(options.folder, lengths)
+        apart = abs(worker.vectors - exact).max()
+        cosine = (worker.vectors * exact).sum(axis=1).min()
+        print(
+            f"| {name} | {precision} | {middle:.0f} | {fastest:.0f} | {limit:.0f} | {apart:.1e} | {cosine:.6f} |"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="sentence embeddings per second, side by side")
+    parser.add_argument("folder", type=Path, help="a sentence encoder in the hub's layout")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    parser.add_argument("--sentences", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=EMBEDS, help="only these programs")
+    compare(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Our own kernels for decoding on a CPU (kernels.c): compiled on first use where that is possible, a second or two.
+
+It takes Linux, a processor with AVX-512 (BF16 and VNNI with it) and a C compiler; elsewhere `library` is None and
+PyTorch's operators do the work. The compiled file is kept in the user's cache folder under a name that says what it
+was made of and for. HEEDFUL_KERNELS=0 switches the kernels off.
+
+They multiply as fast as the memory delivers the weights, where PyTorch's operators reach half of that (RESULTS.md).
+Their threads are those of PyTorch: both use the same OpenMP, which PyTorch brings along.
+
+    N outputs, K inputs, M rows; B rows, H heads, G heads of keys and values, S keys, D head size
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heedful.nn.quantize import GROUP
+
+SOURCE = Path(__file__).with_name("kernels.c")
+NEEDS = {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"}
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
+WIDE = 32  # outputs in a panel, as in kernels.c
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+_PRODUCT = (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _INT, _POINTER, _POINTER)
+_ATTEND: tuple[Any, ...] = (*[_POINTER] * 7, *[_LONG] * 5, _POINTER, ctypes.c_float, _INT)
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where they cannot be had."""
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
+    if os.environ.get("HEEDFUL_KERNELS") == "0" or compiler is None or not _processor() >= NEEDS:
+        return None
+    try:
+        loaded = ctypes.CDLL(str(_compiled(compiler)))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for name in ("float32", "float16", "bfloat16", "int8", "int4"):
+        getattr(loaded, f"product_{name}").argtypes = _PRODUCT
+        getattr(loaded, f"product_{name}").restype = None
+    loaded.attend_one.argtypes, loaded.attend_one.restype = _ATTEND, None
+    return loaded
+
+
+def _processor() -> set[str]:
+    """What this processor can do."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return set()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return set(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def _compiled(compiler: str) -> Path:
+    made_of = [SOURCE.read_text(), compiler, " ".join(FLAGS), " ".join(sorted(_processor()))]
+    name = f"kernels-{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:16]}.so"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not (cache / name).exists():
+            _compile(compiler, cache / name)
+        return cache / name
+    except OSError:  # nowhere to keep it: for this process alone
+        place = Path(tempfile.mkdtemp(prefix="heedful-")) / name
+        _compile(compiler, place)
+        return place
+
+
+def _compile(compiler: str, place: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        # Linked without OpenMP's library: the one that PyTorch has loaded is found when ours is.
+        for command in (
+            [*FLAGS, "-c", str(SOURCE), "-o", str(compiled)],
+            ["-shared", str(compiled), "-o", str(linked)],
+        ):
+            subprocess.run([compiler, *command], check=True, capture_output=True, timeout=120)
+        os.replace(linked, place)
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+def panels(weight: Tensor, size: int) -> Tensor:
+    """(N, K) -> (N/32, K/size, 32, size): outputs by 32, of each `size` inputs side by side; the rest is 0."""
+    n_outputs, n_inputs = weight.shape
+    if n_inputs % size or n_outputs % WIDE:
+        weight = F.pad(weight, (0, -n_inputs % size, 0, -n_outputs % WIDE))
+    return weight.view(-1, WIDE, weight.shape[1] // size, size).transpose(1, 2).contiguous()
+
+
+def half_panels(steps: Tensor) -> Tensor:
+    """0 to 15 (N, K) -> (N/32, K/4, 16, 4) bytes: each has that of an output and of the 16th after it."""
+    whole = panels(steps, 4)
+    return whole[:, :, :16] | whole[:, :, 16:] << 4
+
+
+def product(
+    kind: str, x: Tensor, weight: Tensor, n_outputs: int, bias: Tensor | None, scales: Tensor | None = None
+) -> Tensor:
+    """x (..., K) in float32 times a packed matrix, (..., N)."""
+    n_inputs = x.shape[-1]
+    x = x.contiguous()
+    n_rows = x.numel() // n_inputs
+    y = x.new_empty(*x.shape[:-1], n_outputs)
+    scratch = None
+    if kind == "bfloat16":
+        scratch = torch.empty(n_rows, (n_inputs + 1) // 2, dtype=torch.int32)
+    elif scales is not None:
+        scratch = torch.empty(n_rows, -(-n_inputs // GROUP), GROUP + 8, dtype=torch.int8)
+    getattr(library(), f"product_{kind}")(
+        x.data_ptr(), n_rows, n_inputs, weight.data_ptr(), n_outputs,
+        None if bias is None else bias.data_ptr(), y.data_ptr(), torch.get_num_threads(),
+        None if scratch is None else scratch.data_ptr(), None if scales is None else scales.data_ptr(),
+    )  # fmt: skip
+    return y
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `attend_one` can be used: one query per row, in float32 on a CPU, without gradients."""
+    return (
+        q.shape[2] == 1
+        and not q.is_cuda
+        and q.dtype == k.dtype == v.dtype == torch.float32
+        and q.shape[3] % 16 == 0
+        and v.shape[3] == q.shape[3]
+        and not torch.is_grad_enabled()
+        and q.device.type == "cpu"
+        and q.stride(3) == k.stride(3) == v.stride(3) == 1
+        and library() is not None
+    )
+
+
+def attend_one(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float | None
+) -> Tensor:
+    """What `attend` does for one query per row: q (B, H, 1, D), mask (B or 1, 1, 1, S), bias (B or 1, H or 1, 1, S)."""
+    (n_rows, n_heads, _, size), (n_groups, n_keys) = q.shape, k.shape[1:3]
+    mask, bias = (None if t is None else t.contiguous() for t in (mask, bias))
+    out, scores = q.new_empty(n_rows, 1, n_heads, size), q.new_empty(n_rows, n_heads, n_keys)
+    strides = [*q.stride()[:2], *k.stride()[:3], *v.stride()[:3]]
+    strides.append(0 if mask is None or len(mask) == 1 else mask.stride(0))
+    strides += [0, 0] if bias is None else [bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1)]
+    lib = library()
+    assert lib is not None
+    lib.attend_one(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if mask is None else mask.data_ptr(),
+        None if bias is None else bias.data_ptr(), out.data_ptr(), scores.data_ptr(),
+        n_rows, n_heads, n_groups, n_keys, size, (ctypes.c_long * 11)(*strides),
+        size**-0.5 if scale is None else scale, torch.get_num_threads(),
+    )  # fmt: skip
+    return out.transpose(1, 2)  # (B, H, 1, D)

@@ -1,0 +1,215 @@
+"""Beam search, translation and speculation as a loaded model offers them."""
+
+from __future__ import annotations
+
+import random
+from itertools import takewhile
+
+import pytest
+import tokenizers
+import torch
+from torch import nn
+
+import heedful
+from heedful.cli import main
+from heedful.loaded import Loaded
+from heedful.text.tokenizer import Tokenizer
+from support.beams import prompts_of, reference_beams, softened
+from support.case import VOCAB, randomize
+from support.families import CASES
+
+case_of = {case.name: case for case in CASES}
+GREEDY = {"temperature": 0, "max_tokens": 20}
+
+
+def vocabulary(word: str = "w") -> Tokenizer:
+    """w0, w1, w2 and so on by their numbers."""
+    table = {f"{word}{i}": i for i in range(VOCAB)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(table, unk_token=f"{word}0"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return Tokenizer(backend, roles={})
+
+
+def tiny(name: str, reference: nn.Module | None = None, ends: list[int] | None = None) -> Loaded:
+    case = case_of[name]
+    model = case.ours(reference or case.reference())
+    model.special = {"eos_token_id": ends or []}
+    return Loaded(model, vocabulary(), f"tiny-{name}")
+
+
+def prompts(name: str) -> list[str]:
+    batch = prompts_of(case_of[name])
+    rows, lengths = (
+        (batch.tokens, batch.lengths) if batch.source is None else (batch.source, batch.source_lengths)
+    )
+    return [words(row[:n]) for row, n in zip(rows.tolist(), lengths.tolist(), strict=True)]
+
+
+def words(tokens: list[int]) -> str:
+    return " ".join(f"w{i}" for i in tokens)
+
+
+@pytest.mark.parametrize(("name", "scale", "seed"), [("gpt2", 0.7, 0), ("t5", 0.7, 1), ("marian", 0.3, 3)])
+@pytest.mark.parametrize("early", [True, False])
+def test_beams_find_what_transformers_finds(name, scale, seed, early):
+    reference, ends = softened(case_of[name], scale), random.Random(seed).sample(range(1, 61), 10)
+    loaded, bad = tiny(name, reference, ends), 5
+    loaded.model.generation = {"bad_words_ids": [[bad]]}
+    theirs = reference_beams(
+        case_of[name], reference, prompts_of(case_of[name]), num_beams=4, num_return_sequences=3,
+        length_penalty=0.6, early_stopping=early, max_new_tokens=12, eos_token_id=ends, bad_words_ids=[[bad]],
+    )  # fmt: skip
+    how = {"beams": 4, "length_penalty": 0.6, "early_stopping": early, "max_tokens": 12}
+    results = loaded.complete(prompts(name), n=3, **how)
+    for result, hers in zip(results, theirs, strict=True):
+        cut = [list(takewhile(lambda token: token not in ends, answer)) for answer, _ in hers]
+        assert [choice.tokens for choice in result.choices] == cut
+        assert [choice.text.strip() for choice in result.choices] == [words(tokens) for tokens in cut]
+        assert [c.score for c in result.choices] == pytest.approx([score for _, score in hers], abs=1e-5)
+        reasons = ["stop" if answer[-1] in ends else "length" for answer, _ in hers]
+        assert [choice.finish_reason for choice in result.choices] == reasons
+    assert loaded.generate(prompts(name), **how) == [result.choices[0].text for result in results]
+    assert loaded.generate(prompts(name)[1], **how) == results[1].choices[0].text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "seq2seq-gru-bi-dot"])
+def test_many_prompts_are_searched_side_by_side(name):
+    loaded = tiny(name)
+    many = [" ".join(text.split()[: 1 + i % 5]) for i in range(9) for text in prompts(name)]
+    together = loaded.generate(many, beams=5, beam_groups=5, diversity=0.5, max_tokens=4)
+    for text, found in list(zip(many, together, strict=True))[::7]:
+        assert loaded.generate(text, beams=5, beam_groups=5, diversity=0.5, max_tokens=4) == found
+
+
+def test_a_stop_text_cuts_what_the_search_found():
+    bard = heedful.load("shakespeare", dtype=torch.float32)
+    how = {"beams": 3, "max_tokens": 30}
+    (whole,) = bard.complete("ROMEO:\n", **how)
+    (cut,) = bard.complete("ROMEO:\n", stop=["th"], **how)
+    text = whole.choices[0].text
+    assert "th" in text and cut.choices[0].text == text[: text.index("th")]
+    assert (whole.choices[0].finish_reason, cut.choices[0].finish_reason) == ("length", "stop")
+    assert cut.choices[0].score == whole.choices[0].score
+
+
+def test_a_search_leaves_the_random_state_alone():
+    loaded = tiny("gpt2")
+    before = torch.get_rng_state()
+    loaded.generate("w3 w4", beams=2, max_tokens=3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["t5", "marian", "seq2seq-gru-bi-dot"])
+def test_translation_follows_the_models_own_settings(name):
+    loaded, some = tiny(name, ends=[7, 11]), prompts(name)
+    loaded.model.generation = {}
+    assert loaded.translate(some) == loaded.generate(some, beams=4)
+    loaded.model.generation = {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True, "max_length": 9}
+    theirs = {"beams": 3, "length_penalty": 2.0, "early_stopping": True, "max_tokens": 8}
+    assert loaded.translate(some) == loaded.generate(some, **theirs)
+    assert loaded.translate(some[0], beams=2, max_tokens=5) == loaded.generate(
+        some[0], **{**theirs, "beams": 2, "max_tokens": 5}
+    )
+    assert loaded.translate(some, beams=1) == loaded.generate(some, temperature=0, max_tokens=8)
+    loaded.model.generation = {"num_beams": 1, "length_penalty": 2.0}
+    assert loaded.translate(some[0]) == loaded.generate(some[0], temperature=0)
+
+
+def test_the_command_line_searches_with_an_encoder_decoder(tmp_path, capsys):
+    loaded = tiny("t5", ends=[7, 11])
+    loaded.save(tmp_path / "t5")
+    text = prompts("t5")[0]
+    assert main(["generate", str(tmp_path / "t5"), text, "--beams", "3", "--max-tokens", "9"]) == 0
+    assert capsys.readouterr().out == loaded.generate(text, beams=3, max_tokens=9) + "\n"
+
+
+def test_what_the_authors_forbid_is_never_said():
+    loaded, text = tiny("t5"), prompts("t5")[0]
+    first = loaded.generate(text, **GREEDY).split()[0]
+    loaded.model.generation = {"bad_words_ids": [[int(first[1:])], [3, 4]]}
+    for how in (GREEDY, {"beams": 3, "max_tokens": 20}, {**GREEDY, "draft": "lookup"}, {"seed": 1}):
+        assert first not in loaded.generate(text, **how).split()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "t5", "seq2seq-lstm-bi-additive"])
+@pytest.mark.parametrize("kind", ["lookup", "itself", "another"])
+def test_a_draft_changes_nothing_of_greedy_text(name, kind):
+    loaded, some = tiny(name), prompts(name)
+    other = tiny(name, randomize(case_of[name].reference(), seed=7))
+    draft = {"lookup": "lookup", "itself": loaded, "another": other}[kind]
+    plain = loaded.complete(some, **GREEDY)
+    assert loaded.complete(some, draft=draft, **GREEDY) == plain
+    assert loaded.generate(some, draft=draft, **GREEDY) == [result.choices[0].text for result in plain]
+    assert list(loaded.stream(some[1], draft=draft, **GREEDY)) == list(loaded.stream(some[1], **GREEDY))
+    # Ends of all kinds: tokens, texts that some say and others do not, the last token allowed.
+    said = [choice.tokens for result in plain for choice in result.choices]
+    loaded.model.special = {"eos_token_id": [said[0][7]]}
+    for stop in ((), (words(said[1][3:5]), f"w{said[2][9]} ")):
+        how = {"stop": stop, "temperature": 0, "max_tokens": 13}
+        plain = loaded.complete(some, **how)
+        assert loaded.complete(some, draft=draft, **how) == plain
+        pieces = list(loaded.stream(some[0], draft=draft, **how))
+        assert pieces == list(loaded.stream(some[0], **how))
+
+
+def test_a_draft_ends_at_the_last_position():
+    bard = heedful.load("shakespeare", dtype=torch.float32)
+    how = {"temperature": 0, "max_tokens": 50}
+    plain = bard.complete(["O" * 250, "ROMEO:\n" * 20], **how)
+    assert [choice.finish_reason for result in plain for choice in result.choices] == ["length", "length"]
+    for draft in ("lookup", bard):
+        assert bard.complete(["O" * 250, "ROMEO:\n" * 20], draft=draft, **how) == plain
+
+
+def test_a_seed_repeats_a_drafted_text_whatever_is_beside_it():
+    loaded, some = tiny("gpt2"), prompts("gpt2")
+    other = tiny("gpt2", randomize(case_of["gpt2"].reference(), seed=7))
+    how = {"draft": other, "temperature": 1.2, "max_tokens": 15, "seed": 5}
+    together = loaded.generate(some, **how)
+    assert together == [loaded.generate(text, **how) for text in some]
+    assert "".join(loaded.stream(some[0], **how)) == together[0]
+    assert together != loaded.generate(some, **{**how, "seed": 6})
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            {"beams": 3, "temperature": 0.7, "top_p": 0.9},
+            "beam search and temperature, top_p do not go together",
+        ),
+        ({"beams": 3, "logprobs": 2, "draft": "lookup"}, "beam search and logprobs, draft do not"),
+        ({"beams": 2, "n": 3}, "n is 3 with 2 beams"),
+        ({"beams": 0}, "beams is 0"),
+        ({"length_penalty": 2.0, "diversity": 1.0}, "length_penalty, diversity: for beam search alone"),
+        ({"beams": 4, "beam_groups": 3}, "equal groups"),
+        ({"draft": "lookup", "n": 2, "echo": True}, "leave out n, echo"),
+        ({"draft": "look"}, "draft is 'look'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, says):
+    with pytest.raises(ValueError, match=says):
+        tiny("gpt2").complete("w1 w2", **settings)
+
+
+def test_drafts_that_cannot_be_are_refused():
+    loaded = tiny("gpt2")
+    foreign = Loaded(loaded.model, vocabulary("v"), "foreign")
+    for draft, says in (
+        (foreign, "foreign cannot draft for tiny-gpt2: their tokenizers differ"),
+        (Loaded(loaded.model, None, "mute"), "mute cannot draft"),
+        (tiny("t5"), "both must continue a prompt or both answer a source"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            loaded.generate("w1 w2", draft=draft)
+        with pytest.raises(ValueError, match=says):
+            loaded.stream("w1 w2", draft=draft)
+
+
+def test_a_search_does_not_stream_and_a_decoder_does_not_translate():
+    with pytest.raises(ValueError, match="cannot stream"):
+        tiny("gpt2").stream("w1", beams=2)
+    with pytest.raises(ValueError, match="tiny-gpt2 is a GPT and cannot translate"):
+        tiny("gpt2").translate("w1")
+    with pytest.raises(ValueError, match="use complete for n"):
+        tiny("t5").translate("w1", n=2)
