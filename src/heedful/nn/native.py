@@ -27,16 +27,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.nn.quantize import GROUP
-
 SOURCE = Path(__file__).with_name("kernels.c")
 NEEDS = {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"}
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
 WIDE = 32  # outputs in a panel, as in kernels.c
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-_PRODUCT = (_POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _INT, _POINTER, _POINTER)
+KINDS = ("float32", "float16", "bfloat16", "int8", "int4")
+
+
+class Matrix(ctypes.Structure):
+    """A packed matrix, as kernels.c has it."""
+
+    _fields_ = (
+        ("kind", _LONG), ("n_inputs", _LONG), ("n_outputs", _LONG), ("w", _POINTER), ("scales", _POINTER),
+        ("bias", _POINTER),
+    )  # fmt: skip
+
+
+_PRODUCT: tuple[Any, ...] = (_POINTER, _POINTER, _LONG, _POINTER, _INT)
 _ATTEND: tuple[Any, ...] = (*[_POINTER] * 7, *[_LONG] * 5, _POINTER, ctypes.c_float, _INT)
+_DECODE: tuple[Any, ...] = (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _INT)
 
 
 @functools.cache
@@ -49,10 +60,8 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError):
         return None
-    for name in ("float32", "float16", "bfloat16", "int8", "int4"):
-        getattr(loaded, f"product_{name}").argtypes = _PRODUCT
-        getattr(loaded, f"product_{name}").restype = None
-    loaded.attend_one.argtypes, loaded.attend_one.restype = _ATTEND, None
+    for name, arguments in ("product", _PRODUCT), ("attend_one", _ATTEND), ("decode", _DECODE):
+        getattr(loaded, name).argtypes, getattr(loaded, name).restype = arguments, None
     return loaded
 
 
@@ -108,24 +117,26 @@ def half_panels(steps: Tensor) -> Tensor:
     return whole[:, :, :16] | whole[:, :, 16:] << 4
 
 
-def product(
-    kind: str, x: Tensor, weight: Tensor, n_outputs: int, bias: Tensor | None, scales: Tensor | None = None
-) -> Tensor:
+def matrix(
+    kind: str, weight: Tensor, n_inputs: int, n_outputs: int, bias: Tensor | None, scales: Tensor | None
+) -> Matrix:
+    """What `product` multiplies by; the tensors must outlive it."""
+    return Matrix(KINDS.index(kind), n_inputs, n_outputs, weight.data_ptr(), pointer(scales), pointer(bias))
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def product(by: Matrix, x: Tensor) -> Tensor:
     """x (..., K) in float32 times a packed matrix, (..., N)."""
-    n_inputs = x.shape[-1]
     x = x.contiguous()
-    n_rows = x.numel() // n_inputs
-    y = x.new_empty(*x.shape[:-1], n_outputs)
-    scratch = None
-    if kind == "bfloat16":
-        scratch = torch.empty(n_rows, (n_inputs + 1) // 2, dtype=torch.int32)
-    elif scales is not None:
-        scratch = torch.empty(n_rows, -(-n_inputs // GROUP), GROUP + 8, dtype=torch.int8)
-    getattr(library(), f"product_{kind}")(
-        x.data_ptr(), n_rows, n_inputs, weight.data_ptr(), n_outputs,
-        None if bias is None else bias.data_ptr(), y.data_ptr(), torch.get_num_threads(),
-        None if scratch is None else scratch.data_ptr(), None if scales is None else scales.data_ptr(),
-    )  # fmt: skip
+    y = x.new_empty(*x.shape[:-1], by.n_outputs)
+    lib = library()
+    assert lib is not None and x.shape[-1] == by.n_inputs and x.dtype == torch.float32
+    lib.product(
+        ctypes.byref(by), x.data_ptr(), x.numel() // by.n_inputs, y.data_ptr(), torch.get_num_threads()
+    )
     return y
 
 
@@ -160,8 +171,7 @@ def attend_one(
     lib = library()
     assert lib is not None
     lib.attend_one(
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if mask is None else mask.data_ptr(),
-        None if bias is None else bias.data_ptr(), out.data_ptr(), scores.data_ptr(),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), pointer(mask), pointer(bias), out.data_ptr(), scores.data_ptr(),
         n_rows, n_heads, n_groups, n_keys, size, (ctypes.c_long * 11)(*strides),
         size**-0.5 if scale is None else scale, torch.get_num_threads(),
     )  # fmt: skip

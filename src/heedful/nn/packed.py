@@ -239,6 +239,9 @@ class Panels(Packed):
         super().__init__(weight, None if bias is None else bias.float())
         self.weight, self.scales = self.layout(weight.detach())
         self.nbytes += self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        self.matrix = native.matrix(
+            self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales
+        )
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
@@ -249,7 +252,7 @@ class Panels(Packed):
         return native.panels(weight, 1), None
 
     def product(self, x: Tensor) -> Tensor:
-        return native.product(self.kind, x, self.weight, self.n_outputs, self.bias, self.scales)
+        return native.product(self.matrix, x)
 
 
 class Float32Panels(Panels):

@@ -6,6 +6,7 @@ B batch, T positions, S positions of the memory, E model width
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ class Stack(nn.Module):
         self.causal = causal
         self.blocks = nn.ModuleList(blocks)
         self.norm, self.rotary, self.bias = norm, rotary, bias
+        self.fused: Any = None  # all blocks as one for a step of one token: a decode.Fused (weights.pack)
 
     def forward(
         self,
@@ -68,6 +70,9 @@ class Stack(nn.Module):
         if self.bias is not None:
             view.bias = self.bias(places(starts, n, device), torch.arange(n_keys, device=device))
             view.bias = view.bias.to(x.dtype)
+        if self.fused is not None and self.fused.can(x, state):
+            x = self.fused(x, view, state)
+            return x if self.norm is None else self.norm(x)
         memory_view = self._memory_view(n, state, memory, memory_lengths)
         for i, block in enumerate(self.blocks):
             cache = state.caches[i] if state is not None else None

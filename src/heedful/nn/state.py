@@ -149,6 +149,12 @@ class Cache:
             values[rows, :, places] = v.transpose(1, 2)
         return keys[:n_rows, :, :end], values[:n_rows, :, :end]
 
+    def room(self, n_rows: int, end: int, n_heads: int, size: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (rows, G, capacity, D) that have room for this many rows and positions, for one who writes
+        into them."""
+        like = torch.empty(0, n_heads, 0, size) if self.keys is None else self.keys
+        return self._reserve(n_rows, end, like, like)
+
     def _reserve(self, n_rows: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Make room for this many rows and positions of keys and values like k and v."""
         if self.keys is None or self.values is None:

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 
 from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
+from heedful.nn.decode import fuse
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
 from heedful.nn.head import LanguageHead
 from heedful.nn.packed import FLOATS, Frozen, Kind, Packed, Plain, Table, activations, product
+from heedful.nn.stack import Stack
 
 M = TypeVar("M", bound=Model)
 
@@ -55,6 +57,8 @@ def pack(model: M, kind: Kind) -> M:
     for head in [m for m in model.modules() if isinstance(m, LanguageHead)]:
         packer.head(head)
     packer.rest(model)
+    for stack in [m for m in model.modules() if isinstance(m, Stack) and m.causal]:
+        stack.fused = fuse([b for b in stack.blocks if isinstance(b, Block)])
     return model
 
 

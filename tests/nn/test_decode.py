@@ -1,0 +1,167 @@
+"""A step by our kernels in one call against the same packed model layer by layer, and when it steps aside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import heedful
+from heedful.models.base import Batch, EncoderDecoderModel
+from heedful.nn import native
+from heedful.nn.paged import PagedState, Pool
+from heedful.weights.pack import pack
+
+pytestmark = pytest.mark.skipif(
+    native.library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
+)
+
+SMALL = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 96, "vocab_size": 50}
+GROUPED = SMALL | {"n_kv_heads": 2, "d_head": 16, "full_layers": 0}
+FUSED = {
+    "gpt2": SMALL | {"max_len": 64},
+    "gpt3-125m": SMALL | {"max_len": 64},
+    "gpt1": SMALL | {"max_len": 64},
+    "gpt-neo-125m": SMALL | {"max_len": 64, "window": 5},
+    "gpt-j-6b": SMALL | {"d_rotary": 8, "max_len": 64},
+    "pythia-70m": SMALL | {"max_len": 64},
+    "llama3.2-1b": GROUPED,
+    "mistral-7b-v0.1": GROUPED | {"window": 4},
+    "qwen2.5-0.5b": GROUPED,
+    "qwen3-0.6b": GROUPED,
+    "olmo2-1b": SMALL,
+    "gemma-2b": GROUPED,
+    "phi3-mini-4k": SMALL,
+    "t5-small": SMALL | {"d_head": 16, "n_decoder_layers": 2},
+    "flan-t5-small": SMALL | {"d_head": 16, "n_decoder_layers": 2},
+    "opus-mt-en-de": SMALL | {"n_decoder_layers": 2, "max_len": 64, "start_id": 1, "pad_id": 1},
+}
+
+
+def settings(name: str) -> dict[str, object]:
+    """Those of the wished that this family has."""
+    known = heedful.create(name, device="meta").config
+    return {key: value for key, value in FUSED[name].items() if hasattr(known, key)}
+
+
+def tiny(name: str, kind: str = "float32"):
+    torch.manual_seed(0)
+    model = heedful.create(name, **settings(name)).eval()
+    for p in model.parameters():  # what begins at 0 or 1 would hide mistakes
+        p.data += 0.1 * torch.randn_like(p)
+    return pack(model, kind)
+
+
+def prompts(model) -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    tokens, lengths = torch.randint(3, 50, (3, 9), generator=draw), torch.tensor([9, 2, 5])
+    if isinstance(model, EncoderDecoderModel):
+        return Batch(source=tokens, source_lengths=lengths)
+    return Batch(tokens, lengths)
+
+
+@torch.no_grad()
+def steps(model, n: int = 4) -> torch.Tensor:
+    """The logits of some steps of rows of different lengths, and of rows that came and went."""
+    _, state = model.start(prompts(model))
+    found = [model.step(torch.tensor([4 + i, 9, 6 + i]), state) for i in range(n)]
+    state.select([2, 0, 0])
+    found.append(model.step(torch.tensor([7, 8, 9]), state))
+    state.drop(0)
+    found.append(model.step(torch.tensor([7, 8]), state))
+    found.append(model.step(torch.tensor([[7, 8], [1, 2]]), state)[:, -1])  # several tokens: layer by layer
+    found.append(model.step(torch.tensor([7, 8]), state))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_step_is_that_of_the_layers(name):
+    model = tiny(name)
+    assert model.decoder.fused is not None
+    calls = []
+    fused, model.decoder.fused = model.decoder.fused, Counting(model.decoder.fused, calls)
+    ours = steps(model)
+    assert len(calls) == 7
+    model.decoder.fused = None
+    theirs = steps(model)
+    assert fused is not None and (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
+
+
+class Counting:
+    def __init__(self, fused, calls):
+        self.fused, self.calls, self.can = fused, calls, fused.can
+
+    def __call__(self, *given):
+        self.calls.append(1)
+        return self.fused(*given)
+
+
+@pytest.mark.parametrize(
+    "kind, limit", [("bfloat16", 0.05), ("float16", 1e-4), ("int8", 0.05), ("int4", 0.05)]
+)
+def test_so_it_is_with_fewer_bits(kind, limit):
+    for name in "gpt2", "qwen3-0.6b", "t5-small":
+        model = tiny(name, kind)
+        ours = steps(model)
+        model.decoder.fused = None
+        theirs = steps(model)
+        assert (ours - theirs).abs().max() < limit * theirs.abs().max()
+
+
+@torch.no_grad()
+def test_a_row_has_the_same_bits_in_any_company():
+    model = tiny("llama3.2-1b", "int8")
+    tokens = torch.randint(3, 50, (5, 6), generator=torch.Generator().manual_seed(1))
+    _, state = model.start(Batch(tokens))
+    alone = []
+    for i in range(5):
+        _, single = model.start(Batch(tokens))
+        single.select([i])
+        alone.append(model.step(torch.tensor([5 + i]), single)[0])
+    assert torch.equal(model.step(torch.tensor([5, 6, 7, 8, 9]), state), torch.stack(alone))
+
+
+def test_threads_change_nothing():
+    model, before = tiny("gpt2", "int8"), torch.get_num_threads()
+    found = []
+    try:
+        for n in 1, 2, 3:
+            torch.set_num_threads(n)
+            found.append(steps(model, 2))
+    finally:
+        torch.set_num_threads(before)
+    assert (found[0] - found[1]).abs().max() < 1e-6 and (found[0] - found[2]).abs().max() < 1e-6
+
+
+@torch.no_grad()
+def test_it_steps_aside_for_whoever_watches():
+    model = tiny("gpt2")
+    _, state = model.start(Batch(torch.tensor([[3, 4, 5]])))
+    x = torch.randn(1, 1, 64)
+    can = model.decoder.fused.can
+    assert can(x, state)
+    seen = []
+    hook = model.decoder.blocks[1].attention.register_forward_hook(lambda *given: seen.append(1))
+    assert not can(x, state)
+    model.step(torch.tensor([4]), state)
+    assert seen
+    hook.remove()
+    assert can(x, state)
+    model.decoder.blocks[0].attention.watch.on = True
+    assert not can(x, state)
+
+
+@torch.no_grad()
+def test_it_steps_aside_for_what_it_does_not_know():
+    model = tiny("gpt2")
+    _, state = model.start(Batch(torch.tensor([[3, 4, 5]])))
+    can = model.decoder.fused.can
+    assert not can(torch.randn(1, 2, 64), state) and not can(torch.randn(1, 1, 64), None)
+    paged = PagedState(Pool(8, 4), 2, 1)
+    assert not can(torch.randn(1, 1, 64), paged)
+    with torch.enable_grad():
+        assert not can(torch.randn(1, 1, 64), state)
+    assert tiny("gpt2").decoder.fused is not None
+    for name, changes in ("gemma2-2b", GROUPED), ("mixtral-8x7b", GROUPED | {"n_experts": 2}):
+        known = heedful.create(name, device="meta").config
+        model = heedful.create(name, **{k: v for k, v in changes.items() if hasattr(known, k)})
+        assert pack(model, "float32").decoder.fused is None
