@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument(
         "--quantize",
         choices=["float32", "bfloat16", "float16", "int8", "int4"],
-        help="pack the weights for speed, in this type",
+        help="the weights in this type (default: as they are stored)",
     )
     converse.add_options(c)
 

@@ -78,11 +78,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     import heedful
+    from heedful.weights.pack import pack_as_stored
 
     settings = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     settings |= {name: True for name in ("chat", "echo") if getattr(options, name)}
     settings |= {"stop": tuple(options.stop)} if options.stop else {}
     loaded = heedful.load(options.model, quantize=options.quantize)
+    if loaded.model.packed is None:
+        pack_as_stored(loaded.model)
     settings |= {"draft": drafter(settings["draft"], loaded)} if "draft" in settings else {}
     if options.prompt is None:
         return Loop(loaded, settings, options.json).run()

@@ -23,7 +23,7 @@ PAGE_BITS, PAGE = 8, 256  # ids that share their high bits; their masses are sum
 def highest_of(logits: Tensor) -> tuple[list[float], list[int]]:
     """The highest logit of each row and the first token that has it; NaN where there is one."""
     n_blocks = logits.shape[-1] // BLOCK
-    if not n_blocks or logits.numel() < 2**17:
+    if not n_blocks or logits.numel() < 2**14:
         values, ids = logits.max(-1)
         return values.tolist(), ids.tolist()
     rest = logits[:, n_blocks * BLOCK :]

@@ -79,8 +79,9 @@ class Fused:
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.kept: list[Tensor] = []  # what the kernels read and nobody else keeps
         self.layers = (_Layer * len(blocks))(*[self._layer(block) for block in blocks])
-        self.watched = [m for block in blocks for m in block.modules() if isinstance(m, nn.Module)]
-        self.attentions = [m for m in self.watched if isinstance(m, Attention)]
+        modules = [m for block in blocks for m in block.modules()]
+        self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self.watches = [m.watch for m in modules if isinstance(m, Attention)]
         self.cross = blocks[0].cross is not None
 
     def can(self, x: Tensor, state: KeyValueState | None) -> bool:
@@ -91,8 +92,8 @@ class Fused:
             and type(state) is KeyValueState
             and x.dtype == torch.float32
             and not torch.is_grad_enabled()
-            and not any(m._forward_hooks or m._forward_pre_hooks for m in self.watched)
-            and not any(a.watch.on for a in self.attentions)
+            and not any(self.hooks)
+            and not any([watch.on for watch in self.watches])
             and (not self.cross or not state.cross[0].empty)
         )
 

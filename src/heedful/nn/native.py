@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import mmap
 import os
 import platform
 import shutil
@@ -31,6 +32,7 @@ SOURCE = Path(__file__).with_name("kernels.c")
 NEEDS = {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"}
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
 WIDE = 32  # outputs in a panel, as in kernels.c
+CHUNK = 2**26  # bytes of large pages that are asked for at once
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 KINDS = ("float32", "float16", "bfloat16", "int8", "int4")
@@ -100,15 +102,46 @@ def _compile(compiler: str, place: Path) -> None:
         os.replace(linked, place)
 
 
+class _Chunk:
+    """Memory in pages of 2 MB, of which parts are given away one after the other."""
+
+    def __init__(self, size: int) -> None:
+        self.memory, self.used = mmap.mmap(-1, size), 0
+        self.memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def take(self, tensor: Tensor) -> Tensor | None:
+        """A copy of the tensor in here, or None if there is no room."""
+        begin, n = self.used, tensor.nbytes
+        if begin + n > len(self.memory):
+            return None
+        self.used = -(-(begin + n) // 64) * 64
+        place = torch.frombuffer(self.memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+        return place.view(tensor.shape).copy_(tensor)
+
+
+_chunk: _Chunk | None = None
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """The same in large pages, where the processor finds it sooner (weights are read from one end to the other)."""
+    global _chunk
+    found = None if _chunk is None else _chunk.take(tensor)
+    if found is None:
+        _chunk = _Chunk(max(CHUNK, tensor.nbytes))
+        found = _chunk.take(tensor)
+        assert found is not None
+    return found
+
+
 # --- products --------------------------------------------------------------------------------------------------------
 
 
 def panels(weight: Tensor, size: int) -> Tensor:
-    """(N, K) -> (N/32, K/size, 32, size): outputs by 32, of each `size` inputs side by side; the rest is 0."""
+    """(N, K) -> (N/32, K/size, 32, size): outputs by 32, of each `size` inputs side by side; the rest is 0. A view."""
     n_outputs, n_inputs = weight.shape
     if n_inputs % size or n_outputs % WIDE:
         weight = F.pad(weight, (0, -n_inputs % size, 0, -n_outputs % WIDE))
-    return weight.view(-1, WIDE, weight.shape[1] // size, size).transpose(1, 2).contiguous()
+    return weight.reshape(-1, WIDE, weight.shape[1] // size, size).transpose(1, 2)
 
 
 def half_panels(steps: Tensor) -> Tensor:

@@ -237,7 +237,8 @@ class Panels(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, None if bias is None else bias.float())
-        self.weight, self.scales = self.layout(weight.detach())
+        laid, scales = self.layout(weight.detach())
+        self.weight, self.scales = native.settled(laid), None if scales is None else native.settled(scales)
         self.nbytes += self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
         self.matrix = native.matrix(
             self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales
@@ -363,7 +364,9 @@ class Table(Frozen):
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.weight[tokens].to(self.dtype)  # (..., E)
+        rows = tokens.flatten()
+        x = self.weight.index_select(0, rows).to(self.dtype)
         if self.scales is not None:
-            x = x * self.scales[tokens][..., None].to(self.dtype)
+            x = x * self.scales.index_select(0, rows)[:, None].to(self.dtype)
+        x = x.view(*tokens.shape, -1)  # (..., E)
         return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype)

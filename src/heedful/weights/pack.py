@@ -18,7 +18,7 @@ as they are: they are small, or there is no packed form.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, get_args
+from typing import TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,14 @@ def pack(model: M, kind: Kind) -> M:
     for stack in [m for m in model.modules() if isinstance(m, Stack) and m.causal]:
         stack.fused = fuse([b for b in stack.blocks if isinstance(b, Block)])
     return model
+
+
+def pack_as_stored(model: M) -> M:
+    """Packed for speed in the type that its weights have: for who only runs it."""
+    stored = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return (
+        pack(model, cast(Kind, stored)) if isinstance(model, GenerativeModel) and stored in FLOATS else model
+    )
 
 
 class Packer:
