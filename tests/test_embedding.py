@@ -171,6 +171,16 @@ def test_the_folders_settings_are_followed(pooling, tmp_path):
     assert error(loaded.embed(TEXTS, pool="mean", normalize=False, max_tokens=40), longer) < LIMIT
 
 
+def test_the_folders_settings_are_saved(tmp_path):
+    folder = make("bert", tmp_path)
+    add_settings(folder, SETTINGS, FIRST["older"], most=10)
+    loaded = heedful.load(folder)
+    loaded.save(tmp_path / "saved")
+    again = heedful.load(tmp_path / "saved")
+    assert again.pooling == loaded.pooling
+    assert torch.equal(again.embed(TEXTS), loaded.embed(TEXTS))
+
+
 def test_a_folder_with_settings_cuts_at_the_models_length(tmp_path):
     folder = make("bert", tmp_path)
     add_settings(folder, SETTINGS[:2], {"pooling_mode_mean_tokens": True})

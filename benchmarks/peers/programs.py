@@ -332,7 +332,7 @@ PRECISIONS = {
         "heedful", "transformers", "ctranslate2", "litgpt", "nanogpt", "onnxruntime", "openvino", "llama.cpp",
     ],
     "bfloat16": ["heedful", "transformers", "litgpt", "openvino", "llama.cpp"],
-    "float16": ["heedful", "transformers", "llama.cpp"],
+    "float16": ["heedful", "llama.cpp"],  # transformers' products in it take minutes on a CPU
     "int8": ["heedful", "ctranslate2", "onnxruntime", "openvino", "llama.cpp"],
     "int4": ["heedful"],
 }  # fmt: skip

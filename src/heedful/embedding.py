@@ -81,6 +81,26 @@ class Pooling:
             raise ValueError(f"max_seq_length is {str(most)[:100]!r} in {folder / name}: it must be a number")
         return cls(pool, "Normalize" in kinds, True, most)
 
+    def files(self, model: Model) -> dict[str, Any]:
+        """The same as sentence-transformers' files, by their names; none where no such folder was read."""
+        if not self.cut or self.pool not in POOLS:
+            return {}
+        kinds = ["Transformer", "Pooling", *(["Normalize"] if self.normalize else [])]
+        places = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
+        modules = [
+            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (kind, path) in enumerate(zip(kinds, places, strict=True))
+        ]
+        theirs = next(name for name, ours in THEIRS.items() if ours == self.pool)
+        modes = {key: mode == theirs for key, mode in OLDER.items()}
+        pooling = {"word_embedding_dimension": model.config.d_model} | modes
+        longest = {"max_seq_length": self.max_tokens, "do_lower_case": False}
+        return {
+            "modules.json": modules,
+            "1_Pooling/config.json": pooling,
+            "sentence_bert_config.json": longest,
+        }
+
 
 def _pool(config: dict[str, Any]) -> str:
     modes = config.get("pooling_mode") or [mode for key, mode in OLDER.items() if config.get(key)] or "mean"

@@ -296,7 +296,8 @@ class Loaded:
 
     def save(self, folder: str | Path, *, max_shard: int = MAX_SHARD, overwrite: bool = False) -> None:
         """Write a folder that `load` and transformers' from_pretrained read."""
-        save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite)
+        also = self.pooling.files(self.model)
+        save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite, also=also)
 
     def __repr__(self) -> str:
         count = f"{self.model.n_parameters() / 1e6:.1f}M parameters"

@@ -1,4 +1,4 @@
-"""Attention: softmax(QKᵀ/√d) V, the only place where it is computed (Vaswani et al. 2017, section 3.2).
+"""Attention: softmax(QKᵀ/√d) V (Vaswani et al. 2017, section 3.2), for all families.
 
 `attend` uses fused kernels, PyTorch's or, for one new token, ours; `attend_explicit` is the same in the paper's own
 steps, for looking inside and for what no fused kernel does (Gemma 2's soft cap). `Attention` is the layer: projections,

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,11 @@ def save(
     *,
     max_shard: int = MAX_SHARD,
     overwrite: bool = False,
+    also: Mapping[str, Any] | None = None,
 ) -> None:
     """Write config.json, the weights in files of at most `max_shard` bytes (a single tensor may be larger), and the
-    tokenizer if there is one. A folder that holds something is kept unless `overwrite` says that all of it may go."""
+    tokenizer if there is one; `also` are more JSON files, by their paths in the folder. A folder that holds something
+    is kept unless `overwrite` says that all of it may go."""
     if model.packed is not None:
         raise ValueError(f"the weights are packed as {model.packed}: save the model as it was loaded")
     folder = Path(folder).absolute()
@@ -47,6 +49,9 @@ def save(
     aside.mkdir()
     try:
         _write(model, aside, tokenizer, max_shard)
+        for name, content in (also or {}).items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_text(json.dumps(content, indent=2) + "\n")
         _sync(aside)
         _put_in_place(aside, folder)
     except BaseException:
