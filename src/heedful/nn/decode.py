@@ -124,14 +124,10 @@ class Fused:
         remembered = (_Remembered * len(self.layers))(*self._remembered(state, n_rows, kept))
         lib = native.library()
         assert lib is not None
-        lib.decode(
-            self.layers,
-            len(self.layers),
-            remembered,
-            ctypes.byref(step),
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
+        threads = torch.get_num_threads()
+        at = out.data_ptr()
+        if not lib.decode(self.layers, len(self.layers), remembered, ctypes.byref(step), at, threads):
+            raise MemoryError(f"no memory for a step of {n_rows} rows")
         return out
 
     def _remembered(self, state: KeyValueState, n_rows: int, kept: list[Any]) -> list[_Remembered]:

@@ -39,30 +39,17 @@ INLINE void store(const Product *p, long row, long n, __m512 low, __m512 high) {
   _mm512_mask_storeu_ps(y + 16, second, high);
 }
 
-// --- float32: panel (K, 32) ----------------------------------------------------------------------------------------
+// --- float32 and float16 (widened as it is read): panel (K, 32) ----------------------------------------------------
 
-INLINE void float32_tile(const Product *p, const float *x, const float *w, long row, long n, const int m) {
+INLINE void float_tile(const Product *p, const float *x, const void *panel, long row, long n, const int m,
+                       const int is_half) {
   __m512 low[TILE], high[TILE];
   UNROLL for (int i = 0; i < m; i++) low[i] = high[i] = _mm512_setzero_ps();
-  for (long k = 0; k < p->n_inputs; k++, w += WIDE) {
-    __m512 a = _mm512_loadu_ps(w), b = _mm512_loadu_ps(w + 16);
-    UNROLL for (int i = 0; i < m; i++) {
-      __m512 at = _mm512_set1_ps(x[i * p->n_inputs + k]);
-      low[i] = _mm512_fmadd_ps(a, at, low[i]);
-      high[i] = _mm512_fmadd_ps(b, at, high[i]);
-    }
-  }
-  UNROLL for (int i = 0; i < m; i++) store(p, row + i, n, low[i], high[i]);
-}
-
-// --- float16: panel (K, 32), widened as it is read ------------------------------------------------------------------
-
-INLINE void float16_tile(const Product *p, const float *x, const uint16_t *w, long row, long n, const int m) {
-  __m512 low[TILE], high[TILE];
-  UNROLL for (int i = 0; i < m; i++) low[i] = high[i] = _mm512_setzero_ps();
-  for (long k = 0; k < p->n_inputs; k++, w += WIDE) {
-    __m512 a = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w));
-    __m512 b = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(w + 16)));
+  for (long k = 0; k < p->n_inputs; k++) {
+    const __m256i *halves = (const __m256i *)panel + 2 * k;
+    const float *floats = (const float *)panel + k * WIDE;
+    __m512 a = is_half ? _mm512_cvtph_ps(_mm256_loadu_si256(halves)) : _mm512_loadu_ps(floats);
+    __m512 b = is_half ? _mm512_cvtph_ps(_mm256_loadu_si256(halves + 1)) : _mm512_loadu_ps(floats + 16);
     UNROLL for (int i = 0; i < m; i++) {
       __m512 at = _mm512_set1_ps(x[i * p->n_inputs + k]);
       low[i] = _mm512_fmadd_ps(a, at, low[i]);
@@ -227,11 +214,11 @@ static void multiply(const Matrix *a, const float *x, long n_rows, float *y, cha
   long most = n_panels / (2 * threads);
   few = few < most ? few : most ? most : 1;
   if (a->kind == FLOAT32) {
-#define CALL(M) float32_tile(&p, x + row * p.n_inputs, (const float *)a->w + n * p.n_inputs, row, n, M)
+#define CALL(M) float_tile(&p, x + row * p.n_inputs, (const float *)a->w + n * p.n_inputs, row, n, M, 0)
     PANELS(CALL)
 #undef CALL
   } else if (a->kind == FLOAT16) {
-#define CALL(M) float16_tile(&p, x + row * p.n_inputs, (const uint16_t *)a->w + n * p.n_inputs, row, n, M)
+#define CALL(M) float_tile(&p, x + row * p.n_inputs, (const uint16_t *)a->w + n * p.n_inputs, row, n, M, 1)
     PANELS(CALL)
 #undef CALL
   } else if (a->kind == BFLOAT16) {
@@ -268,11 +255,14 @@ static void multiply(const Matrix *a, const float *x, long n_rows, float *y, cha
   }
 }
 
-void product(const Matrix *a, const float *x, long n_rows, float *y, int threads) {
+// False where there is no memory for it; so `decode`.
+int product(const Matrix *a, const float *x, long n_rows, float *y, int threads) {
   char *scratch = malloc(room(a, n_rows) + 1);
+  if (!scratch) return 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   multiply(a, x, n_rows, y, scratch, threads);
   free(scratch);
+  return 1;
 }
 
 // --- attention of one token -----------------------------------------------------------------------------------------
@@ -536,7 +526,7 @@ static void feed_forward(const Layer *l, const Step *s, const float *x, float *h
 static long larger(long a, long b) { return a > b ? a : b; }
 
 // x (B, E), one new token of each row, through all layers, in place.
-void decode(const Layer *layers, long n_layers, const Remembered *remembered, const Step *s, float *x, int threads) {
+int decode(const Layer *layers, long n_layers, const Remembered *remembered, const Step *s, float *x, int threads) {
   long most = 1, wide = 0, joint = 0, heads = 0, bytes = 0;
   for (long row = 0; row < s->n_rows; row++)
     most = larger(most, larger(s->lengths[row] + 1, s->n_memory ? s->n_memory[row] : 0));
@@ -551,6 +541,7 @@ void decode(const Layer *layers, long n_layers, const Remembered *remembered, co
   long total = 0;
   for (int i = 0; i < 7; i++) total += sizes[i] + 16;
   float *block = malloc(total * sizeof(float) + bytes + 64), *parts[7], *next = block;
+  if (!block) return 0;
   for (int i = 0; i < 7; i++) parts[i] = next, next += sizes[i] + 16;
   float *room_x = parts[0], *delta = parts[1], *other = parts[2], *qkv = parts[3], *seen = parts[4];
   float *hidden = parts[5], *scores = parts[6];
@@ -585,4 +576,5 @@ void decode(const Layer *layers, long n_layers, const Remembered *remembered, co
     add(&l->feedforward_after, post ? &l->feedforward_norm : 0, delta, x, room_x, s);
   }
   free(block);
+  return 1;
 }

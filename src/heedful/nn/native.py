@@ -4,7 +4,7 @@ It takes Linux, a processor with AVX-512 (BF16 and VNNI with it) and a C compile
 PyTorch's operators do the work. The compiled file is kept in the user's cache folder under a name that says what it
 was made of and for. HEEDFUL_KERNELS=0 switches the kernels off.
 
-They multiply as fast as the memory delivers the weights, where PyTorch's operators reach half of that (RESULTS.md).
+They multiply nearly as fast as the memory delivers the weights; RESULTS.md has them beside PyTorch's operators.
 Their threads are those of PyTorch: both use the same OpenMP, which PyTorch brings along.
 
     N outputs, K inputs, M rows; B rows, H heads, G heads of keys and values, S keys, D head size
@@ -21,6 +21,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,8 @@ def library() -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.SubprocessError):
         return None
-    for name, arguments in ("product", _PRODUCT), ("attend_one", _ATTEND), ("decode", _DECODE):
-        getattr(loaded, name).argtypes, getattr(loaded, name).restype = arguments, None
+    loaded.product.argtypes, loaded.attend_one.argtypes, loaded.decode.argtypes = _PRODUCT, _ATTEND, _DECODE
+    loaded.product.restype, loaded.attend_one.restype, loaded.decode.restype = _INT, None, _INT
     return loaded
 
 
@@ -103,11 +105,12 @@ def _compile(compiler: str, place: Path) -> None:
 
 
 class _Chunk:
-    """Memory in pages of 2 MB, of which parts are given away one after the other."""
+    """Memory in pages of 2 MB where the system has them, of which parts are given away one after the other."""
 
     def __init__(self, size: int) -> None:
         self.memory, self.used = mmap.mmap(-1, size), 0
-        self.memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
 
     def take(self, tensor: Tensor) -> Tensor | None:
         """A copy of the tensor in here, or None if there is no room."""
@@ -120,16 +123,21 @@ class _Chunk:
 
 
 _chunk: _Chunk | None = None
+_settling = threading.Lock()
 
 
 def settled(tensor: Tensor) -> Tensor:
     """The same in large pages, where the processor finds it sooner (weights are read from one end to the other)."""
     global _chunk
-    found = None if _chunk is None else _chunk.take(tensor)
-    if found is None:
-        _chunk = _Chunk(max(CHUNK, tensor.nbytes))
-        found = _chunk.take(tensor)
-        assert found is not None
+    if tensor.nbytes > CHUNK // 2:  # a chunk of its own, which goes when the tensor goes
+        found = _Chunk(tensor.nbytes).take(tensor)
+    else:
+        with _settling:
+            found = None if _chunk is None else _chunk.take(tensor)
+            if found is None:
+                _chunk = _Chunk(CHUNK)
+                found = _chunk.take(tensor)
+    assert found is not None
     return found
 
 
@@ -180,7 +188,6 @@ def attends(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether `attend_one` can be used: one query per row, in float32 on a CPU, without gradients."""
     return (
         q.shape[2] == 1
-        and not q.is_cuda
         and q.dtype == k.dtype == v.dtype == torch.float32
         and q.shape[3] % 16 == 0
         and v.shape[3] == q.shape[3]
