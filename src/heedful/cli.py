@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from heedful import __version__, converse
 
@@ -61,6 +62,33 @@ def parser() -> argparse.ArgumentParser:
     )
     converse.add_options(c)
 
+    what = "a text file, a folder of text, a recipe that ships (--list) or a recipe's .toml file"
+    changes: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
+    c = add("train", train, "train a model: from a text file, a folder or a recipe; or go on with a run")
+    c.add_argument("what", nargs="?", help=what)
+    c.add_argument(
+        "--set", **changes, help="change one setting of the recipe, as train.steps=200; repeatable"
+    )
+    c.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)"
+    )
+    c.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with this run, as if it had never stopped"
+    )
+    c.add_argument(
+        "--init-from", metavar="MODEL", help="begin from the weights of a model instead of fresh ones"
+    )
+    c.add_argument(
+        "--list", action="store_true", help="list the recipes that ship, with their results and times"
+    )
+    c.add_argument("--quiet", action="store_true", help="no progress, only errors")
+
+    c = add(
+        "estimate", estimate, "what a training would cost: parameters, memory, FLOPs, time on this machine"
+    )
+    c.add_argument("what", help=what)
+    c.add_argument("--set", **changes, help="change one setting of the recipe; repeatable")
+
     c = add("export", export, "write a model as a folder in the hub's layout")
     c.add_argument("model", help=model)
     c.add_argument("folder", type=Path, help="where to; must not exist yet")
@@ -107,6 +135,43 @@ def info(options: argparse.Namespace) -> int:
     from heedful.info import describe
 
     print(describe(options.name))
+    return 0
+
+
+def train(options: argparse.Namespace) -> int:
+    from heedful.train.recipe import parse_changes, read, shipped
+
+    if options.list:
+        for name, path in shipped().items():
+            recipe = read(path)
+            print(f"{name:<24} {recipe.get('about', '')}")
+            print(f"{'':<24} {recipe.get('expected', '')}")
+        return 0
+    changes = parse_changes(options.set)
+    if options.resume is not None:
+        if options.what or options.init_from or options.out:
+            raise ValueError(
+                "--resume goes on with a run as it is: give it no data, recipe, --init-from or --out"
+            )
+        from heedful.training import resume
+
+        resume(options.resume, changes, quiet=options.quiet)
+        return 0
+    if options.what is None:
+        raise ValueError("what to train on? Give a text file, a folder or a recipe (`heedful train --list`)")
+    from heedful.training import train
+
+    train(options.what, changes, init_from=options.init_from, folder=options.out, quiet=options.quiet)
+    return 0
+
+
+def estimate(options: argparse.Namespace) -> int:
+    from heedful.estimate import describe
+    from heedful.train.recipe import Recipe, merged, parse_changes
+    from heedful.training import resolve
+
+    _, recipe = resolve(options.what)
+    print(describe(Recipe.from_dict(merged(recipe, parse_changes(options.set)))))
     return 0
 
 

@@ -54,7 +54,8 @@ def _page(name: str, family: str, settings: Mapping[str, Any], parameters: int, 
         ("parameters", f"{parameters:,}"),
         (
             "memory",
-            ", ".join(f"{kind} {_size(parameters * b)}" for kind, b in BYTES.items()) + " (weights alone)",
+            ", ".join(f"{kind} {size_in_words(parameters * b)}" for kind, b in BYTES.items())
+            + " (weights alone)",
         ),
     ]
     if settings.get("max_len"):
@@ -63,7 +64,8 @@ def _page(name: str, family: str, settings: Mapping[str, Any], parameters: int, 
     return "\n".join(f"{key:<14}{value}" if key else value for key, value in lines)
 
 
-def _size(n_bytes: float) -> str:
+def size_in_words(n_bytes: float) -> str:
+    """497759232 -> 498 MB"""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if n_bytes >= unit:
             return f"{n_bytes / unit:.3g} {name}"

@@ -21,8 +21,10 @@ from heedful.models.base import DecoderModel, GenerativeModel, Model
 from heedful.nn.packed import Kind
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
+from heedful.weights.adapted import base_of, is_adapter, with_adapter
 from heedful.weights.find import find, refuse_pickle
 from heedful.weights.folder import load_folder
+from heedful.weights.manifest import is_run
 from heedful.weights.pack import pack
 from heedful.weights.save import MAX_SHARD, save
 
@@ -355,7 +357,10 @@ def _load(name: str | Path, place: torch.device, dtype: torch.dtype | None) -> L
     if path.is_dir():
         if not (path / "config.json").exists() and len(files := sorted(path.glob("*.gguf"))) == 1:
             return _from_gguf(files[0], path.name, place, dtype)
-        model = load_folder(path, device=place, dtype=dtype)
+        if is_adapter(path):
+            model = with_adapter(_load(base_of(path), place, dtype).model, path)
+        else:
+            model = load_folder(path, device=place, dtype=dtype)
         has_tokenizer = any((path / file).exists() for file in TOKENIZER_FILES)
         tokenizer = Tokenizer.from_folder(path) if has_tokenizer else None
         loaded = Loaded(model, tokenizer, _name(name, path))
@@ -376,5 +381,7 @@ def _from_gguf(path: Path, name: str, device: torch.device, dtype: torch.dtype |
 
 
 def _name(given: str | Path, path: Path) -> str:
-    """What to call it: the name it was asked for by, a folder's own name for a path."""
-    return str(given) if "snapshots" in path.parts else path.resolve().name
+    """What to call it: the name it was asked for by, a folder's own name for a path (a run's, not its checkpoint's)."""
+    if "snapshots" in path.parts:
+        return str(given)
+    return (Path(given).expanduser() if is_run(Path(given).expanduser()) else path).resolve().name

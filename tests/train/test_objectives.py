@@ -6,7 +6,19 @@ from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
 from heedful.models.base import Batch, Output
-from heedful.train.objectives import answer, causal, classify, masked, seq2seq
+from heedful.models.bert import Bert, BertConfig
+from heedful.train.objectives import (
+    OBJECTIVES,
+    answer,
+    causal,
+    cbow,
+    classify,
+    make,
+    masked,
+    multi_label,
+    regress,
+    seq2seq,
+)
 
 B, T, V = 3, 6, 11
 
@@ -99,7 +111,78 @@ def test_masked_adds_the_mean_over_pairs_to_the_mean_over_tokens():
     sentences = nn.functional.cross_entropy(pairs, follows)
     assert loss.n_targets == 3 * B
     torch.testing.assert_close(loss.mean, tokens + sentences)
-    assert loss.metrics["next_sentence_loss"] == pytest.approx(float(sentences))
+    total, n = loss.metrics["next_sentence_loss"]
+    torch.testing.assert_close(total / n, sentences)
+    right, n = loss.metrics["next_sentence_accuracy"]
+    assert (right, n) == ((pairs.argmax(dim=1) == follows).sum(), B)
+    total, n = loss.metrics["token_loss"]
+    torch.testing.assert_close(total / n, tokens)
+
+
+def bert(**changes):
+    torch.manual_seed(0)
+    sizes = dict(d_model=16, n_layers=1, n_heads=2, d_ff=16, vocab_size=V, max_len=T)
+    return Bert.create(BertConfig(**sizes, dropout=0.0, attention_dropout=0.0, **changes))
+
+
+def pretraining():
+    """Rows with very unequal numbers of hidden tokens."""
+    tokens, targets = ids(8, T), torch.full((8, T), -100)
+    for row, n in enumerate([1, 1, 1, 1, 5, 5, 5, 5]):
+        targets[row, :n] = tokens[row, :n]
+    return Batch(tokens, targets=targets, next_sentence=ids(8, below=2))
+
+
+def gradient(model, objective, parts):
+    """As a trainer does it: sums, divided once."""
+    model.zero_grad()
+    losses = [objective(model, part) for part in parts]
+    for loss in losses:
+        loss.sum.backward()
+    n = sum(loss.n_targets for loss in losses)
+    return torch.cat([p.grad.flatten() for p in model.parameters()]) / n
+
+
+def rows(batch, begin, end):
+    return Batch(
+        batch.tokens[begin:end],
+        targets=batch.targets[begin:end],
+        next_sentence=batch.next_sentence[begin:end],
+    )
+
+
+def test_next_sentences_count_the_same_however_a_batch_is_cut():
+    model, batch = bert(), pretraining()
+    objective = make({"name": "masked"})
+    whole = gradient(model, objective, [batch])
+    for parts in ([(0, 4), (4, 8)], [(0, 2), (2, 3), (3, 8)]):
+        cut = gradient(model, objective, [rows(batch, *part) for part in parts])
+        torch.testing.assert_close(cut, whole, atol=1e-6, rtol=1e-5)
+    # The reference's loss of one batch cannot do that.
+    halves = gradient(model, masked, [rows(batch, 0, 4), rows(batch, 4, 8)])
+    assert (gradient(model, masked, [batch]) - halves).abs().max() > 1e-3
+
+
+def test_a_pair_counts_as_many_tokens_as_a_full_row_has_hidden():
+    """So that both means weigh alike where rows are full: 1.0 here, with 6 x 0.5 hidden in each row."""
+    model, batch = bert(), pretraining()
+    batch.targets = torch.where(torch.arange(T) < 3, batch.tokens, -100)
+    ours = make({"name": "masked", "share": 0.5})(model, batch)
+    torch.testing.assert_close(ours.mean, masked(model, batch).mean)
+
+
+def test_a_model_without_a_next_sentence_says_so():
+    with pytest.raises(ValueError, match="no head for it"):
+        masked(bert(head="masked"), pretraining())
+
+
+def test_what_is_watched_is_called_whole():
+    """Hooks on the model see its output; the loss is the same."""
+    model, batch, seen = bert().eval(), pretraining(), []
+    want = masked(model, batch).sum
+    model.register_forward_hook(lambda m, i, out: seen.append(out.logits.shape))
+    torch.testing.assert_close(masked(model, batch).sum, want)
+    assert seen == [(8, T, V)]
 
 
 def test_classify_labels_sequences_or_tokens():
@@ -113,6 +196,26 @@ def test_classify_labels_sequences_or_tokens():
     assert loss.n_targets == B * T - 4
     kept = labels != -100
     torch.testing.assert_close(loss.mean, nn.functional.cross_entropy(logits[kept], labels[kept]))
+    right, n = loss.metrics["accuracy"]
+    assert (right, n) == ((logits.argmax(dim=-1) == labels)[kept].sum(), kept.sum())
+
+
+def test_several_labels_and_numbers():
+    logits, labels = noise(B, 4), ids(B, 4, below=2)
+    loss = multi_label(Says(logits), Batch(targets=labels))
+    want = nn.functional.binary_cross_entropy(torch.sigmoid(logits), labels.float())
+    torch.testing.assert_close(loss.mean, want)
+    assert loss.metrics["accuracy"] == (((logits > 0) == (labels == 1)).sum(), 4 * B)
+    loss = regress(Says(logits[:, :1]), Batch(targets=torch.tensor([1.0, 2.0, 3.0])))
+    torch.testing.assert_close(loss.mean, ((logits[:, 0] - torch.tensor([1.0, 2.0, 3.0])) ** 2).mean())
+
+
+def test_cbow_wants_the_tokens_back():
+    logits, tokens = noise(2, T, V), ids(2, T)
+    loss = cbow(Says(logits), Batch(tokens, torch.tensor([T, 2])))
+    want = sum(surprise(logits, b, t, tokens[b, t]) for b, n in enumerate([T, 2]) for t in range(n))
+    assert loss.n_targets == T + 2
+    torch.testing.assert_close(loss.sum, want)
 
 
 def test_answer_chooses_among_the_real_positions():
@@ -126,6 +229,10 @@ def test_answer_chooses_among_the_real_positions():
     )
     assert loss.n_targets == 2 * B
     torch.testing.assert_close(loss.sum, want)
+    spans[0] = torch.stack([logits[0, :, 0].argmax(), logits[0, :, 1].argmax()])
+    spans[1] = (spans[1] + 1) % 3  # at most one row more can be right by chance
+    right, n = answer(Says(logits), Batch(targets=spans, lengths=torch.tensor(lengths))).metrics["accuracy"]
+    assert 1 <= right <= 3 and n == B
 
 
 def test_an_objective_without_targets_says_so():
@@ -137,3 +244,35 @@ def test_an_objective_without_targets_says_so():
 def test_no_targets_at_all_is_no_loss():
     loss = seq2seq(Says(noise(B, T, V)), Batch(targets=torch.full((B, T), -100)))
     assert loss.n_targets == 0 and loss.mean == 0
+
+
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "distill"])
+def test_objectives_by_name_take_a_whole_table_of_settings(name):
+    """As a recipe has it: every setting there is, at its default."""
+    table = {"smoothing": 0.0, "teacher": "", "temperature": 2.0, "soft": 5.0, "hard": 2.0, "cosine": 1.0}
+    assert callable(make({"name": name} | table))
+
+
+def test_objectives_by_name_use_their_settings():
+    logits, targets = noise(B, T, V), ids(B, T)
+    batch = Batch(targets=targets)
+    for name in "seq2seq", "spans", "causal", "pixels", "classify", "tag":
+        got = make({"name": name, "smoothing": 0.3})(Says(logits), batch).sum
+        torch.testing.assert_close(got, seq2seq(Says(logits), batch, smoothing=0.3).sum)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "casual"}, "did you mean causal"),
+        ({"name": "seq2seq", "smoothnig": 0.1}, "did you mean smoothing"),
+        ({"name": "regress", "smoothing": 0.1}, "'regress' has no setting 'smoothing'"),
+        ({"name": "causal", "temperature": 3.0}, "'causal' has no setting 'temperature'"),
+        ({"name": "seq2seq", "smoothing": 1.0}, "from 0 to 1"),
+        ({"name": "seq2seq", "smoothing": "much"}, "must be a number"),
+        ({"name": "distill"}, "needs a teacher"),
+    ],
+)
+def test_mistakes_in_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(settings)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from heedful.models.config import Config
 from heedful.models.mapping import WeightMap, identity
 from heedful.nn.embed import Embedding
+from heedful.nn.lora import NF4
 from heedful.nn.mask import positions_in_documents
 from heedful.nn.norm import RMSNorm
 from heedful.nn.stack import Stack, places
@@ -110,7 +111,8 @@ class Model(nn.Module):
         return identity(dict(self.named_parameters()))
 
     def n_parameters(self) -> int:
-        return self.n_packed or sum(p.numel() for p in self.parameters())
+        quantized = sum(m.n_weights for m in self.modules() if isinstance(m, NF4))
+        return self.n_packed or sum(p.numel() for p in self.parameters()) + quantized
 
     @property
     def device(self) -> torch.device:

@@ -49,10 +49,12 @@ class CBOW(Model):
         """The trained embedding (V, E)."""
         return self.embed.weight.detach()
 
+    def hidden(self, batch: Batch) -> Tensor:
+        """The mean of each position's neighbours (B, T, E)."""
+        return self.around(batch) @ self.embed(batch.ids)
+
     def forward(self, batch: Batch | Tensor) -> Output:
-        batch = as_batch(batch)
-        weights = self.around(batch)  # (B, T, T)
-        hidden = weights @ self.embed(batch.ids)  # (B, T, E), the mean of each position's neighbours
+        hidden = self.hidden(as_batch(batch))
         return Output(hidden, self.head(hidden))
 
     def around(self, batch: Batch) -> Tensor:

@@ -157,7 +157,7 @@ class Attention(nn.Module):
                 assert memory is not None, "a cross cache is filled from the memory the first time"
                 cache.fill(*self.keys_values(memory))
             q, k, v = self.queries(x), cache.keys, cache.values  # (B, H, T, D), (B, G, S, D)
-        elif self.joint is not None:
+        elif memory is None and (self.joint is not None or self._joins(x)):
             q, k, v = self.queries_keys_values(x)
         else:
             q, (k, v) = self.queries(x), self.keys_values(x if memory is None else memory)
@@ -178,15 +178,29 @@ class Attention(nn.Module):
             out = attend(q, k, v, mask, view.bias, self.scale, causal=causal, dropout=dropout)
         return self.output(out.transpose(1, 2).flatten(2))  # (B, T, E)
 
+    def _joins(self, x: Tensor) -> bool:
+        """In training a GPU does one large product sooner than three; nobody may watch or adapt one of the three."""
+        maps = (self.query, self.key, self.value)
+        return (
+            x.is_cuda
+            and self.training
+            and all(type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks for m in maps)
+        )
+
     def queries(self, x: Tensor) -> Tensor:
         """Queries of x (B, T, E), (B, H, T, D)."""
         return self._normed(self.query(x), self.query_norm, self.n_heads)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """All three of x, by the one product."""
-        assert self.joint is not None
         widths = [n * self.d_head for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
-        q, k, v = self.joint(x).split(widths, dim=-1)
+        if self.joint is not None:
+            product = self.joint(x)
+        else:
+            maps = (self.query, self.key, self.value)
+            bias = None if self.query.bias is None else torch.cat([m.bias for m in maps])
+            product = F.linear(x, torch.cat([m.weight for m in maps]), bias)
+        q, k, v = product.split(widths, dim=-1)
         q, k = self._normed(q, self.query_norm, self.n_heads), self._normed(k, self.key_norm, self.n_kv_heads)
         return q, k, self._heads(v, self.n_kv_heads)
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from heedful.nn import training
 from heedful.nn.attention import Attention, View
 from heedful.nn.state import Cache, CrossCache
 
@@ -61,6 +62,8 @@ class Block(nn.Module):
         memory_view: View | None = None,
         memory_cache: CrossCache | None = None,
     ) -> Tensor:
+        if cache is None and memory is None and training.can(self, x, view):
+            return training.run(self, x, view)
         if self.residual == "parallel":
             normed = _apply(self.attention_norm, x)
             seen = self.attention(normed, view, cache)

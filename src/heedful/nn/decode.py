@@ -15,19 +15,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heedful.nn import native
 from heedful.nn.attention import Attention, View
 from heedful.nn.block import Block
-from heedful.nn.feedforward import FeedForward, gelu_tanh
+from heedful.nn.feedforward import FeedForward
 from heedful.nn.native import Matrix, pointer
 from heedful.nn.norm import RMSNorm
 from heedful.nn.packed import Panels
 from heedful.nn.state import KeyValueState
+from heedful.nn.training import ACTIVATIONS
 
-ACTIVATIONS = {F.relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3}
 RESIDUALS = ("pre", "post", "parallel")
 _LONG, _POINTER, _DOUBLE = ctypes.c_long, ctypes.c_void_p, ctypes.c_double
 

@@ -97,7 +97,9 @@ class MixtureOfExperts(nn.Module):
         out = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             tokens, place = torch.where(chosen == number)
-            if len(tokens):
+            if (
+                len(tokens) or self.training
+            ):  # in training, an expert that nobody asks gets the gradient 0, not none
                 answer = expert(flat[tokens]) * weights[tokens, place, None].to(flat.dtype)
                 out.index_add_(0, tokens, answer)
         return out.view_as(x)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from heedful.nn.attention import View
 from heedful.nn.block import Block
@@ -34,6 +35,9 @@ class Stack(nn.Module):
         self.causal = causal
         self.blocks = nn.ModuleList(blocks)
         self.norm, self.rotary, self.bias = norm, rotary, bias
+        self.recompute = (
+            False  # in training keep only what enters each block, and compute the rest again (Chen 2016)
+        )
         self.fused: Any = None  # all blocks as one for a step of one token: a decode.Fused (weights.pack)
 
     def forward(
@@ -77,7 +81,10 @@ class Stack(nn.Module):
         for i, block in enumerate(self.blocks):
             cache = state.caches[i] if state is not None else None
             cross = state.cross[i] if state is not None and state.cross else None
-            x = block(x, view, cache, memory, memory_view, cross)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, view, cache, memory, memory_view, cross, use_reentrant=False)
+            else:
+                x = block(x, view, cache, memory, memory_view, cross)
         return x if self.norm is None else self.norm(x)
 
     def _reach(
@@ -113,5 +120,7 @@ class Stack(nn.Module):
 
 def places(starts: int | list[int], n: int, device: torch.device) -> Tensor:
     """Positions of n tokens that begin at `starts`: (1, n), or (B, n) where rows differ."""
+    if isinstance(starts, int):
+        return torch.arange(starts, starts + n, device=device)[None]
     begin = torch.as_tensor(starts, device=device).view(-1, 1)
     return begin + torch.arange(n, device=device)

@@ -6,6 +6,7 @@ Each function takes texts (any iterable, read once) and returns a `Tokenizer`. T
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -121,8 +122,17 @@ def train_unigram(
         vocab_size=vocab_size, special_tokens=names, unk_token="<unk>", show_progress=progress
     )
     _train(backend, texts, trainer)
+    backend = _with_short_scores(backend)
     build.surround(backend, None, "</s>")
     return Tokenizer(backend, roles={"pad": "<pad>", "eos": "</s>", "unk": "<unk>"})
+
+
+def _with_short_scores(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Scores of six decimals: the library does not read back every bit of longer ones, and a tokenizer that was saved
+    must be the one that it was."""
+    content = json.loads(backend.to_str())
+    content["model"]["vocab"] = [[piece, round(score, 6)] for piece, score in content["model"]["vocab"]]
+    return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
 _PLAIN = ("<pad>", "<s>", "</s>", "<unk>")

@@ -1,44 +1,47 @@
 """What a model is trained towards: each objective turns a model and a batch into a sum of losses and their number.
 
 Sums are divided once, by the number of targets of the whole (global) batch, so that accumulating gradients over small
-batches equals one large batch.
+batches equals one large batch. Nothing here waits for a GPU, but for `masked`, once, to leave out what does not count.
 
-    B batch, T positions, V vocabulary, C labels
+    causal, pixels       each token from those before it
+    seq2seq, spans       each target token from the source and those before it
+    masked               BERT's hidden tokens, and whether B follows A
+    cbow                 each word from its neighbours
+    classify, tag        one of several labels, of a sequence or an image, of each token
+    multi_label          any number of them        regress   numbers
+    answer               the first and the last token of an answer
+    distill              what a teacher says (`heedful.train.distill`)
+
+B batch, T positions, E model width, V vocabulary, C labels
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from heedful.data.dataset import IGNORED as IGNORED
 from heedful.models.base import Batch, Model
-
-IGNORED = -100  # a target that does not count
-
-
-@dataclass
-class Loss:
-    sum: Tensor
-    n_targets: int
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.sum / max(self.n_targets, 1)
+from heedful.models.config import check_names
+from heedful.models.encoder import EncoderModel
+from heedful.train.loss import Loss as Loss
+from heedful.train.loss import counted, cross_entropy, hooked, language_loss
 
 
 class Objective(Protocol):
     def __call__(self, model: Model, batch: Batch) -> Loss: ...
 
 
-def causal(model: Model, batch: Batch) -> Loss:
+def causal(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
     """Each token from those before it; padding and the step from one packed document to the next do not count."""
     targets = batch.targets if batch.targets is not None else next_tokens(batch)
-    return cross_entropy(model(batch).logits, targets)
+    return _language(model, batch, targets, smoothing)
 
 
 def next_tokens(batch: Batch) -> Tensor:
@@ -48,39 +51,84 @@ def next_tokens(batch: Batch) -> Tensor:
     targets[:, :-1] = tokens[:, 1:]
     if batch.lengths is not None:
         place = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-        targets[place >= batch.lengths[:, None]] = IGNORED
+        targets = targets.masked_fill(place >= batch.lengths[:, None], IGNORED)
     if batch.documents is not None:
-        targets[:, :-1][batch.documents[:, 1:] != batch.documents[:, :-1]] = IGNORED
+        same = batch.documents[:, 1:] == batch.documents[:, :-1]
+        targets[:, :-1] = targets[:, :-1].masked_fill(~same, IGNORED)
     return targets
 
 
 def seq2seq(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
     """Each target token from the source and the target tokens before it (Vaswani et al. 2017, section 5.4)."""
-    return cross_entropy(model(batch).logits, wanted(batch), smoothing)
+    return _language(model, batch, wanted(batch), smoothing)
 
 
-def masked(model: Model, batch: Batch) -> Loss:
-    """The hidden tokens of BERT's masked language model, and whether B follows A where the batch says it."""
-    output = model(batch)
-    loss = cross_entropy(output.logits, wanted(batch))
-    if batch.next_sentence is not None:
-        # The paper adds the two means; the mean over tokens stays the mean when n_targets is theirs.
-        pair = F.cross_entropy(output.extra["next_sentence"].float(), batch.next_sentence)
-        loss.sum = loss.sum + pair * loss.n_targets
-        loss.metrics["next_sentence_loss"] = pair.item()
+def cbow(model: Model, batch: Batch) -> Loss:
+    """Each word from the mean of its neighbours (Mikolov et al. 2013): the tokens are their own targets."""
+    targets = batch.targets
+    if targets is None:
+        targets = batch.ids
+        if batch.lengths is not None:
+            place = torch.arange(targets.shape[1], device=targets.device)
+            targets = targets.masked_fill(place >= batch.lengths[:, None], IGNORED)
+    return _language(model, batch, targets, 0.0)
+
+
+def masked(model: Model, batch: Batch, *, share: float | None = None) -> Loss:
+    """The hidden tokens of BERT's masked language model, and whether B follows A where the batch says it.
+
+    The paper adds the two means. A sum over tokens that is divided once, by their number, must therefore count a pair
+    as many tokens as there are for each. As many as this very batch has (`share` None) is the reference's loss of
+    one batch, but then 4 x 8 examples are not 1 x 32. With `share`, the part of the tokens that is hidden, a pair
+    counts as share x T tokens, what a full row has: a constant where all rows are padded to one length, so sums over
+    small batches are the sum over the large one.
+    """
+    targets = wanted(batch)
+    rows = counted(targets)  # asked first: a GPU has nothing else to do yet
+    pair_logits: Tensor | None = None
+    if isinstance(model, EncoderModel) and model.config.head in ("masked", "pretraining") and parted(model):
+        hidden = model.hidden(batch)
+        assert model.head is not None
+        loss = language_loss(model.head, hidden, targets, rows=rows)
+        if model.next_sentence is not None and model.pooler is not None and batch.next_sentence is not None:
+            pair_logits = model.next_sentence(model.pooler(hidden))
+    else:
+        output = model(batch)
+        loss = cross_entropy(output.logits, targets)
+        pair_logits = output.extra.get("next_sentence")
+    if batch.next_sentence is None:
+        return loss
+    if pair_logits is None:
+        raise ValueError(
+            "the batch asks whether B follows A, and this model has no head for it: "
+            'give it the head "pretraining", or set data.pairs to false'
+        )
+    pairs = cross_entropy(pair_logits, batch.next_sentence)
+    n = len(batch.next_sentence)
+    weight = loss.n_targets / n if share is None else share * targets.shape[1]
+    loss.metrics = {
+        "token_loss": (loss.sum.detach(), loss.n_targets),
+        "next_sentence_loss": (pairs.sum.detach(), n),
+        "next_sentence_accuracy": accuracy(pair_logits, batch.next_sentence),
+    }
+    loss.sum = loss.sum + pairs.sum * weight
     return loss
 
 
-def classify(model: Model, batch: Batch) -> Loss:
+def classify(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
     """One label per sequence or image (B,), or per token (B, T)."""
-    return cross_entropy(model(batch).logits, wanted(batch))
+    logits, targets = model(batch).logits, wanted(batch)
+    loss = cross_entropy(logits, targets, smoothing)
+    loss.metrics["accuracy"] = accuracy(logits, targets)
+    return loss
 
 
 def multi_label(model: Model, batch: Batch) -> Loss:
     """Any number of labels per sequence: targets (B, C) of 0 and 1, each a question of its own."""
     logits, targets = model(batch).logits, wanted(batch)
     total = F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="sum")
-    return Loss(total, targets.numel())
+    right = ((logits > 0) == (targets > 0.5)).sum()
+    return Loss(total, targets.numel(), {"accuracy": (right, targets.numel())})
 
 
 def regress(model: Model, batch: Batch) -> Loss:
@@ -96,23 +144,98 @@ def answer(model: Model, batch: Batch) -> Loss:
     if batch.lengths is not None:
         hidden = torch.arange(logits.shape[1], device=logits.device) >= batch.lengths[:, None]
         logits = logits.masked_fill(hidden[..., None], -torch.inf)
-    loss = cross_entropy(logits.transpose(1, 2), targets)  # over positions
+    ends = logits.transpose(1, 2)  # (B, 2, T)
+    loss = cross_entropy(ends, targets)  # over positions
+    right = (ends.argmax(dim=-1) == targets).all(dim=-1).sum()
+    loss.metrics["accuracy"] = (right, len(targets))
     return loss
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
-    """Summed over all targets that count; logits (..., V), targets (...)."""
-    total = F.cross_entropy(
-        logits.flatten(0, -2).float(),
-        targets.flatten(),
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
-    return Loss(total, int((targets != IGNORED).sum()))
+# --- what they share -------------------------------------------------------------------------------------------------
+
+
+def accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the targets that count are the likeliest, and how many there are."""
+    right = (logits.argmax(dim=-1) == targets).sum()  # what is IGNORED is never the likeliest
+    return right, (targets != IGNORED).sum()
 
 
 def wanted(batch: Batch) -> Tensor:
     if batch.targets is None:
         raise ValueError("this objective compares with the batch's targets, and it has none")
     return batch.targets
+
+
+def parted(model: nn.Module) -> bool:
+    """True if the hidden states can be had without the logits: the model has both halves, and nobody watches it."""
+    whole = callable(getattr(model, "hidden", None)) and isinstance(getattr(model, "head", None), nn.Module)
+    return whole and not hooked(model)
+
+
+def _language(model: Model, batch: Batch, targets: Tensor, smoothing: float) -> Loss:
+    """Cross-entropy over the vocabulary, without the logits of all positions where the model allows it."""
+    if not parted(model):
+        return cross_entropy(model(batch).logits, targets, smoothing)
+    hidden: Callable[[Batch], Tensor] = model.hidden  # type: ignore[assignment]
+    return language_loss(model.get_submodule("head"), hidden(batch), targets, smoothing)
+
+
+# --- by name ---------------------------------------------------------------------------------------------------------
+
+# Each by its name in a recipe, and the settings it takes.
+OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
+    "causal": (causal, ("smoothing",)),
+    "pixels": (causal, ("smoothing",)),
+    "masked": (masked, ("share",)),
+    "spans": (seq2seq, ("smoothing",)),
+    "seq2seq": (seq2seq, ("smoothing",)),
+    "cbow": (cbow, ()),
+    "classify": (classify, ("smoothing",)),
+    "tag": (classify, ("smoothing",)),
+    "multi_label": (multi_label, ()),
+    "regress": (regress, ()),
+    "answer": (answer, ()),
+    "distill": (None, ("teacher", "temperature", "soft", "hard", "cosine", "share")),
+}
+# Every setting with its default, the least it may be, and what it must be below.
+SETTINGS: dict[str, tuple[float, float, float]] = {
+    "smoothing": (0.0, 0.0, 1.0),
+    "share": (0.15, 1e-9, 1.0 + 1e-9),
+    "temperature": (2.0, 1e-9, math.inf),
+    "soft": (5.0, 0.0, math.inf),
+    "hard": (2.0, 0.0, math.inf),
+    "cosine": (1.0, 0.0, math.inf),
+}
+
+
+def make(settings: Mapping[str, Any], *, teacher: Model | None = None) -> Objective:
+    """The objective of a recipe's [objective] table; `distill` also wants its teacher, loaded.
+
+    Settings that the objective does not have must be left out, or at their default.
+    """
+    name = settings.get("name", "causal")
+    check_names({str(name): None}, list(OBJECTIVES), "heedful.train.objectives")
+    function, takes = OBJECTIVES[name]
+    given = {key: value for key, value in settings.items() if key != "name"}
+    check_names(given, [*SETTINGS, "teacher"], "[objective]")
+    for key, value in given.items():
+        default = "" if key == "teacher" else SETTINGS[key][0]
+        if key not in takes and value != default:
+            has = f"it has {', '.join(takes)}" if takes else "it has none"
+            raise ValueError(f"the objective {name!r} has no setting {key!r}: {has}")
+    options = {key: _number(key, given.get(key)) for key in takes if key != "teacher"}
+    if function is None:
+        from heedful.train.distill import Distill
+
+        if teacher is None:
+            raise ValueError("distillation needs a teacher: set objective.teacher to a model")
+        return Distill(teacher, **{k: v for k, v in options.items() if k != "share" or "share" in given})
+    return partial(function, **options)
+
+
+def _number(name: str, value: Any) -> float:
+    default, least, below = SETTINGS[name]
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < below:
+        raise ValueError(f"objective.{name} is {value!r}: it must be a number from {least:g} to {below:g}")
+    return float(value)

@@ -1,4 +1,7 @@
-"""What a name means: a model that ships with the package, a folder or file, an id of the hub, in this order."""
+"""What a name means: a model that ships with the package, a folder or file, an id of the hub, in this order.
+
+The folder of a training run stands for its best checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from heedful.models.registry import sizes
 from heedful.weights import hub
 from heedful.weights.folder import HOW_TO_CONVERT, PICKLES
+from heedful.weights.manifest import best_of_run, is_run
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -30,10 +34,20 @@ def find(name: str | Path) -> Path:
         return shipped()[text]
     path = Path(text).expanduser()
     if path.exists():
-        return path
+        return checkpoint_of(path) if is_run(path) else path
     if hub.is_id(text) and not text.endswith((".gguf", ".safetensors", *PICKLES)):
         return hub.download(text)
     raise ValueError(_unknown(text))
+
+
+def checkpoint_of(run: Path) -> Path:
+    """The best checkpoint of a run, the newest if none is marked as the best."""
+    found = best_of_run(run)
+    if found is None:
+        raise ValueError(
+            f"{run} is a run without a complete checkpoint: wait for its first, or `heedful train --resume {run}`"
+        )
+    return found
 
 
 def _unknown(text: str) -> str:

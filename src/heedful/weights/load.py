@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Model
+from heedful.models.config import Config
 from heedful.models.mapping import Entry, WeightMap
 
 M = TypeVar("M", bound=nn.Module)
@@ -119,6 +120,21 @@ def own(model: M) -> M:
     for parameter in model.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     return model
+
+
+def with_config(model: Model, config: Config) -> tuple[Model, list[str]]:
+    """A model of another config with the same weights, as far as it has the same parameters; the names of those that
+    are new (a head, say) and have their paper's initial values."""
+    fresh = type(model).create(config)
+    fresh.special, fresh.generation = dict(model.special), dict(model.generation)
+    old, new = dict(model.named_parameters()), []
+    with torch.no_grad():
+        for name, parameter in fresh.named_parameters():
+            if name in old and old[name].shape == parameter.shape:
+                parameter.copy_(old[name])
+            else:
+                new.append(name)
+    return fresh, new
 
 
 def _kind(source: Source, names: list[str], wanted: torch.dtype | None) -> torch.dtype:

@@ -29,6 +29,7 @@ from heedful.nn.decode import fuse
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
 from heedful.nn.head import LanguageHead
+from heedful.nn.lora import refuse_adapted
 from heedful.nn.packed import FLOATS, Frozen, Kind, Packed, Plain, Table, activations, product
 from heedful.nn.stack import Stack
 
@@ -41,6 +42,7 @@ def pack(model: M, kind: Kind) -> M:
         raise ValueError(f"weights are packed as {', '.join(get_args(Kind))}, not as {kind}")
     if model.packed is not None:
         raise ValueError(f"this model is packed already, as {model.packed}: load it anew")
+    refuse_adapted(model, "packed")
     blocks = [m for m in model.modules() if isinstance(m, Block)]
     if not blocks and not isinstance(model, GenerativeModel):
         raise ValueError(f"a {model.family} model has nothing to pack")

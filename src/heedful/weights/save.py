@@ -19,6 +19,7 @@ from torch import Tensor
 
 from heedful.models.base import Model
 from heedful.models.mapping import Entry, WeightMap, identity
+from heedful.nn.lora import refuse_adapted
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.folder import OWN
 
@@ -48,7 +49,7 @@ def save(
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     aside.mkdir()
     try:
-        _write(model, aside, tokenizer, max_shard)
+        write_into(aside, model, tokenizer, max_shard)
         for name, content in (also or {}).items():
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_text(json.dumps(content, indent=2) + "\n")
@@ -73,8 +74,12 @@ def layout(model: Model) -> tuple[dict[str, Any], WeightMap]:
     return {**model.special, **hub, "dtype": dtype}, weights
 
 
-def _write(model: Model, folder: Path, tokenizer: Tokenizer | None, max_shard: int) -> None:
-    config, weights = layout(model)
+def write_into(
+    folder: Path, model: Model, tokenizer: Tokenizer | None = None, max_shard: int = MAX_SHARD
+) -> None:
+    """The model's files in a folder that is there; who calls it sees to it that nobody reads them half written."""
+    refuse_adapted(model, "saved whole")
+    weights = layout(model)[1]
     parameters = {n: p.detach() for n, p in model.named_parameters()}
     shards = _shards(weights.entries(parameters), parameters, max_shard)
     names: dict[str, str] = {}
@@ -89,11 +94,16 @@ def _write(model: Model, folder: Path, tokenizer: Tokenizer | None, max_shard: i
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": names}
         _write_json(folder / "model.safetensors.index.json", index)
-    _write_json(folder / "config.json", config)
-    if model.generation:
-        _write_json(folder / "generation_config.json", model.generation)
+    write_config(folder, model)
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def write_config(folder: Path, model: Model) -> None:
+    """What the model is, without its weights."""
+    _write_json(folder / "config.json", layout(model)[0])
+    if model.generation:
+        _write_json(folder / "generation_config.json", model.generation)
 
 
 def _shards(entries: list[Entry], parameters: dict[str, Tensor], max_shard: int) -> list[list[Entry]]:

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from heedful.models.base import Batch
-from heedful.train.objectives import answer, classify, multi_label, regress
+from heedful.train.objectives import Objective, answer, classify, multi_label, regress
 from support.case import VOCAB, Encoder
 
 TINY = dict(
@@ -31,7 +31,7 @@ def bert(head, **changes):
 class Choice(Encoder):
     """Each row is a question with its choices: tokens (B, C, T), lengths (B, C)."""
 
-    objective = classify
+    objective: Objective = classify
 
     def batch(self) -> Batch:
         g = torch.Generator().manual_seed(5)

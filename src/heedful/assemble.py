@@ -1,0 +1,293 @@
+"""From a recipe to what a trainer needs: tokenizer, data, model and objective. Whatever the recipe leaves open is
+chosen here, by the size of the data, and told in `notes`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import tokenizers
+import torch
+
+from heedful.data.corpus import digest
+from heedful.data.dataset import Dataset
+from heedful.data.sources import Source
+from heedful.loaded import Loaded, load
+from heedful.models.base import Model
+from heedful.models.config import HeadConfig
+from heedful.models.registry import FAMILIES, size
+from heedful.nn.native import cache_folder
+from heedful.reading import Read, is_one_document, read, sources, texts
+from heedful.text import Tokenizer, byte_tokens, characters, train_bpe, train_unigram, train_wordpiece, words
+from heedful.train import objectives
+from heedful.train.distill import halve
+from heedful.train.objectives import Objective
+from heedful.train.recipe import Recipe
+from heedful.weights.load import own, with_config
+
+SMALL_TEXT = 4 * 10**6  # characters up to which a text is read by characters,
+FEW_CHARACTERS = 512  # if it has no more different ones
+# Characters of text up to which a subword vocabulary has so many tokens: more would be seen too rarely to be learned.
+VOCABULARIES = ((10**6, 1024), (10**7, 4096), (10**8, 8192), (10**12, 16384))
+# What a model for so many tokens of text looks like, if the recipe does not say: enough to learn from it, and small
+# enough for two cores.
+DECODERS = (
+    (10**5, {"d_model": 64, "n_layers": 2, "n_heads": 2, "d_ff": 176}),
+    (3 * 10**6, {"d_model": 128, "n_layers": 4, "n_heads": 4, "d_ff": 352}),
+    (10**8, {"d_model": 256, "n_layers": 6, "n_heads": 4, "d_ff": 704}),
+    (10**15, {"d_model": 512, "n_layers": 8, "n_heads": 8, "d_ff": 1408}),
+)
+HEADS = {  # what an encoder says, by what it learns
+    "masked": "masked",
+    "classify": "classify",
+    "regress": "classify",
+    "multi_label": "classify",
+    "tag": "tag",
+    "answer": "answer",
+}
+
+
+@dataclass
+class Assembled:
+    recipe: Recipe  # with what was left open filled in
+    model: Model
+    objective: Objective
+    train: Dataset
+    validation: Dataset | None
+    tokenizer: Tokenizer | None
+    baselines: dict[str, float] = field(default_factory=dict)  # losses to compare with, in nats
+    bytes_per_token: float | None = None
+    notes: list[str] = field(default_factory=list)  # what was chosen
+
+
+def assemble(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Assembled:
+    """Everything that training by this recipe needs; text is tokenized (once, then it is in the cache).
+
+    A `tokenizer` is given when a run goes on with the one it has."""
+    notes: list[str] = []
+    begin = load(recipe.model["init_from"]) if "init_from" in recipe.model else None
+    teacher = load(recipe.objective.teacher) if recipe.objective.name == "distill" else None
+    tokenizer = tokenizer or choose_tokenizer(recipe, begin or teacher, notes)
+    data = read(recipe, tokenizer)
+    notes += data.notes
+    torch.manual_seed(recipe.train.seed)
+    if begin is not None:
+        model = adjusted(begin, recipe, data, notes)
+        chosen = dict(recipe.model)
+    elif teacher is not None and not recipe.model:
+        model, chosen = own(halve(teacher.model)), {}
+        notes.append(f"half the layers of {teacher.name} are the student")
+    else:
+        chosen = choose_model(recipe, data)
+        model = new_model(chosen)
+    model.special |= special_ids(tokenizer)
+    notes.append(f"{model.family} of {model.n_parameters():,} parameters")
+    objective = make_objective(recipe, None if teacher is None else teacher.model)
+    resolved = dataclasses.replace(recipe, model=chosen)
+    return Assembled(
+        resolved, model, objective, data.train, data.validation, tokenizer, data.baselines, data.bytes_per_token,
+        notes,
+    )  # fmt: skip
+
+
+def make_objective(recipe: Recipe, teacher: Model | None) -> Objective:
+    settings = dataclasses.asdict(recipe.objective)
+    if recipe.objective.name in ("masked", "distill"):
+        settings["share"] = recipe.data.masked
+    return objectives.make(settings, teacher=teacher)
+
+
+# --- the tokenizer ---------------------------------------------------------------------------------------------------
+
+
+def choose_tokenizer(recipe: Recipe, begin: Loaded | None, notes: list[str]) -> Tokenizer | None:
+    """The recipe's: taken from a model, or made from the text to train on."""
+    settings, data = recipe.tokenizer, recipe.data
+    if data.kind in ("images", "pixels", "reversal") or settings.kind == "none":
+        return None
+    if settings.path:
+        return load_tokenizer(settings.path)
+    if begin is not None and begin.tokenizer is not None:
+        return begin.tokenizer
+    if settings.kind == "bytes":
+        return byte_tokens()
+    kind, n = choose_vocabulary(recipe)
+    tokenizer = kept_tokenizer(kind, n, recipe) if kind in SUBWORDS else make_tokenizer(kind, n, recipe)
+    notes.append(f"{kind} tokenizer of {len(tokenizer):,} tokens")
+    return tokenizer
+
+
+def choose_vocabulary(recipe: Recipe, size_of_text: int | None = None) -> tuple[str, int | None]:
+    """The kind of tokenizer and its number of tokens at most; None: as many as the text has characters.
+
+    The text is read for that unless its size is given, which is enough where it is a large one."""
+    kind, n = recipe.tokenizer.kind, recipe.tokenizer.vocab_size
+    n_different = FEW_CHARACTERS + 1
+    if size_of_text is None:
+        size_of_text, n_different = (0, 0) if kind != "auto" and n else measure(texts(recipe))
+    if kind == "auto":
+        few = size_of_text <= SMALL_TEXT and n_different <= FEW_CHARACTERS
+        name = recipe.objective.name
+        kind = "characters" if few and name == "causal" else OTHERWISE.get(name, "bpe")
+    if not n and kind != "characters":
+        n = next(n for limit, n in VOCABULARIES if size_of_text <= limit)
+    return kind, n or None
+
+
+SUBWORDS = ("bpe", "wordpiece", "unigram")
+OTHERWISE = {
+    "masked": "wordpiece",
+    "spans": "unigram",
+    "cbow": "words",
+    "classify": "wordpiece",
+    "tag": "wordpiece",
+}
+
+
+def kept_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
+    """A subword tokenizer is trained once for a text, then it is in the cache: the library that trains them does not
+    make the same one of the same text twice, and another one would be another training."""
+    told_apart, spans = recipe.data.kind != "text", recipe.objective.name == "spans"
+    made_of = [
+        tokenizers.__version__,
+        kind,
+        n,
+        recipe.tokenizer.lower_case,
+        told_apart,
+        spans,
+        read_from(recipe),
+    ]
+    place = cache_folder() / "tokenizers" / digest(made_of)
+    with suppress(OSError, ValueError):  # not there, or damaged
+        return Tokenizer.from_folder(place)
+    tokenizer = make_tokenizer(kind, n, recipe)
+    with suppress(OSError):  # nowhere to keep it
+        tokenizer.save(place)
+    return tokenizer
+
+
+def read_from(recipe: Recipe) -> list[str]:
+    """Other ones if the text that a tokenizer is made from is another."""
+    if recipe.data.kind == "text":
+        return [Source(path, field=recipe.data.text).fingerprint() for path, _ in sources(recipe.data)]
+    content = hashlib.blake2b(digest_size=16)
+    for text in texts(recipe):
+        content.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
+    return [content.hexdigest()]
+
+
+def make_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
+    lower = recipe.tokenizer.lower_case
+    told_apart = recipe.data.kind != "text"  # rows of a batch that end at different places
+    if kind == "characters":
+        alone = not told_apart and is_one_document(recipe)
+        return characters(
+            texts(recipe), n, special=("<unk>",) if alone else ("<pad>", "<s>", "</s>", "<unk>")
+        )
+    assert n is not None
+    if kind == "words":
+        return words(texts(recipe), n, lower_case=lower)
+    if kind == "bpe":
+        return train_bpe(
+            texts(recipe), n, special=("<|endoftext|>", "<pad>") if told_apart else ("<|endoftext|>",)
+        )
+    if kind == "wordpiece":
+        return train_wordpiece(texts(recipe), n, lower_case=lower)
+    sentinels = [f"<extra_id_{i}>" for i in reversed(range(100))] if recipe.objective.name == "spans" else []
+    return train_unigram(texts(recipe), n, special=sentinels)
+
+
+def measure(texts: Iterator[str]) -> tuple[int, int]:
+    """How many characters a text has, and how many different ones (counted until there are many)."""
+    n, different = 0, set[str]()
+    for text in texts:
+        n += len(text)
+        if len(different) <= FEW_CHARACTERS:
+            different.update(text)
+    return n, len(different)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    from heedful.info import tokenizer_of
+
+    return tokenizer_of(name)
+
+
+def special_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """What a model's config.json says of its tokenizer's special tokens."""
+    if tokenizer is None:
+        return {}
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
+    return {key: value for key, value in ids.items() if value is not None}
+
+
+# --- the model -------------------------------------------------------------------------------------------------------
+
+
+def choose_model(recipe: Recipe, data: Read) -> dict[str, Any]:
+    """The recipe's [model] with what it leaves open: sizes by the data, and what the data itself says."""
+    given = dict(recipe.model)
+    asked = dict(data.settings)
+    chosen: dict[str, Any] = {}
+    if "size" not in given and "family" not in given:
+        given["family"] = "llama"
+        chosen = dict(next(sizes for limit, sizes in DECODERS if data.n_tokens <= limit), tied=True)
+    family = FAMILIES[size(given["size"]).family if "size" in given else given["family"]]
+    config = family.load().config_class
+    known = {f.name for f in dataclasses.fields(config)}
+    if "max_len" in known and "max_len" not in given and "size" not in given:
+        chosen["max_len"] = recipe.data.length
+    if issubclass(config, HeadConfig) and "head" not in given:
+        chosen["head"] = (
+            "pretraining"
+            if recipe.objective.name == "masked"
+            and recipe.data.pairs
+            and "pretraining" in config.hub_heads.values()
+            else HEADS.get(recipe.objective.name, "classify")
+        )
+    for key, value in asked.items():
+        if key in known and given.setdefault(key, value) != value:
+            raise ValueError(
+                f"model.{key} is {given[key]!r}, and the data has {value!r}: leave it out of the recipe"
+            )
+    return {**chosen, **given}
+
+
+def new_model(chosen: dict[str, Any], device: str = "cpu") -> Model:
+    settings = {k: v for k, v in chosen.items() if k not in ("family", "size")}
+    family = FAMILIES[chosen["family"]] if "family" in chosen else FAMILIES[size(chosen["size"]).family]
+    if "size" in chosen:
+        settings = {**size(chosen["size"]).settings, **settings}
+    cls = family.load()
+    return cls.create(cls.config_class.from_dict(settings), device=device)
+
+
+def adjusted_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) -> Any:
+    """The config of a model to begin from, with what the recipe changes and what the data asks for."""
+    changes = {k: v for k, v in recipe.model.items() if k != "init_from"}
+    if isinstance(model.config, HeadConfig):
+        changes.setdefault("head", HEADS.get(recipe.objective.name, model.config.head))
+        if recipe.objective.name == "masked" and model.config.head == "pretraining":
+            changes["head"] = "pretraining"
+        changes |= {k: v for k, v in asked.items() if k in ("n_labels", "labels", "problem_type")}
+    return model.config.from_dict({**model.config.to_dict(), **changes})
+
+
+def adjusted(begin: Loaded, recipe: Recipe, data: Read, notes: list[str]) -> Model:
+    """The model to begin from, in fp32 memory of its own, with another head or more labels where they are asked for."""
+    model = begin.model
+    known = {f.name for f in dataclasses.fields(model.config)}
+    if data.settings.get("vocab_size", 0) > model.config.vocab_size if "vocab_size" in known else False:
+        raise ValueError(
+            f"{begin.name} has {model.config.vocab_size} tokens and the tokenizer {data.settings['vocab_size']}"
+        )
+    config = adjusted_config(model, recipe, data.settings)
+    if config == model.config:
+        return own(model.float())
+    fresh, new = with_config(model, config)
+    notes.append(f"begins from {begin.name}" + (f"; new: {', '.join(new)}" if new else ""))
+    return fresh

@@ -1,0 +1,1 @@
+"""What models learn from: files become examples, examples become batches, in an order that can be entered anywhere."""

@@ -1,0 +1,239 @@
+"""Questions whose answer is a piece of a passage (SQuAD, Rajpurkar et al. 2016; BERT, section 4.2).
+
+    [CLS] question [SEP] a window of the passage [SEP]      targets: the first and the last token of the answer
+
+A passage that does not fit is read in windows that overlap by `stride` tokens or more; where the answer is not wholly
+inside a window, both targets are [CLS], as they are for a question without an answer (SQuAD 2).
+
+    B windows, T tokens
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from heedful.data import tables
+from heedful.data.dataset import Draw
+from heedful.data.frame import Frame
+from heedful.data.rows import Ragged, digest, lengths_of, padded
+from heedful.models.base import Batch
+from heedful.text import Tokenizer
+
+LONGEST_QUESTION = 64  # tokens, as in BERT's code; what is longer loses its end
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a passage; `begin` and `end` are the answer's characters there, None if it has none."""
+
+    id: str
+    text: str
+    passage: int
+    answers: tuple[str, ...]  # every right one, for judging
+    begin: int | None
+    end: int | None
+
+
+class Answers:
+    """Windows over passages with questions. `questions` and `window` say what was asked and what stands where."""
+
+    def __init__(
+        self,
+        passages: Sequence[str],
+        questions: Sequence[Question],
+        tokenizer: Tokenizer,
+        *,
+        longest: int = 384,
+        stride: int = 128,
+        segments: bool = True,
+    ) -> None:
+        if not questions:
+            raise ValueError("there is no question")
+        self.passages, self.questions = list(passages), list(questions)
+        self.notes: list[str] = []
+        self.frame, self.told_apart = Frame(tokenizer), segments
+        told = [tokenizer.encode_with_offsets(passage) for passage in passages]
+        self.ids = Ragged([index for index, _, _ in rows] for rows in told)
+        self.begins = Ragged([begin for _, begin, _ in rows] for rows in told)
+        self.ends = Ragged([end for _, _, end in rows] for rows in told)
+        asked = tokenizer.encode_batch([q.text for q in questions])
+        self.asked = Ragged(ids[:LONGEST_QUESTION] for ids in asked)
+        n_long = sum(len(ids) > LONGEST_QUESTION for ids in asked)
+        if n_long:
+            self.notes.append(
+                f"{n_long} questions are longer than {LONGEST_QUESTION} tokens: their ends are cut"
+            )
+        self.windows = self._cut(longest, stride)  # (B, 3): question, first token, last token + 1
+        self.targets = np.array([self._find(*w) for w in self.windows.tolist()], dtype=np.int64)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        tokenizer: Tokenizer,
+        *,
+        longest: int = 384,
+        stride: int = 128,
+        segments: bool = True,
+    ) -> Answers:
+        """SQuAD's json, of either version, or a list of {context, qas: [{question, answer}]} without positions."""
+        passages, questions, notes = read_squad(Path(path))
+        found = cls(passages, questions, tokenizer, longest=longest, stride=stride, segments=segments)
+        found.notes = notes + found.notes
+        return found
+
+    def _cut(self, longest: int, stride: int) -> np.ndarray:
+        """Windows of every question; the next begins where `stride` tokens of the last are left."""
+        windows = []
+        for number, question in enumerate(self.questions):
+            n = int(self.ids.lengths[question.passage])
+            room = longest - self.frame.n_pair - int(self.asked.lengths[number])
+            if room < 1 or (n > room and room <= stride):
+                raise ValueError(
+                    f"{longest} tokens are too few for the question {question.text[:50]!r} and a window of its "
+                    f"passage that moves on by more than 0 with a stride of {stride}: set data.length higher"
+                )
+            begin = 0
+            while begin + room < n:
+                windows.append((number, begin, begin + room))
+                begin += room - stride
+            windows.append((number, begin, n))
+        return np.array(windows, dtype=np.int64)
+
+    def _find(self, number: int, begin: int, end: int) -> tuple[int, int]:
+        """Where the answer's first and last token stand in a window, or [CLS] twice."""
+        question = self.questions[number]
+        if question.begin is None or question.end is None:
+            return 0, 0
+        begins, ends = self.begins[question.passage], self.ends[question.passage]
+        first = int(
+            np.searchsorted(ends, question.begin, side="right")
+        )  # the first that ends after it begins
+        last = (
+            int(np.searchsorted(begins, question.end, side="left")) - 1
+        )  # the last that begins before it ends
+        if not begin <= first <= last < end:
+            return 0, 0
+        shift = self._before(number) - begin
+        return first + shift, last + shift
+
+    def _before(self, number: int) -> int:
+        """How many tokens stand before the passage."""
+        return len(self.frame.pair_before) + int(self.asked.lengths[number]) + len(self.frame.between)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest("answers", self.ids, self.asked, self.windows, self.targets)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        sizes = self.windows[:, 2] - self.windows[:, 1]
+        return np.asarray(sizes + self.asked.lengths[self.windows[:, 0]] + self.frame.n_pair)
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The passage of each window: what is split stays whole passages."""
+        return np.array([self.questions[number].passage for number in self.windows[:, 0]])
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        rows, segments = [], []
+        for draw in draws:
+            number, begin, end = self.windows[draw.index]
+            passage = self.ids[self.questions[number].passage]
+            ids, sides = self.frame.two(self.asked[number], passage[begin:end])
+            rows.append(ids)
+            segments.append(sides)
+        return Batch(
+            padded(rows, 0),
+            lengths_of(rows),
+            segments=padded(segments, 0) if self.told_apart and self.frame.told_apart else None,
+            targets=torch.from_numpy(self.targets[[d.index for d in draws]]),
+        )
+
+    def text(self, index: int, first: int, last: int) -> str:
+        """What tokens `first` to `last` of a window say in the passage; empty outside of it."""
+        number, begin, end = (int(x) for x in self.windows[index])
+        shift = begin - self._before(number)
+        if not begin <= first + shift <= last + shift < end:
+            return ""
+        passage = self.questions[number].passage
+        a, b = self.begins[passage][first + shift], self.ends[passage][last + shift]
+        return self.passages[passage][a:b].strip()
+
+
+def read_squad(path: Path) -> tuple[list[str], list[Question], list[str]]:
+    """Passages, questions, and what was decided. An answer without a position is where it first stands."""
+    with tables.open_text(path) as file:
+        try:
+            found = json.load(file)
+        except (ValueError, RecursionError) as problem:
+            raise ValueError(f"{path} is not JSON: {problem}") from None
+    passages: list[str] = []
+    questions: list[Question] = []
+    n_missing = 0
+    for paragraph in _paragraphs(path, found):
+        passage = _text(path, paragraph, "context")
+        passages.append(passage)
+        for asked in paragraph.get("qas", []):
+            text = _text(path, asked, "question")
+            answers = [a for a in asked.get("answers", []) if isinstance(a, dict)]
+            if "answer" in asked:
+                answers.append({"text": asked["answer"]})
+            places = [_place(path, passage, text, a) for a in answers]
+            if answers and places[0] is None:
+                n_missing += 1
+                continue
+            place = places[0] if places else None
+            begin, end = place if place is not None else (None, None)
+            right = tuple(dict.fromkeys(_text(path, a, "text") for a in answers))
+            name = str(asked.get("id", len(questions)))
+            questions.append(Question(name, text, len(passages) - 1, right, begin, end))
+    notes = (
+        [f"{n_missing} answers do not stand in their passages: these questions are left out"]
+        if n_missing
+        else []
+    )
+    return passages, questions, notes
+
+
+def _paragraphs(path: Path, found: Any) -> Iterator[dict[str, Any]]:
+    articles = found.get("data") if isinstance(found, dict) else found
+    if not isinstance(articles, list) or not all(isinstance(a, dict) for a in articles):
+        raise ValueError(f'{path} is not in the form of SQuAD: {{"data": [{{"paragraphs": [...]}}]}}')
+    for article in articles:
+        paragraphs = article.get("paragraphs", [article])
+        for paragraph in paragraphs:
+            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas", []), list):
+                raise ValueError(f"{path}: a paragraph is no object with a context and its questions (qas)")
+            yield paragraph
+
+
+def _text(path: Path, found: Any, name: str) -> str:
+    text = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{path}: {str(found)[:80]!r} has no {name}, or it is no text")
+    return text
+
+
+def _place(path: Path, passage: str, question: str, answer: dict[str, Any]) -> tuple[int, int] | None:
+    """Where an answer stands, in characters; None if it does not."""
+    text = _text(path, answer, "text")
+    begin = answer.get("answer_start")
+    if begin is None:
+        begin = passage.find(text)
+    elif not isinstance(begin, int) or passage[begin : begin + len(text)] != text:
+        raise ValueError(
+            f"{path}: the answer {text[:50]!r} to {question[:50]!r} does not stand at character {begin} of its passage"
+        )
+    return (begin, begin + len(text)) if begin >= 0 and text else None

@@ -1,0 +1,375 @@
+"""Text with something missing: BERT's hidden words, T5's hidden spans, CBOW's word among its neighbours.
+
+The text is a `Corpus`: the tokens of all documents in one array, perhaps a file, and where each begins. It is cut into
+windows, in each epoch elsewhere; what is hidden follows from the seed, the epoch and the window's number.
+
+    B batch, T positions, N tokens of the corpus, D documents
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.data.corpus import Corpus
+from heedful.data.dataset import IGNORED, Draw
+from heedful.data.order import random_bits
+from heedful.data.pairs import pair_batch
+from heedful.data.rows import digest
+from heedful.models.base import Batch
+from heedful.text import Tokenizer
+
+
+class Cuts:
+    """Documents cut into windows of at most `size` and at least `least` tokens that cover everything.
+
+    What the last window has to spare shifts the cuts, in each epoch by another amount if `shifted`.
+    """
+
+    def __init__(self, starts: np.ndarray, n_tokens: int, size: int, *, least: int, shifted: bool) -> None:
+        starts = np.asarray(starts, dtype=np.int64)
+        lengths = np.append(starts[1:], n_tokens) - starts
+        long_enough = lengths >= least
+        self.begins, self.lengths = starts[long_enough], lengths[long_enough]
+        if not len(self.begins):
+            raise ValueError(f"the text has no document of {least} tokens or more: give more text")
+        self.size, self.least, self.shifted = size, least, shifted
+        self.counts = -(-self.lengths // size)
+        self.totals = np.cumsum(self.counts)
+
+    def __len__(self) -> int:
+        return int(self.totals[-1])
+
+    def at(self, draws: Sequence[Draw], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Begin and end of each window in the corpus, and which document it is in, (B,) each."""
+        index = np.array([d.index for d in draws])
+        document = np.searchsorted(self.totals, index, side="right")
+        count, length = self.counts[document], self.lengths[document]
+        number = index - (self.totals[document] - count)
+        rest = length - (count - 1) * self.size  # in the last window, if the first is full
+        low = np.maximum(0, self.least - rest)
+        shift = low
+        if self.shifted:
+            high = np.minimum(self.size - rest, self.size - self.least)
+            spare = np.maximum(high - low + 1, 1)
+            # One number for all windows of a document: without it they would overlap or leave gaps.
+            keys = [(seed, d.epoch, x) for d, x in zip(draws, document.tolist(), strict=True)]
+            shift = low + (np.array([_bits(*key) for key in keys]) % spare.astype(np.uint64)).astype(np.int64)
+        begin = np.clip(number * self.size - shift, 0, length)
+        end = np.clip((number + 1) * self.size - shift, 0, length)
+        single = count == 1
+        begin, end = np.where(single, 0, begin), np.where(single, length, end)
+        return self.begins[document] + begin, self.begins[document] + end, document
+
+
+@lru_cache(maxsize=2**14)
+def _bits(seed: int, epoch: int, document: int) -> np.uint64:
+    bits: np.uint64 = random_bits(1, seed, 3, epoch, document)[0]
+    return bits
+
+
+class MaskedSentences:
+    """BERT's lesson (Devlin et al. 2019, section 3.1): [CLS] A [SEP] B [SEP], some tokens hidden.
+
+    A and B are spans of text that touch, or B comes from another document, half of the time each. A "sentence" is what
+    the paper makes of it, any span of text: a window of a document is cut in two at a random place. Of the tokens 15 %
+    are chosen; of these 80 % become [MASK], 10 % a random token, 10 % stay, and only they are targets. One window in
+    ten is cut short, as in the authors' code, so that a model sees short texts too.
+
+    Without `pairs` a row is one stretch of text, [CLS] ... [SEP] (RoBERTa, DistilBERT), documents one after the other
+    with attention kept inside each. All rows are padded to `length`, which `objectives.masked` relies on.
+    """
+
+    lengths: None = None
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        length: int = 128,
+        *,
+        pairs: bool = True,
+        share: float = 0.15,
+        short: float = 0.1,
+        shifted: bool = True,
+        segments: bool = True,
+        documents: bool = True,
+    ) -> None:
+        self.cls_id = _needed(tokenizer.cls_id if tokenizer.cls_id is not None else tokenizer.bos_id, "[CLS]")
+        self.sep_id = _needed(tokenizer.sep_id if tokenizer.sep_id is not None else tokenizer.eos_id, "[SEP]")
+        self.mask_id = _needed(tokenizer.mask_id, "[MASK]")
+        self.corpus, self.length, self.pairs = corpus, length, pairs
+        self.share, self.short, self.segments = share, short if shifted else 0.0, segments and pairs
+        special = set(tokenizer.special_tokens.values())
+        self.ordinary = np.array([i for i in range(tokenizer.vocab_size) if i not in special])
+        self.tokens = corpus.tokens.view(np.ndarray)  # a memmap's own indexing is slow
+        room = length - (3 if pairs else 2)
+        if room < 4:
+            raise ValueError(
+                f"rows of {length} tokens leave no room for a text: set data.length to 8 or more"
+            )
+        starts = corpus.starts if pairs else np.zeros(1, dtype=np.int64)
+        self.cuts = Cuts(starts, len(self.tokens), room, least=2, shifted=shifted)
+        self.documents = documents and not pairs and len(corpus.starts) > 1
+        if pairs and len(self.cuts.begins) < 2:
+            raise ValueError(
+                "next-sentence prediction needs two documents at least: separate them by a line with a form feed, "
+                "give a folder of files, or set data.pairs to false"
+            )
+
+    def __len__(self) -> int:
+        return len(self.cuts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        made = (
+            self.length,
+            self.pairs,
+            self.share,
+            self.short,
+            self.cuts.shifted,
+            self.segments,
+            self.documents,
+        )
+        return digest("masked", self.corpus.fingerprint, self.mask_id, self.cls_id, self.sep_id, *made)
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        # Six numbers say what is read, three for each position what becomes of it.
+        chance = np.stack([d.random(seed).random(6 + 3 * self.length) for d in draws])
+        where, fates = chance[:, :6].T, chance[:, 6:].reshape(len(draws), 3, -1).transpose(1, 0, 2)
+        begin, end, document = self.cuts.at(draws, seed)
+        n = end - begin
+        n = np.where(where[0] < self.short, 2 + np.floor(where[1] * (n - 1)).astype(np.int64), n)
+        place = np.arange(self.length)
+        after = None
+        if self.pairs:
+            n_first = 1 + np.floor(where[2] * (n - 1)).astype(np.int64)
+            other, n_second, after = self._second(where[3:], document, begin + n_first, n - n_first)
+            n_inside = n_first + 1 + n_second  # with the [SEP] between them
+            in_first = place[None] <= n_first[:, None]
+            source = np.where(in_first, (begin - 1)[:, None] + place, (other - n_first - 2)[:, None] + place)
+            marks = (place == 0) | (place == n_first[:, None] + 1) | (place == n_inside[:, None] + 1)
+        else:
+            n_inside = n
+            source = (begin - 1)[:, None] + place
+            marks = (place == 0) | (place == n_inside[:, None] + 1)
+        real = place < n_inside[:, None] + 2  # (B, T)
+        inner = real & ~marks
+        source = np.clip(source, 0, len(self.tokens) - 1)
+        ids = np.where(inner, self.tokens[source].astype(np.int64), 0)
+        ids[marks & real] = self.sep_id
+        ids[:, 0] = self.cls_id
+        targets, ids = self._hide(ids, inner, fates)
+        full = bool(real.all())
+        return Batch(
+            torch.from_numpy(ids),
+            None if full else torch.from_numpy(n_inside + 2),
+            segments=torch.from_numpy((real & (place > n_first[:, None] + 1)).astype(np.int64))
+            if self.segments
+            else None,
+            documents=self._numbers(begin, n) if self.documents else None,
+            targets=torch.from_numpy(targets),
+            next_sentence=None if after is None else torch.from_numpy(after),
+        )
+
+    def _second(
+        self, where: np.ndarray, document: np.ndarray, begin: np.ndarray, n: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where B begins, how long it is, and whether it is another document's (1) or follows A (0)."""
+        strange = where[0] < 0.5
+        cuts = self.cuts
+        other = np.floor(where[1] * (len(cuts.begins) - 1)).astype(np.int64)
+        other += other >= document  # any but this one
+        n_other = np.minimum(n, cuts.lengths[other])
+        place = np.floor(where[2] * (cuts.lengths[other] - n_other + 1)).astype(np.int64)
+        begin_other = cuts.begins[other] + place
+        return np.where(strange, begin_other, begin), np.where(strange, n_other, n), strange.astype(np.int64)
+
+    def _hide(self, ids: np.ndarray, inner: np.ndarray, fates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Targets, and ids with the chosen tokens hidden; in each row the same share is chosen."""
+        lot, fate, token = fates
+        n_chosen = np.maximum(1, np.round(self.share * inner.sum(axis=1))).astype(np.int64)
+        lot = np.where(inner, lot, 2.0)
+        last = np.take_along_axis(np.sort(lot, axis=1), n_chosen[:, None] - 1, axis=1)
+        chosen = lot <= last
+        targets = np.where(chosen, ids, IGNORED)
+        random = self.ordinary[(token * len(self.ordinary)).astype(np.int64)]
+        hidden = np.where(fate < 0.8, self.mask_id, np.where(fate < 0.9, random, ids))
+        return targets, np.where(chosen, hidden, ids)
+
+    def _numbers(self, begin: np.ndarray, n: np.ndarray) -> Tensor:
+        """The document of each token; [CLS] goes with the first, [SEP] with the last."""
+        place = np.clip(np.arange(self.length) - 1, 0, n[:, None] - 1)
+        number = np.searchsorted(self.corpus.starts, begin[:, None] + place, side="right")
+        return torch.from_numpy(number - number[:, :1])
+
+
+def _needed(token: int | None, name: str) -> int:
+    if token is None:
+        raise ValueError(
+            f"this tokenizer has no {name}, and hidden words need one: train a WordPiece (tokenizer.kind wordpiece)"
+        )
+    return token
+
+
+class Spans:
+    """T5's lesson (Raffel et al. 2020, section 3.1.4): spans of text are hidden, the target says what they were.
+
+        Thank you <X> me to your party <Y> week.       ->       <X> for inviting <Y> last <Z>
+
+    15 % of the tokens are hidden, in spans of 3 on average. As many tokens are read that the source has `length`
+    after the spans shrank to a sentinel each and </s> was added. Documents follow each other, as in the authors' code.
+    """
+
+    lengths: None = None
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        length: int = 512,
+        *,
+        start_id: int,
+        vocab_size: int | None = None,
+        share: float = 0.15,
+        mean: float = 3.0,
+        shifted: bool = True,
+    ) -> None:
+        """`vocab_size` is the model's, whose last tokens serve where the tokenizer has no <extra_id_0>."""
+        if tokenizer.eos_id is None:
+            raise ValueError("this tokenizer has no token that ends a text, and the target must end")
+        self.corpus, self.share, self.mean = corpus, share, mean
+        self.start_id, self.eos_id = start_id, tokenizer.eos_id
+        self.tokens = corpus.tokens.view(np.ndarray)
+        self.size = uncorrupted_length(length, share, mean)
+        n_spans = span_counts(self.size, share, mean)[1]
+        self.sentinels = find_sentinels(tokenizer, vocab_size, n_spans + 1)
+        self.cuts = Cuts(np.zeros(1, dtype=np.int64), len(self.tokens), self.size, least=2, shifted=shifted)
+
+    def __len__(self) -> int:
+        return len(self.cuts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        made = (self.size, self.share, self.mean, self.start_id, self.eos_id, self.cuts.shifted)
+        return digest("spans", self.corpus.fingerprint, self.sentinels, *made)
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        begins, ends, _ = self.cuts.at(draws, seed)
+        sources, targets = [], []
+        for draw, begin, end in zip(draws, begins, ends, strict=True):
+            tokens = self.tokens[begin:end].astype(np.int64)
+            noise = noise_mask(len(tokens), self.share, self.mean, draw.random(seed))
+            source, target = corrupt_spans(tokens, noise, self.sentinels)
+            sources.append(np.append(source, self.eos_id))
+            targets.append(target)
+        return pair_batch(sources, targets, self.start_id, self.eos_id)
+
+
+def span_counts(n: int, share: float, mean: float) -> tuple[int, int]:
+    """How many of n tokens are hidden, and in how many spans."""
+    n_hidden = min(max(round(n * share), 1), n - 1)
+    n_spans = max(round(n_hidden / mean), 1)
+    return n_hidden, min(n_spans, n_hidden, n - n_hidden)
+
+
+def uncorrupted_length(length: int, share: float, mean: float) -> int:
+    """How many tokens to read so that the corrupted source has `length`: 568 for 512 in T5."""
+
+    def read(n: int) -> int:
+        n_hidden, n_spans = span_counts(n, share, mean)
+        return n - n_hidden + n_spans + 1
+
+    if length < read(2):
+        raise ValueError(f"a source of {length} tokens has no room for a span: set data.length to 3 or more")
+    n = 2
+    while read(n + 1) <= length:
+        n += 1
+    return n
+
+
+def noise_mask(n: int, share: float, mean: float, random: np.random.Generator) -> np.ndarray:
+    """Which of n tokens are hidden: spans of random lengths between stretches of random lengths, text first."""
+    n_hidden, n_spans = span_counts(n, share, mean)
+    kept, hidden = (_parts(k, n_spans, random) for k in (n - n_hidden, n_hidden))
+    sizes = np.stack([kept, hidden], axis=1).reshape(-1)
+    mask: np.ndarray = np.repeat(np.arange(len(sizes)) % 2 == 1, sizes)
+    return mask
+
+
+def _parts(n: int, n_parts: int, random: np.random.Generator) -> np.ndarray:
+    """n as a sum of n_parts numbers above 0, every way as likely as any other."""
+    cuts = np.sort(np.argsort(random.random(n - 1))[: n_parts - 1]) + 1
+    return np.diff(np.concatenate([[0], cuts, [n]]))
+
+
+def corrupt_spans(
+    tokens: np.ndarray, hidden: np.ndarray, sentinels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The source, hidden spans replaced by one sentinel each; and the target, the text between replaced likewise."""
+
+    def replaced(gone: np.ndarray) -> np.ndarray:
+        first = gone & ~np.concatenate([[False], gone[:-1]])
+        number = np.clip(np.cumsum(first) - 1, 0, None)
+        out: np.ndarray = np.where(first, sentinels[number], tokens)[~gone | first]
+        return out
+
+    return replaced(hidden), replaced(~hidden)
+
+
+def find_sentinels(tokenizer: Tokenizer, vocab_size: int | None, n: int) -> np.ndarray:
+    """The ids of <extra_id_0>, <extra_id_1>, ...; without them the model's last tokens, from the very last down."""
+    named = [tokenizer.id(f"<extra_id_{i}>") for i in range(n)]
+    if named[0] is None:
+        size = vocab_size or 0
+        if size - n < tokenizer.vocab_size:
+            raise ValueError(
+                f"{n} tokens are needed that stand for hidden spans: the tokenizer has {tokenizer.vocab_size}, so give "
+                f"the model a vocab_size of {tokenizer.vocab_size + n} or more, or set data.length lower"
+            )
+        return np.arange(size - 1, size - 1 - n, -1)
+    found = [index for index in named if index is not None]
+    if len(found) < n:
+        raise ValueError(
+            f"{n} spans are hidden in a row, and the tokenizer has {len(found)} <extra_id_>: set "
+            "data.length lower"
+        )
+    return np.array(found)
+
+
+class Neighbours:
+    """CBOW's lesson (Mikolov et al. 2013): stretches of text in which every word is to be found from its neighbours."""
+
+    lengths: None = None
+
+    def __init__(self, corpus: Corpus, length: int = 256, *, shifted: bool = True) -> None:
+        if length < 2:
+            raise ValueError(f"a stretch of {length} word has no neighbours: set data.length to 2 or more")
+        self.corpus, self.length = corpus, length
+        self.tokens = corpus.tokens.view(np.ndarray)
+        self.cuts = Cuts(np.zeros(1, dtype=np.int64), len(self.tokens), length, least=1, shifted=shifted)
+
+    def __len__(self) -> int:
+        return len(self.cuts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest("neighbours", self.corpus.fingerprint, self.length, self.cuts.shifted)
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        begin, end, _ = self.cuts.at(draws, seed)
+        n = end - begin
+        source = np.clip(begin[:, None] + np.arange(n.max()), 0, len(self.tokens) - 1)  # (B, T)
+        ids = torch.from_numpy(self.tokens[source].astype(np.int64))
+        lengths = None if n.min() == n.max() else torch.from_numpy(n)
+        targets = ids
+        if lengths is not None:
+            targets = ids.masked_fill(torch.arange(ids.shape[1]) >= lengths[:, None], IGNORED)
+        documents = None
+        if len(self.corpus.starts) > 1:
+            documents = torch.from_numpy(np.searchsorted(self.corpus.starts, source, side="right"))
+        return Batch(ids, lengths, documents=documents, targets=targets)

@@ -1,0 +1,76 @@
+"""What a family puts around a text, or around two: [CLS] a [SEP] b [SEP] for BERT, <s> a </s></s> b </s> for RoBERTa.
+
+Read off the tokenizer itself, so that texts can be cut to fit without losing what surrounds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from heedful.data.rows import Ids
+from heedful.text import Tokenizer
+
+
+class Frame:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        text = next((c for c in "a0.字" if tokenizer.encode(c)), "")
+        probe = tokenizer.encode(text)
+        self.before, self.after = _around(tokenizer.encode(text, add_special=True), probe)
+        pair, segments = tokenizer.encode_pair(text, text)
+        place = _find(pair, probe, len(self.before))
+        rest = pair[place + len(probe) :]
+        second = _find(rest, probe, 0)
+        self.pair_before, self.between, self.pair_after = (
+            pair[:place],
+            rest[:second],
+            rest[second + len(probe) :],
+        )
+        # Where the second text's segment begins, counted from the end of the first text.
+        self.told_apart = any(segments)
+        self.same_segment = sum(s == 0 for s in segments[place + len(probe) : place + len(probe) + second])
+
+    @property
+    def n_pair(self) -> int:
+        """How many tokens surround two texts."""
+        return len(self.pair_before) + len(self.between) + len(self.pair_after)
+
+    def one(self, ids: Ids, longest: int | None = None) -> np.ndarray:
+        """A text with what surrounds it, its end cut off so that it has at most `longest` tokens."""
+        if longest is not None:
+            ids = ids[: max(0, longest - len(self.before) - len(self.after))]
+        return _joined(self.before, ids, self.after)
+
+    def two(self, first: Ids, second: Ids, longest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Two texts and the segment of every token; what does not fit is cut off the longer one (BERT's way)."""
+        if longest is not None:
+            room = max(0, longest - self.n_pair)
+            half = room // 2
+            n_first = max(half, room - len(second))
+            first = first[:n_first]
+            second = second[: room - len(first)]
+        ids = _joined(self.pair_before, first, self.between, second, self.pair_after)
+        segments = np.zeros(len(ids), dtype=np.int64)
+        if self.told_apart:
+            segments[len(self.pair_before) + len(first) + self.same_segment :] = 1
+        return ids, segments
+
+
+def _joined(*parts: Ids) -> np.ndarray:
+    return np.concatenate([np.asarray(p, dtype=np.int64) for p in parts])
+
+
+def _around(whole: Sequence[int], inner: Sequence[int]) -> tuple[list[int], list[int]]:
+    place = _find(whole, inner, 0)
+    return list(whole[:place]), list(whole[place + len(inner) :])
+
+
+def _find(whole: Sequence[int], inner: Sequence[int], begin: int) -> int:
+    n = len(inner)
+    found = [i for i in range(begin, len(whole) - n + 1) if list(whole[i : i + n]) == list(inner)]
+    if not found:
+        raise ValueError(
+            "this tokenizer does not keep a text together when it surrounds it with special tokens"
+        )
+    return found[0]

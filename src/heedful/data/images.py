@@ -1,0 +1,282 @@
+"""Images: to tell what is on them (`Images`, the Vision Transformer's) or to learn them pixel by pixel (`Pixels`).
+
+    read("mnist/train-images-idx3-ubyte.gz")    MNIST's idx files, labels from the file beside it
+    read("photos/")                             a folder with a folder for each class (wants the package Pillow)
+    digits()                                    1,797 digits of 8 x 8 that come with scikit-learn
+
+An image is checked before it is decoded: its header alone can ask for gigabytes.
+
+    N images, B batch, C channels, H height, W width, K colours
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.data.dataset import Draw
+from heedful.data.rows import digest
+from heedful.models.base import Batch
+from heedful.models.image_gpt import find_clusters, quantize
+
+LARGEST_IMAGE = 2**26  # pixels; a photograph has about 2^24
+LARGEST_SET = 2**33  # bytes of all images together
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images as they come: whole numbers from 0 to `top`, and what is on each."""
+
+    pixels: np.ndarray  # (N, C, H, W) uint8
+    labels: np.ndarray | None = None  # (N,) int64
+    names: tuple[str, ...] = ()  # of the labels
+    top: int = 255
+
+    def __post_init__(self) -> None:
+        shape = self.pixels.shape
+        if self.pixels.dtype != np.uint8 or len(shape) != 4 or not all(shape):
+            raise ValueError(f"images are uint8 (N, C, H, W), not {self.pixels.dtype} {shape}")
+        if self.labels is not None and len(self.labels) != len(self.pixels):
+            raise ValueError(f"{len(self.pixels)} images and {len(self.labels)} labels: each image needs one")
+
+    @classmethod
+    def of(cls, images: Any, labels: Any = None, *, names: Sequence[str] = (), top: int = 255) -> Pictures:
+        """From an array (N, H, W), (N, H, W, C) or (N, C, H, W) of whole numbers from 0 to `top`."""
+        found = np.asarray(images)
+        if found.ndim == 3:
+            found = found[:, None]
+        elif found.ndim == 4 and found.shape[1] not in (1, 3) and found.shape[3] in (1, 3):
+            found = found.transpose(0, 3, 1, 2)
+        if found.size and not (found.min() >= 0 and found.max() <= top and np.all(found == np.floor(found))):
+            raise ValueError(f"pixels are whole numbers from 0 to {top}: set `top`, or scale them")
+        numbers = None if labels is None else np.asarray(labels).astype(np.int64)
+        if numbers is not None and not names:
+            names = [str(i) for i in range(int(numbers.max()) + 1)]
+        return cls(np.ascontiguousarray(found.astype(np.uint8)), numbers, tuple(names), top)
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest("pictures", self.pixels, self.labels, self.names, self.top)
+
+    def part(self, indices: np.ndarray) -> Pictures:
+        """Some of them."""
+        labels = None if self.labels is None else self.labels[indices]
+        return Pictures(self.pixels[indices], labels, self.names, self.top)
+
+    def scaled(self, indices: Sequence[int] | slice) -> Tensor:
+        """Some images as floats from -1 to 1 (N, C, H, W)."""
+        return torch.from_numpy(self.pixels[indices]).float() * (2 / self.top) - 1
+
+
+class Images:
+    """Images from -1 to 1, the mean 1/2 and deviation 1/2 that ViT's checkpoints have, and their labels.
+
+    `shift` moves each by up to so many pixels in training, another way in each epoch; what comes in is black.
+    """
+
+    lengths: None = None
+
+    def __init__(self, pictures: Pictures, *, shift: int = 0) -> None:
+        if pictures.labels is None:
+            raise ValueError(
+                "to tell what is on an image, examples with labels are needed, and these have none"
+            )
+        if not 0 <= shift < min(pictures.pixels.shape[2:]):
+            raise ValueError(f"a shift of {shift} pixels: it must be from 0 to below the image's size")
+        self.pictures, self.shift, self.names = pictures, shift, pictures.names
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    @property
+    def fingerprint(self) -> str:
+        return digest("images", self.pictures.fingerprint, self.shift)
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        indices = [d.index for d in draws]
+        images = self.pictures.scaled(indices)
+        if self.shift:
+            images = torch.stack([self._moved(x, d.random(seed)) for x, d in zip(images, draws, strict=True)])
+        assert self.pictures.labels is not None
+        return Batch(images=images, targets=torch.from_numpy(self.pictures.labels[indices]))
+
+    def _moved(self, image: Tensor, random: np.random.Generator) -> Tensor:
+        down, right = random.integers(0, 2 * self.shift + 1, 2).tolist()
+        wide = torch.nn.functional.pad(image, (self.shift,) * 4, value=-1.0)
+        return wide[:, down : down + image.shape[1], right : right + image.shape[2]]
+
+
+class Pixels:
+    """Images as sequences of colours, row by row, for image GPT: each pixel from those before it.
+
+    Grey images have `n_colours` even levels, coloured ones a palette by k-means (Chen et al. 2020, section 3.2). The
+    token after the last colour starts an image. Validation data takes the `palette` (K, C) of the training data.
+    """
+
+    lengths: None = None
+
+    def __init__(self, pictures: Pictures, n_colours: int = 16, *, palette: Tensor | None = None) -> None:
+        self.pictures = pictures
+        self.palette = find_palette(pictures, n_colours) if palette is None else palette
+        if len(self.palette) >= 2**16:
+            raise ValueError(f"{len(self.palette)} colours: at most {2**16 - 1} can be told apart")
+        parts = [
+            quantize(pictures.scaled(slice(begin, begin + 1024)), self.palette)
+            for begin in range(0, len(pictures), 1024)
+        ]
+        self.ids = torch.cat(parts).numpy().astype(np.uint16)  # (N, H·W)
+
+    @property
+    def start_id(self) -> int:
+        return len(self.palette)
+
+    @property
+    def vocab_size(self) -> int:
+        """The colours and the start token."""
+        return len(self.palette) + 1
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest("pixels", self.ids, self.palette.numpy())
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        ids = torch.from_numpy(self.ids[[d.index for d in draws]].astype(np.int64))
+        first = torch.full((len(ids), 1), self.start_id)
+        return Batch(torch.cat([first, ids[:, :-1]], dim=1), targets=ids)
+
+
+def find_palette(pictures: Pictures, n_colours: int, n_images: int = 2000) -> Tensor:
+    """Colours (K, C) from -1 to 1: even levels of grey, or the centres of clusters of some images' colours."""
+    if not 2 <= n_colours < 2**16:
+        raise ValueError(f"{n_colours} colours: 2 to {2**16 - 1} are possible")
+    if pictures.pixels.shape[1] == 1:
+        return torch.linspace(-1, 1, n_colours)[:, None]
+    chosen = np.random.default_rng(0).permutation(len(pictures))[:n_images]
+    return find_clusters(pictures.scaled(np.sort(chosen).tolist()), n_colours)
+
+
+# --- where they come from --------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path, *, size: int | None = None) -> Pictures:
+    """The images of an idx file or of a folder; `size` resizes those of a folder to squares."""
+    path = Path(path)
+    if path.is_dir():
+        return read_folder(path, size=size)
+    pixels = read_idx(path)
+    if pixels.ndim not in (3, 4):
+        raise ValueError(
+            f"{path} has {pixels.ndim} dimensions and holds no images: is it the file of the labels?"
+        )
+    beside = path.with_name(
+        path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
+    )
+    if beside == path or not beside.is_file():
+        return Pictures.of(pixels)
+    labels = read_idx(beside)
+    if labels.ndim != 1:
+        raise ValueError(f"{beside} has {labels.ndim} dimensions and holds no labels")
+    return Pictures.of(pixels, labels)
+
+
+def digits() -> Pictures:
+    """The 8 x 8 digits of scikit-learn: 1,797 images in 17 levels of grey, of 10 classes."""
+    try:
+        sets = import_module("sklearn.datasets")
+    except ImportError:
+        raise ValueError("the digits come with scikit-learn: pip install scikit-learn") from None
+    found = sets.load_digits()
+    return Pictures.of(found.images, found.target, top=16)
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An array of bytes in MNIST's format: 0 0 8 and the number of dimensions, each of them, the data."""
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            head = file.read(4)
+            if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
+                raise ValueError(
+                    f"{path} is no idx file of bytes: it begins with {head.hex(' ')}, not 00 00 08"
+                )
+            told = file.read(4 * head[3]).ljust(
+                4 * head[3], b"\0"
+            )  # a size that is cut off reads as too small
+            sizes = np.frombuffer(told, dtype=">u4").astype(int).tolist()
+            total = math.prod(sizes)
+            if not 0 < total <= LARGEST_SET:
+                raise ValueError(f"{path} says that it holds {sizes} bytes: at most {LARGEST_SET} are read")
+            # Read in parts: a header that lies must not make us ask for memory.
+            parts = []
+            left = total
+            while left and (part := file.read(min(left, 2**24))):
+                parts.append(part)
+                left -= len(part)
+            if left or file.read(1):
+                found = total - left
+                raise ValueError(
+                    f"{path} should hold {total} bytes, and it holds {found if left else 'more'}"
+                )
+        except (OSError, EOFError, zlib.error) as problem:
+            raise ValueError(f"{path} is damaged: {problem}") from None
+    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(sizes)
+
+
+def read_folder(folder: Path, *, size: int | None = None) -> Pictures:
+    """Each subfolder is a class, named as it is. Pillow decodes the images."""
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    files = [
+        (path, label)
+        for label, name in enumerate(names)
+        for path in sorted((folder / name).iterdir())
+        if path.suffix.lower() in ENDINGS and path.is_file()
+    ]
+    if len(names) < 2 or not files:
+        raise ValueError(f"{folder} should have a folder with images for each class, at least two")
+    found = [decode(path, size) for path, _ in files]
+    shapes = sorted({image.shape for image in found})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"the images of {folder} differ in size ({shapes[0]}, {shapes[-1]}): set a size for all"
+        )
+    return Pictures.of(np.stack(found), [label for _, label in files], names=names)
+
+
+def decode(path: Path, size: int | None = None) -> np.ndarray:
+    """One image as (H, W, 3), resized to a square if asked for; refused before decoding if it is too large."""
+    try:
+        pillow = import_module("PIL.Image")
+    except ImportError:
+        raise ValueError("to read image files the package Pillow is needed: pip install pillow") from None
+    try:
+        with pillow.open(path) as image:  # reads the header alone
+            width, height = image.size
+            if width * height > LARGEST_IMAGE:
+                raise ValueError(f"{path} has {width} x {height} pixels: at most {LARGEST_IMAGE} are decoded")
+            plain = image.convert("RGB")
+            if size is not None:
+                plain = plain.resize((size, size), pillow.Resampling.BICUBIC)
+            return np.asarray(plain)
+    except pillow.DecompressionBombError as problem:  # Pillow's own limit, which is higher than ours
+        raise ValueError(f"{path} has too many pixels and is not decoded: {problem}") from None
+    except (OSError, SyntaxError, EOFError) as problem:
+        raise ValueError(f"{path} is no image, or a damaged one: {problem}") from None

@@ -1,0 +1,254 @@
+"""Texts with labels: one of several (spam or not), any number of them, or numbers.
+
+From csv, tsv and jsonl files or plain lists. What is not said is found out: which columns there are, which of two is
+the label (the one with fewer different values), what labels there are. Tags of words are in `tagged`.
+
+    B examples, T tokens, C labels
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from heedful.data import tables
+from heedful.data.dataset import Draw
+from heedful.data.frame import Frame
+from heedful.data.rows import Ragged, digest, lengths_of, padded
+from heedful.models.base import Batch
+from heedful.text import Tokenizer
+
+Kind = Literal["classify", "regress", "multi_label"]
+SIGNS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0, "0.0": 0.0, "1.0": 1.0}
+MOST_LABELS = 1000  # more different ones are hardly labels: perhaps the wrong column, or numbers
+
+
+class Labelled:
+    """Texts, perhaps pairs of texts, and what is to be said of each.
+
+    `names` are the labels in the order of their numbers; validation data takes those of the training data. Texts
+    longer than `longest` tokens lose their ends (`notes` says how many). `segments` False is for models that do not
+    tell a first text from a second.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[Any],
+        tokenizer: Tokenizer,
+        *,
+        seconds: Sequence[str] | None = None,
+        kind: Kind = "classify",
+        names: Sequence[str] | None = None,
+        longest: int | None = None,
+        segments: bool = True,
+        where: Sequence[str] | None = None,
+    ) -> None:
+        """`labels`: a name or number each; of multi_label a sequence of 0 and 1 for `names`. `where` says in errors
+        what each example is called."""
+        if not len(texts) == len(labels) == len(texts if seconds is None else seconds):
+            raise ValueError(f"{len(texts)} texts and {len(labels)} labels: each text needs one")
+        if not texts:
+            raise ValueError("there is no labelled text")
+        self.kind = kind
+        self.notes: list[str] = []
+        at = where or [f"text {i + 1}" for i in range(len(texts))]
+        self.names, self.targets = _targets(kind, labels, names, at)
+        frame = Frame(tokenizer)
+        first = tokenizer.encode_batch(texts)
+        if seconds is None:
+            rows = [frame.one(ids, longest) for ids in first]
+            limit = math.inf if longest is None else longest - len(frame.before) - len(frame.after)
+            n_cut = sum(len(ids) > limit for ids in first)
+            self.segments: Ragged | None = None
+        else:
+            second = tokenizer.encode_batch(seconds)
+            both = [frame.two(a, b, longest) for a, b in zip(first, second, strict=True)]
+            rows = [ids for ids, _ in both]
+            self.segments = Ragged(s for _, s in both) if segments and frame.told_apart else None
+            limit = math.inf if longest is None else longest - frame.n_pair
+            n_cut = sum(len(a) + len(b) > limit for a, b in zip(first, second, strict=True))
+        for place, row in zip(at, rows, strict=True):
+            if not len(row):
+                raise ValueError(f"{place}: there is no text, and this tokenizer puts nothing around one")
+        if n_cut:
+            self.notes.append(
+                f"{n_cut} of {len(rows)} texts are longer than {longest} tokens: their ends are cut"
+            )
+        self.rows = Ragged(rows)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        tokenizer: Tokenizer,
+        *,
+        text: str | int | None = None,
+        second: str | int | None = None,
+        label: str | int | Sequence[str | int] | None = None,
+        kind: Kind = "classify",
+        names: Sequence[str] | None = None,
+        longest: int | None = None,
+        segments: bool = True,
+    ) -> Labelled:
+        """Columns by name or number; without them by the usual names, or by what two columns look like."""
+        path = Path(path)
+        texts, seconds, labels, at = read_labelled(path, text, second, label, kind)
+        if (
+            kind == "multi_label"
+            and names is None
+            and isinstance(label, Sequence)
+            and not isinstance(label, str)
+        ):
+            names = [str(column) for column in label]
+        return cls(
+            texts, labels, tokenizer, seconds=seconds, kind=kind, names=names, longest=longest, segments=segments,
+            where=at,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest(self.kind, self.rows, self.segments, self.targets.numpy(), self.names)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.rows.lengths
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        rows = [self.rows[d.index] for d in draws]
+        segments = None if self.segments is None else padded([self.segments[d.index] for d in draws], 0)
+        targets = self.targets[[d.index for d in draws]]
+        return Batch(padded(rows, 0), lengths_of(rows), segments=segments, targets=targets)
+
+
+def read_labelled(
+    path: Path,
+    text: str | int | None = None,
+    second: str | int | None = None,
+    label: str | int | Sequence[str | int] | None = None,
+    kind: Kind = "classify",
+) -> tuple[list[str], list[str] | None, list[Any], list[str]]:
+    """Texts, second texts if there are any, labels, and where each stands in the file."""
+    text, second, label = _choose(path, text, second, label)
+    columns = [text, *([] if second is None else [second])]
+    if isinstance(label, str | int) == (kind == "multi_label"):
+        raise ValueError(
+            f"{kind} with the label {label!r}: multi_label has several columns of 0 and 1, every other kind one"
+        )
+    labels: list[Any] = []
+    texts: list[list[str]] = []
+    at: list[str] = []
+    for row in tables.rows(path, named=isinstance(text, str)):
+        found = [row.get(path, column) for column in columns]
+        for column, value in zip(columns, found, strict=True):
+            if not isinstance(value, str):
+                raise ValueError(f"{path}, line {row.number}: {column} is {str(value)[:50]!r}, not a text")
+        texts.append(found)
+        if isinstance(label, str | int):
+            labels.append(row.get(path, label))
+        else:
+            labels.append([row.get(path, column) for column in label])
+        at.append(f"{path}, line {row.number}")
+    return [t[0] for t in texts], None if second is None else [t[1] for t in texts], labels, at
+
+
+def _choose(
+    path: Path,
+    text: str | int | None,
+    second: str | int | None,
+    label: str | int | Sequence[str | int] | None,
+) -> tuple[str | int, str | int | None, str | int | Sequence[str | int]]:
+    """The columns to read, guessed where they were not named."""
+    names = tables.header(path)
+    if text is not None and label is not None:
+        return text, second, label
+    if names is not None:
+        if text is None:
+            text = tables.find(names, (*tables.FIRST, *tables.TEXT))
+            second = (
+                second
+                if second is not None or text not in tables.FIRST
+                else tables.find(names, tables.SECOND)
+            )
+        label = tables.find(names, tables.LABEL) if label is None else label
+    elif text is None and label is None:
+        seen: tuple[set[str], set[str]] = (set(), set())
+        for row in tables.rows(path, named=False):
+            if len(row.cells) != 2:
+                raise ValueError(
+                    f"{path}, line {row.number}: {len(row.cells)} columns without names; a text and a label are "
+                    "expected, or say which columns they are (data.text, data.label)"
+                )
+            for column in 0, 1:
+                seen[column].add(str(row.cells[column]))  # type: ignore[index]
+        text, label = (0, 1) if len(seen[1]) <= len(seen[0]) else (1, 0)
+    if text is None or label is None:
+        has = "without names" if names is None else f"named {', '.join(names)}"
+        raise ValueError(
+            f"{path} has columns {has}: say which is the text (data.text) and the label (data.label)"
+        )
+    return text, second, label
+
+
+def _targets(
+    kind: Kind, labels: Sequence[Any], names: Sequence[str] | None, at: Sequence[str]
+) -> tuple[tuple[str, ...], Tensor]:
+    """The labels' names and the targets: (B,) numbers of labels, (B,) or (B, C) floats."""
+    if kind == "regress":
+        return (), torch.tensor([_float(x, p) for x, p in zip(labels, at, strict=True)], dtype=torch.float32)
+    if kind == "multi_label":
+        rows = [[_sign(x, p) for x in row] for row, p in zip(labels, at, strict=True)]
+        found = torch.tensor(rows, dtype=torch.float32)
+        return tuple(names or [str(i) for i in range(found.shape[1])]), found
+    if kind != "classify":
+        raise ValueError(f"labels of the kind {kind!r}: classify, regress and multi_label are known")
+    said = [str(x).strip() for x in labels]
+    if names is None:
+        names = sorted(set(said), key=_in_order)
+        if not 2 <= len(names) <= MOST_LABELS:
+            raise ValueError(
+                f"the labels have {len(names)} different values: 2 to {MOST_LABELS} are expected; is it the right "
+                "column? For numbers set the objective to regress"
+            )
+    return tuple(names), label_numbers(said, list(names), at)
+
+
+def label_numbers(said: Sequence[str], names: list[str], at: Sequence[str]) -> Tensor:
+    number = {name: i for i, name in enumerate(names)}
+    for name, place in zip(said, at, strict=True):
+        if name not in number:
+            raise ValueError(f"{place}: the label {name!r} is not one of {', '.join(names[:20])}")
+    return torch.tensor([number[name] for name in said])
+
+
+def _in_order(name: str) -> tuple[bool, float, str]:
+    """Numbers by size, then words by the alphabet."""
+    whole = name.lstrip("-").isdecimal()
+    return not whole, float(name) if whole else 0.0, name
+
+
+def _float(value: Any, place: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{place}: {str(value)[:50]!r} is no number")
+    return number
+
+
+def _sign(value: Any, place: str) -> float:
+    found = SIGNS.get(str(value).strip().lower())
+    if found is None:
+        raise ValueError(f"{place}: {str(value)[:50]!r} is not 0 or 1, which says whether a label is true")
+    return found

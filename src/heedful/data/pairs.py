@@ -1,0 +1,179 @@
+"""Pairs of texts, to translate one into the other: two parallel files, a tsv, a csv or a jsonl with two fields.
+
+    source    what the encoder reads, with what its family puts around a text (T5's and Marian's </s>)
+    tokens    [start] + target          targets   target + [eos]
+
+B pairs, S source positions, T target positions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from heedful.data import tables
+from heedful.data.dataset import IGNORED, Draw
+from heedful.data.rows import Ids, Ragged, digest, lengths_of, padded
+from heedful.models.base import Batch
+from heedful.text import Tokenizer
+
+
+class Pairs:
+    """Sources and targets as ids. Pairs with an empty side, or one longer than `longest`, are left out (`notes`)."""
+
+    def __init__(
+        self,
+        sources: Sequence[Ids],
+        targets: Sequence[Ids],
+        *,
+        start_id: int,
+        eos_id: int,
+        longest: int | None = None,
+    ) -> None:
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they come in pairs")
+        limit = longest or 2**62
+        sizes = [(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
+        kept = [i for i, (s, t) in enumerate(sizes) if 0 < s <= limit and 0 < t < limit]
+        n_empty = sum(0 in size for size in sizes)
+        n_long = len(sizes) - len(kept) - n_empty
+        self.notes: list[str] = []
+        if n_empty:
+            self.notes.append(f"{n_empty} of {len(sizes)} pairs have an empty side and are left out")
+        if n_long:
+            self.notes.append(
+                f"{n_long} of {len(sizes)} pairs are longer than {longest} tokens and are left out"
+            )
+        if not kept:
+            raise ValueError("no pair of texts is left: " + ("; ".join(self.notes) or "there is none"))
+        self.sources = Ragged(sources[i] for i in kept)
+        self.targets = Ragged(targets[i] for i in kept)
+        self.start_id, self.eos_id = start_id, eos_id
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        tokenizer: Tokenizer,
+        *,
+        start_id: int,
+        target: str = "",
+        source: str = "",
+        longest: int | None = None,
+    ) -> Pairs:
+        """`target` is the file with the other language's lines, or the column or field of it in `path`."""
+        pairs = read_pairs(Path(path), source, target)
+        other = tokenizer.target
+        if other.eos_id is None:
+            raise ValueError(
+                "this tokenizer has no token that ends a text, and a translation must end: "
+                "train one with a </s>, for example heedful.text.train_unigram"
+            )
+        return cls(
+            tokenizer.encode_batch([s for s, _ in pairs], add_special=True),
+            other.encode_batch([t for _, t in pairs]),
+            start_id=start_id,
+            eos_id=other.eos_id,
+            longest=longest,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest("pairs", self.sources, self.targets, self.start_id, self.eos_id)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        return np.maximum(self.sources.lengths, self.targets.lengths + 1)
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        sources = [self.sources[d.index] for d in draws]
+        targets = [self.targets[d.index] for d in draws]
+        return pair_batch(sources, targets, self.start_id, self.eos_id)
+
+
+def pair_batch(
+    sources: Sequence[Ids],
+    targets: Sequence[Ids],
+    start_id: int,
+    eos_id: int | None,
+    length: int | None = None,
+) -> Batch:
+    """What an encoder-decoder learns from: each target token from the source and the target so far.
+
+    Without `eos_id` targets end where they end. `length` pads targets to that many.
+    """
+    end = [] if eos_id is None else [eos_id]
+    said = [np.concatenate([np.asarray(t, dtype=np.int64), end]) for t in targets]
+    begun = [np.concatenate([[start_id], t[:-1]]) for t in said]
+    return Batch(
+        tokens=padded(begun, 0, length),
+        lengths=lengths_of(begun, length),
+        source=padded(sources, 0),
+        source_lengths=lengths_of(sources),
+        targets=padded(said, IGNORED, length),
+    )
+
+
+def read_pairs(path: Path, source: str = "", target: str = "") -> list[tuple[str, str]]:
+    """(source, target) texts of two parallel files, or of two columns of one."""
+    if target and _is_file(path, target):
+        return _parallel(path, path.parent / target if not Path(target).is_file() else Path(target))
+    kind = tables.kind_of(path)
+    if kind not in ("csv", "tsv", "jsonl", "ndjson"):
+        missing = f"there is no file {target}, and " if target else ""
+        raise ValueError(
+            f"{missing}{path} is no table: name the file with the other language's lines (data.target), "
+            "or give a .tsv, .csv or .jsonl with both"
+        )
+    columns = _columns(path, source, target)
+    named = isinstance(columns[0], str)
+    found = []
+    for row in tables.rows(path, named=named):
+        texts = tuple(row.get(path, column) for column in columns)
+        for column, text in zip(columns, texts, strict=True):
+            if not isinstance(text, str):
+                raise ValueError(f"{path}, line {row.number}: {column} is {str(text)[:50]!r}, not a text")
+        found.append((texts[0], texts[1]))
+    return found
+
+
+def _is_file(path: Path, target: str) -> bool:
+    """Whether `target` names a file, beside `path` perhaps, and not a column of `path`."""
+    return Path(target).is_file() or (path.parent / target).is_file()
+
+
+def _parallel(first: Path, second: Path) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    counts = [0, 0]
+    for a, b in zip_longest(tables.lines(first), tables.lines(second)):
+        counts = [counts[0] + (a is not None), counts[1] + (b is not None)]
+        if a is not None and b is not None:
+            pairs.append((a[1].strip(), b[1].strip()))
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"{first} has {counts[0]} lines and {second} has {counts[1]}: line by line they must be translations"
+        )
+    return pairs
+
+
+def _columns(path: Path, source: str, target: str) -> tuple[str, str] | tuple[int, int]:
+    """Both columns, by name if any is named or the first row has names; else the first two."""
+    if source and target:
+        return source, target
+    names = tables.header(path)
+    if names is None and not (source or target):
+        return 0, 1
+    others = [name for name in names or [] if name not in (source, target)]
+    if len(others) != (1 if source or target else 2):
+        raise ValueError(
+            f"{path} has the columns {', '.join(names or [])}: say which is the source (data.text) and which the "
+            "target (data.target)"
+        )
+    return source or others[0], target or others[-1]

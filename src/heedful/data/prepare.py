@@ -1,0 +1,361 @@
+"""Text becomes tokens on disk, once: the files are kept in the user's cache under a name made of all that they were
+made of (the text, the tokenizer, the settings), and mapped into memory, not read.
+
+    NAME/meta.json                        what they were made of, sizes, checksums, notes
+    NAME/train.tokens.npy                 (N,) uint16 or uint32
+    NAME/train.starts.npy                 (D,) int64, where each document begins
+    NAME/validation.*.npy                 the same, if a share was held out
+
+Held out are whole documents drawn at random (always the same), if there are 20 or more; else the last part of the
+characters, as nanoGPT does. Documents end with the tokenizer's eos, if it has one and there are several.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from heedful.data.corpus import Corpus, digest
+from heedful.data.order import Permutation
+from heedful.data.sources import AFTER_LINE, BEFORE_SPACE, Source
+from heedful.nn.native import cache_folder
+from heedful.text.tokenizer import Tokenizer
+
+FORMAT = 1  # of the files; another number makes all of them again
+ENOUGH_DOCUMENTS = 20  # from which on documents are held out whole
+AT_ONCE = 2**20  # characters that are tokenized together
+SAMPLE = 20_000  # characters on which a tokenizer is tried
+UNCUT = 2**22  # characters of a document that a tokenizer gets at once if it takes no pieces
+CHECKED = 2**28  # bytes of tokens up to which their checksum is compared when they are opened
+
+
+def prepare(
+    source: Source, tokenizer: Tokenizer, *, share: float = 0.0, cache: Path | None = None
+) -> tuple[Corpus, Corpus | None]:
+    """The tokens to train on, and those to validate with if a `share` of the text is held out for that."""
+    if not 0 <= share < 1:
+        raise ValueError(f"share={share}: the validation share is from 0 to less than 1")
+    made_of = {
+        "format": FORMAT,
+        "source": source.fingerprint(),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "share": share,
+    }
+    folder = _writable(cache_folder() / "data" if cache is None else cache)
+    place = folder / digest(made_of)
+    found = _stored(place, made_of)
+    if found is None:
+        with _alone(folder):
+            found = _stored(place, made_of)  # another process may just have made it
+            if found is None:
+                _make(place, source, tokenizer, made_of)
+                found = _stored(place, made_of)
+    assert found is not None, "what was just written can be read"
+    return found
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """Another one if any text might become other tokens, or documents another end."""
+    state = tokenizer.__getstate__()
+    return digest([state["backend"], state["unknown_from"], tokenizer.eos_id])
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="heedful-"))  # nowhere to keep them: for this process alone
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of several processes one tokenizes, and the others wait for it; where files cannot be locked, all do."""
+    with open(folder / "lock", "w") as file:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _stored(place: Path, made_of: dict[str, Any]) -> tuple[Corpus, Corpus | None] | None:
+    """What is there, if it is whole and of the same; what is damaged or foreign counts as not there."""
+    try:
+        meta = json.loads((place / "meta.json").read_text(encoding="utf-8"))
+        if meta["made_of"] != made_of or "train" not in meta["parts"]:
+            return None
+        parts = {name: _part(place, name, meta) for name in meta["parts"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return parts["train"], parts.get("validation")
+
+
+def _part(place: Path, name: str, meta: dict[str, Any]) -> Corpus:
+    """One part of a folder; ValueError if its files are not those that meta.json describes."""
+    about = meta["parts"][name]
+    arrays = []
+    for kind, n in (("tokens", about["n_tokens"]), ("starts", about["n_documents"])):
+        path = place / f"{name}.{kind}.npy"
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        if found.shape != (n,) or str(found.dtype) != about[f"{kind}_dtype"]:
+            raise ValueError(f"{path} has another shape")
+        if path.stat().st_size <= CHECKED and _checksum(path) != about[f"{kind}_checksum"]:
+            raise ValueError(f"{path} is damaged")
+        arrays.append(found)
+    fingerprint = digest([meta["made_of"], name])
+    return Corpus(arrays[0], arrays[1], int(about["n_bytes"]), fingerprint, tuple(map(str, meta["notes"])))
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _make(place: Path, source: Source, tokenizer: Tokenizer, made_of: dict[str, Any]) -> None:
+    """Write the folder aside, then rename it: nobody sees half of it."""
+    for old in place.parent.glob("aside-*"):  # of a process that was killed
+        if time.time() - old.stat().st_mtime > 86400:
+            shutil.rmtree(old, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(prefix="aside-", dir=place.parent))
+    try:
+        parts, notes = _tokenize(aside, source, tokenizer, made_of["share"])
+        meta = {"made_of": made_of, "parts": parts, "notes": notes}
+        (aside / "meta.json").write_text(json.dumps(meta, indent=2, ensure_ascii=False), encoding="utf-8")
+        if place.exists():
+            shutil.rmtree(place)
+        os.rename(aside, place)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"could not keep the tokens of {source.path}: {error.strerror};"
+            " set XDG_CACHE_HOME to a folder with more room",
+            str(place.parent),
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+# --- tokenizing ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Survey:
+    """What has to be known of a text before it is tokenized."""
+
+    n_characters: int = 0
+    n_documents: int = 0
+    longest: int = 0  # characters of the longest document
+    sample: str = ""  # from documents of several pieces
+
+
+def _survey(source: Source) -> _Survey:
+    found, length, cut = _Survey(), 0, False
+    with _progress(f"reading {source.path.name}", None) as advance:
+        for text, ends in source.pieces():
+            found.n_characters += len(text)
+            found.n_documents += ends
+            length += len(text)
+            found.longest = max(found.longest, length)
+            if (cut or not ends) and len(found.sample) < SAMPLE:
+                found.sample += text
+            cut = not ends
+            length = 0 if ends else length
+            advance(len(text))
+    return found
+
+
+def _tokenize(
+    folder: Path, source: Source, tokenizer: Tokenizer, share: float
+) -> tuple[dict[str, Any], list[str]]:
+    """Write the token files of all parts; what meta.json says of them, and the notes."""
+    survey = _survey(source)
+    notes = source.notes
+    eos = tokenizer.eos_id if survey.n_documents > 1 else None
+    way = way_to_join(tokenizer, survey.sample)
+    pieces = source.pieces()
+    if way == "whole":
+        pieces = _merged(pieces)
+        if survey.longest > UNCUT:
+            notes.append(f"longer documents were cut every {UNCUT:,} characters; tokens there may be others")
+    with ExitStack() as stack:
+        advance = stack.enter_context(_progress(f"tokenizing {source.path.name}", survey.n_characters))
+        writers = {
+            name: _Writer(folder / name, tokenizer, eos, drop=way == "drop")
+            for name in ("train", "validation")[: 2 if share else 1]
+        }
+        for writer in writers.values():
+            stack.callback(writer.file.close)
+        for name, text, ends in _shared_out(pieces, share, survey):
+            writers[name].add(text, ends)
+            advance(len(text))
+        parts = {name: writer.finish() for name, writer in writers.items()}
+    for name, about in parts.items():
+        if about["n_tokens"] == 0:
+            raise ValueError(
+                f"{source.path}: no tokens for {name}; give more text, or another share than {share}"
+            )
+    if share:
+        whole = survey.n_documents >= ENOUGH_DOCUMENTS
+        notes.append(f"validation: {share:.0%} of the " + ("documents" if whole else "characters, the last"))
+    return parts, notes
+
+
+def way_to_join(tokenizer: Tokenizer, sample: str) -> str:
+    """How the pieces of a document are given to a tokenizer so that their tokens are those of the whole.
+
+    Pieces begin with a space, and most tokenizers want to "keep" it. SentencePiece's write a space before every text,
+    so theirs must "drop" it. Which it is, is tried on a part of the text; a tokenizer that can do neither gets "whole"
+    documents (to some millions of characters).
+    """
+    sample = sample[:SAMPLE]
+    border = BEFORE_SPACE if BEFORE_SPACE.search(sample) else AFTER_LINE
+    borders = [found.start() for found in border.finditer(sample)]
+    borders = borders[:: max(1, len(borders) // 50)]
+    pieces = [sample[a:b] for a, b in zip([0, *borders], [*borders, None], strict=True)]
+    wanted = tokenizer.encode(sample)
+    for way, given in (
+        ("keep", pieces),
+        ("drop", pieces[:1] + [piece.removeprefix(" ") for piece in pieces[1:]]),
+    ):
+        if [index for ids in tokenizer.encode_batch(given) for index in ids] == wanted:
+            return way
+    return "whole"
+
+
+def _merged(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """The same documents in the largest pieces allowed."""
+    held: list[str] = []
+    for text, ends in pieces:
+        if sum(map(len, held)) + len(text) > UNCUT:
+            yield "".join(held), False
+            held = []
+        held.append(text)
+        if ends:
+            yield "".join(held), True
+            held = []
+
+
+def _shared_out(
+    pieces: Iterable[tuple[str, bool]], share: float, survey: _Survey
+) -> Iterator[tuple[str, str, bool]]:
+    """(train or validation, text, whether its document ends with it)."""
+    held_out: set[int] = set()
+    cut = survey.n_characters
+    if share and survey.n_documents >= ENOUGH_DOCUMENTS:
+        n_held_out = max(1, round(survey.n_documents * share))
+        held_out = set(Permutation(survey.n_documents, 0)(np.arange(n_held_out)).tolist())
+    elif share:
+        cut = int(survey.n_characters * (1 - share))
+    document = place = 0
+    for text, ends in pieces:
+        if held_out:
+            yield "validation" if document in held_out else "train", text, ends
+        else:
+            before, after = text[: max(0, cut - place)], text[max(0, cut - place) :]
+            if before:
+                yield "train", before, ends and not after
+            if after:
+                yield "validation", after, ends
+        document, place = document + ends, place + len(text)
+
+
+class _Writer:
+    """Tokenizes the documents of one part and appends their tokens to a file."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, eos: int | None, *, drop: bool) -> None:
+        self.path, self.tokenizer, self.eos, self.drop = path, tokenizer, eos, drop
+        self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+        self.file: IO[bytes] = open(self._named("tokens"), "wb")
+        _write_header(self.file, self.dtype, 0)
+        self.n_tokens = self.n_bytes = 0
+        self.starts = array("q")
+        self._inside = False  # whether the last token written belongs to a document that goes on
+        self._continues = False  # whether the last piece added does not end its document
+        self._waiting: list[tuple[str, bool]] = []
+        self._n_waiting = 0
+
+    def _named(self, kind: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{kind}.npy")
+
+    def add(self, text: str, ends: bool) -> None:
+        self.n_bytes += len(text) if text.isascii() else len(text.encode())
+        if self.drop and self._continues:
+            text = text.removeprefix(" ")
+        self._continues = not ends
+        self._waiting.append((text, ends))
+        self._n_waiting += len(text)
+        if self._n_waiting >= AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        encoded = self.tokenizer.encode_batch(text for text, _ in self._waiting)
+        for ids, (_, ends) in zip(encoded, self._waiting, strict=True):
+            if ids and not self._inside:
+                self.starts.append(self.n_tokens)
+                self._inside = True
+            if ends and self._inside:
+                self._inside = False
+                if self.eos is not None:
+                    ids.append(self.eos)
+            self.n_tokens += len(ids)
+        self.file.write(np.fromiter(chain.from_iterable(encoded), dtype=self.dtype).tobytes())
+        self._waiting, self._n_waiting = [], 0
+
+    def finish(self) -> dict[str, Any]:
+        """Write what waits; what meta.json says of this part."""
+        self._flush()
+        self.file.seek(0)
+        _write_header(self.file, self.dtype, self.n_tokens)
+        self.file.close()
+        np.save(self._named("starts"), np.array(self.starts, dtype=np.int64), allow_pickle=False)
+        about: dict[str, Any] = {"n_tokens": self.n_tokens, "n_documents": len(self.starts)}
+        about |= {"n_bytes": self.n_bytes, "tokens_dtype": str(self.dtype), "starts_dtype": "int64"}
+        return about | {f"{kind}_checksum": _checksum(self._named(kind)) for kind in ("tokens", "starts")}
+
+
+def _write_header(file: IO[bytes], dtype: np.dtype[Any], n: int) -> None:
+    """The head of a .npy file; numpy pads it so that any n has the same length."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (n,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+@contextmanager
+def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Gives what is to be told how much was done; once it has taken 2 seconds, a bar shows it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task, began, shown = bar.add_task(label, total=total), time.monotonic(), False
+
+    def advance(n: int) -> None:
+        nonlocal shown
+        bar.update(task, advance=n)
+        if not shown and time.monotonic() - began > 2 and bar.console.is_terminal:
+            shown = True
+            bar.start()
+
+    try:
+        yield advance
+    finally:
+        if shown:
+            bar.stop()

@@ -1,0 +1,141 @@
+"""Lines and rows of files with their line numbers: plain text, csv, tsv and jsonl, compressed or not.
+
+Rows are counted as an editor counts lines, and every mistake says where it is. Tab-separated files have no quotes: a
+quotation mark in one is a quotation mark. The first row names the columns if it says so, or if the caller names some.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import difflib
+import gzip
+import json
+import lzma
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+# What columns are usually called; a first row with one of these is a header.
+TEXT = ("text", "sentence", "tweet", "comment", "comment_text", "review", "message", "document", "content")
+LABEL = ("label", "class", "category", "target", "sentiment", "is_toxic", "score", "stars", "rating")
+SECOND = ("text_b", "sentence2", "text2", "second", "hypothesis")
+FIRST = ("text_a", "sentence1", "text1", "first", "premise", "source")
+LARGEST_FIELD = 2**27  # characters
+
+
+def kind_of(path: Path) -> str:
+    """The ending that says what is inside: "csv" of a.csv.gz."""
+    inner = path.with_suffix("") if path.suffix in OPENERS else path
+    return inner.suffix.removeprefix(".").lower()
+
+
+def open_text(path: Path) -> IO[str]:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    opened: IO[str] = OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="\n")
+    return opened
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Every line with its number, without its end (LF or CRLF)."""
+    number = 0
+    with open_text(path) as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                yield number, line.removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8 after line {number}: save it as UTF-8") from None
+        except (OSError, EOFError, lzma.LZMAError) as problem:
+            raise ValueError(f"{path} is damaged after line {number}: {problem}") from None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table and where it stands."""
+
+    number: int  # of its first line
+    cells: dict[str, Any] | list[str]
+
+    def get(self, path: Path, column: str | int) -> Any:
+        if isinstance(self.cells, dict) and column in self.cells:
+            return self.cells[str(column)]
+        if isinstance(self.cells, list) and isinstance(column, int) and column < len(self.cells):
+            return self.cells[column]
+        has = ", ".join(self.cells) if isinstance(self.cells, dict) else f"{len(self.cells)} columns"
+        near = difflib.get_close_matches(str(column), list(self.cells), n=1)
+        hint = f"did you mean {near[0]}?" if near and isinstance(self.cells, dict) else f"it has {has}"
+        raise ValueError(f"{path}, line {self.number}: no column {column!r} ({hint})")
+
+
+def rows(path: Path, *, named: bool) -> Iterator[Row]:
+    """The rows of a csv, tsv or jsonl file; `named`: the first row of csv and tsv has the columns' names."""
+    kind = kind_of(path)
+    if kind in ("jsonl", "ndjson"):
+        yield from _objects(path)
+        return
+    if kind not in ("csv", "tsv", "txt"):
+        raise ValueError(
+            f"{path}: a table is a .csv, .tsv or .jsonl file (or one of these as .gz, .xz, .bz2)"
+        )
+    names: list[str] | None = None
+    for number, cells in _tabbed(path) if kind != "csv" else _quoted(path):
+        if named and names is None:
+            names = cells
+        elif names is None:
+            yield Row(number, cells)
+        elif len(cells) != len(names):
+            raise ValueError(
+                f"{path}, line {number}: {len(cells)} columns, and the first line names {len(names)}"
+            )
+        else:
+            yield Row(number, dict(zip(names, cells, strict=True)))
+
+
+def header(path: Path) -> list[str] | None:
+    """The names of the columns if the first row looks like names, for jsonl those of the first object."""
+    if kind_of(path) in ("jsonl", "ndjson"):
+        first = next(_objects(path), None)
+        return None if first is None else list(first.cells)
+    top = next(_tabbed(path) if kind_of(path) != "csv" else _quoted(path), (0, []))[1]
+    known = {*TEXT, *LABEL, *FIRST, *SECOND}
+    return top if any(cell.strip().lower() in known for cell in top) else None
+
+
+def find(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """The column with one of the usual names."""
+    return next((n for u in usual for n in names if n.strip().lower() == u), None)
+
+
+def _objects(path: Path) -> Iterator[Row]:
+    for number, line in lines(path):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except json.JSONDecodeError as problem:
+            raise ValueError(f"{path}, line {number}: not JSON ({problem.msg})") from None
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}, line {number}: a JSON object is expected, with a name for each value")
+        yield Row(number, found)
+
+
+def _tabbed(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for number, line in lines(path):
+        if line.strip():
+            yield number, line.split("\t")
+
+
+def _quoted(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(max(csv.field_size_limit(), LARGEST_FIELD))
+    reader = csv.reader((line + "\n" for _, line in lines(path)), strict=True)
+    begin = 1
+    try:
+        for cells in reader:
+            if cells:
+                yield begin, cells
+            begin = reader.line_num + 1
+    except csv.Error as problem:
+        raise ValueError(f"{path}, line {begin}: {problem}") from None

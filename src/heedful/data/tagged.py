@@ -1,0 +1,142 @@
+"""Sentences with a tag for each word, such as named entities: CoNLL's columns.
+
+B sentences, T tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from heedful.data import tables
+from heedful.data.dataset import IGNORED, Draw
+from heedful.data.frame import Frame
+from heedful.data.labelled import label_numbers
+from heedful.data.rows import Ragged, digest, lengths_of, padded
+from heedful.models.base import Batch
+from heedful.text import Tokenizer
+
+
+class Tagged:
+    """Sentences with a tag for each word. The tag stands on the first piece of its word, other pieces do not count.
+
+    `names` are the tags in the order of their numbers, "O" first.
+    """
+
+    def __init__(
+        self,
+        sentences: Iterable[tuple[Sequence[str], Sequence[str]]],
+        tokenizer: Tokenizer,
+        *,
+        names: Sequence[str] | None = None,
+        longest: int | None = None,
+    ) -> None:
+        pairs = [(list(words), list(tags)) for words, tags in sentences]
+        if not pairs:
+            raise ValueError("there is no tagged sentence")
+        at = [f"sentence {i + 1}" for i in range(len(pairs))]
+        found = sorted({tag for _, tags in pairs for tag in tags}, key=lambda tag: (tag != "O", tag))
+        self.names = tuple(found if names is None else names)
+        self.notes: list[str] = []
+        frame = Frame(tokenizer)
+        rows, targets, n_cut, n_lost = [], [], 0, 0
+        for place, (words, tags) in zip(at, pairs, strict=True):
+            if len(words) != len(tags):
+                raise ValueError(f"{place}: {len(words)} words and {len(tags)} tags")
+            numbers = label_numbers(tags, list(self.names), [place] * len(tags)).tolist()
+            ids, marks = pieces_of_words(tokenizer, words, numbers)
+            n_lost += len(words) - sum(mark != IGNORED for mark in marks)
+            row = frame.one(ids, longest)
+            n_inside = len(row) - len(frame.before) - len(frame.after)
+            n_cut += n_inside < len(ids)
+            around = [IGNORED] * len(frame.before), [IGNORED] * len(frame.after)
+            rows.append(row)
+            targets.append([*around[0], *marks[:n_inside], *around[1]])
+        if n_cut:
+            self.notes.append(
+                f"{n_cut} of {len(rows)} sentences are longer than {longest} tokens: their ends are cut"
+            )
+        if n_lost:
+            self.notes.append(
+                f"{n_lost} words have no piece in this tokenizer, and no tag is learned from them"
+            )
+        self.rows, self.marks = Ragged(rows), Ragged(targets)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        tokenizer: Tokenizer,
+        *,
+        column: int = -1,
+        names: Sequence[str] | None = None,
+        longest: int | None = None,
+    ) -> Tagged:
+        """CoNLL's columns: the word is the first, the tag the last unless `column` says otherwise."""
+        return cls(read_tagged(Path(path), column), tokenizer, names=names, longest=longest)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return digest("tagged", self.rows, self.marks, self.names)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.rows.lengths
+
+    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        rows = [self.rows[d.index] for d in draws]
+        targets = padded([self.marks[d.index] for d in draws], IGNORED)
+        return Batch(padded(rows, 0), lengths_of(rows), targets=targets)
+
+
+def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]]]:
+    """Sentences of (words, tags), with empty lines between them; every entity begins with B- (`begin_entities`)."""
+    sentences: list[tuple[list[str], list[str]]] = []
+    words: list[str] = []
+    tags: list[str] = []
+    for number, line in [*tables.lines(path), (0, "")]:
+        cells = line.split()
+        if cells and cells[0] != "-DOCSTART-":
+            if len(cells) < 2 or not -len(cells) <= column < len(cells):
+                raise ValueError(f"{path}, line {number}: a word and its tag are expected, not {line[:50]!r}")
+            words.append(cells[0])
+            tags.append(cells[column])
+        elif words:
+            sentences.append((words, begin_entities(tags)))
+            words, tags = [], []
+    return sentences
+
+
+def begin_entities(tags: list[str]) -> list[str]:
+    """Tags in which every entity begins with B-, as in IOB2. CoNLL-2003's own files have IOB1: a B- only where two
+    entities of a kind touch. Other tags (parts of speech) stay as they are."""
+    if not all(tag == "O" or tag.startswith(("B-", "I-")) for tag in tags):
+        return tags
+    before = ["O", *tags[:-1]]
+    return [
+        "B-" + tag[2:] if tag.startswith("I-") and last[2:] != tag[2:] else tag
+        for tag, last in zip(tags, before, strict=True)
+    ]
+
+
+def pieces_of_words(
+    tokenizer: Tokenizer, words: Sequence[str], marks: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The ids of a sentence, and for each the mark of the word it is the first piece of, else IGNORED."""
+    text = " ".join(words)
+    ends = np.cumsum([len(word) + 1 for word in words])  # where the space after each word ends
+    ids, found, seen = [], [], -1
+    for index, begin, end in tokenizer.encode_with_offsets(text):
+        # A piece may begin with the space before its word (GPT-2's and T5's), so its last character tells the word.
+        word = int(np.searchsorted(ends, max(begin, end - 1), side="right"))
+        ids.append(index)
+        first = word > seen and not text[begin:end].isspace() and end > begin
+        found.append(marks[word] if first else IGNORED)
+        seen = word if first else seen
+    return ids, found

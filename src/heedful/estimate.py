@@ -1,0 +1,262 @@
+"""`heedful estimate RECIPE`: what a training would cost, before it begins. Parameters, memory by part and whether it
+fits, floating-point operations, and the time on this machine from a few real steps on random tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from heedful.imagine import Imagined, imagine
+from heedful.info import size_in_words
+from heedful.train import cost
+from heedful.train.adapters import adapt
+from heedful.train.cost import Fit, Flops, Memory, Parameters
+from heedful.train.distributed import choose_device
+from heedful.train.recipe import Recipe
+from heedful.train.runlog import RunLog
+from heedful.train.scores import n_tokens
+from heedful.train.screen import count
+from heedful.train.trainer import Trainer
+
+PROBE_SECONDS = 4.0  # for which steps are tried, once the first is done
+MOST_STEPS = 30
+SLOWEST_STEP = 2.5  # seconds up to which a step is tried, if half the peak rate were reached
+USUAL_SHARE = 0.5  # of the peak rate, that large models reach
+
+
+@dataclass(frozen=True)
+class Estimate:
+    parameters: Parameters
+    memory: Memory  # of one process
+    limit: int | None  # bytes there are
+    fits: list[Fit]  # what fits, where the recipe as it is does not
+    flops: Flops  # of `tokens_per_step`
+    tokens_per_step: int  # images, where no tokens are read
+    steps: int
+    seconds_per_step: float
+    steps_tried: int  # 0: the time follows from the rate of a matrix product
+    peak: float  # FLOP/s of that
+    notes: list[str]
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the memory is."""
+        return self.limit is None or self.memory.total * cost.MARGIN <= self.limit
+
+    @property
+    def utilisation(self) -> float:
+        return cost.utilisation(self.flops.training, 1 / self.seconds_per_step, self.peak)
+
+
+def describe(recipe: Recipe, *, limit: int | None = None) -> str:
+    """The estimate in words; `limit` are the bytes of memory there are, if not those of this machine."""
+    plan = imagine(recipe)
+    return _page(plan, estimate(plan, limit=limit))
+
+
+def estimate(plan: Imagined, *, limit: int | None = None) -> Estimate:
+    recipe, model = plan.recipe, plan.model
+    settings, device = recipe.train, choose_device(recipe.train.device)
+    with _stages() as stage:
+        stage("counting operations")
+        some = plan.batch(min(2, settings.batch_size))
+        flops, share = cost.count_flops(model, plan.objective, some), settings.batch_size / _n_rows(some)
+        whole = Flops(round(flops.forward * share), round(flops.training * share))
+        stage("rehearsing a step for its memory")
+        batch = plan.batch(math.ceil(settings.batch_size / settings.accumulate))
+        memory = cost.measure_memory(model, plan.objective, batch, recipe, device=device)
+        limit = cost.free_memory(device) if limit is None else limit
+        enough = limit is None or memory.total * cost.MARGIN <= limit
+        fits: list[Fit] = []
+        if not enough:
+            assert limit is not None
+            stage("looking for settings that fit")
+            fits = cost.find_fit(model, plan.objective, batch, recipe, limit, device=device)
+        stage("measuring this machine")
+        dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+        peak = cost.peak_rate(str(device), dtype)
+        seconds, tried = whole.training / (USUAL_SHARE * peak), 0
+        if enough and not plan.has_teacher and seconds <= SLOWEST_STEP:
+            stage("trying a few steps")
+            seconds, tried = _try_steps(plan)
+    return Estimate(
+        cost.count_parameters(model),
+        memory,
+        limit,
+        fits,
+        whole,
+        round(n_tokens(some) * share),
+        settings.steps,
+        seconds,
+        tried,
+        peak,
+        plan.notes,
+    )
+
+
+def _n_rows(batch: Any) -> int:
+    return len(batch.tokens if batch.tokens is not None else batch.images)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+class _Clock(RunLog):
+    """A log that keeps the time of each step and stops the training when it has seen enough."""
+
+    trainer: Trainer
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(None, steps=recipe.train.steps, settings=recipe.log, quiet=True)
+        self.seconds: list[float] = []
+        self.began = 0.0
+
+    def step(self, step: int, loss: float, *, seconds: float, **_: Any) -> None:
+        now = time.perf_counter()
+        if not self.seconds:
+            self.began = now  # the first step allocates, compiles and so on
+        self.seconds.append(seconds)
+        self.trainer.stopping = len(self.seconds) > 2 and now - self.began > PROBE_SECONDS
+
+    def note(self, text: str) -> None:
+        """Steps on random tokens need not go well."""
+
+
+def _try_steps(plan: Imagined) -> tuple[float, int]:
+    """Seconds of a real step on random examples, and how many were tried."""
+    trial = cost.changed(
+        plan.recipe,
+        {"train.steps": MOST_STEPS, "train.eval_every": 10**9, "train.save_every": 10**9, "train.ema": 0.0},
+    )
+    model = type(plan.model).create(plan.model.config)
+    adapt(model, trial.adapter)
+    clock = _Clock(trial)
+    trainer = Trainer(model, plan.objective, plan.data, None, trial, log=clock)
+    clock.trainer = trainer
+    trainer.train()
+    return median(clock.seconds[1:]), len(clock.seconds) - 1
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+
+def _page(plan: Imagined, e: Estimate) -> str:
+    settings, unit = plan.recipe.train, "images" if plan.batch(1).tokens is None else "tokens"
+    lines = [
+        f"{plan.model.family} of {e.parameters.total:,} parameters, "
+        f"{e.steps:,} steps of {settings.batch_size} examples",
+        "",
+        *_rows({"parameters": e.parameters.total, "of them learn": e.parameters.trainable}, "{:,}"),
+        *_rows({"embeddings": e.parameters.embedding}, "{:,}"),
+        "",
+        *_rows({f"{unit} of a step": e.tokens_per_step, "in all": e.tokens_per_step * e.steps}, "{:,}"),
+        "",
+        *_rows(
+            {
+                f"FLOPs per {unit[:-1]}": count(e.flops.training / e.tokens_per_step),
+                "forward alone": count(e.flops.forward / e.tokens_per_step),
+                "in all": f"{e.flops.training * e.steps:.3g}",
+            }
+        ),
+        "",
+        *_memory(plan, e),
+        "",
+        *_time(e, unit),
+    ]
+    lines += ["", *(f"note: {note}" for note in e.notes)] if e.notes else []
+    return "\n".join(lines)
+
+
+def _rows(values: Mapping[str, Any], form: str = "{}") -> list[str]:
+    return [f"{name:<24}{form.format(value):>20}" for name, value in values.items()]
+
+
+def _memory(plan: Imagined, e: Estimate) -> list[str]:
+    names = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "optimizer": f"optimizer ({plan.recipe.optimizer.name})",
+        "average": "running mean",
+        "activations": "activations",
+        "logits": "logits",
+    }
+    parts = {
+        names[part]: size_in_words(n) for part, n in e.memory.parts().items() if n > e.memory.total / 1000
+    }
+    device = choose_device(plan.recipe.train.device)
+    lines = [f"memory on {device.type}, when most is in use", *_rows(parts)]
+    lines += _rows({"together": size_in_words(e.memory.total)})
+    later = sum(p.nbytes for p in plan.model.parameters() if p.requires_grad)
+    if e.memory.gradients < 0.9 * later:
+        lines.append(f"(gradients, {size_in_words(later)} in the end, come as activations go)")
+    if e.limit is None:
+        return lines
+    lines += _rows({"there are": size_in_words(e.limit)})
+    if e.is_enough:
+        return [*lines, "it fits"]
+    if not e.fits:
+        return [
+            *lines,
+            "it does not fit, and no setting makes it: take a smaller model or --set adapter.kind=lora",
+        ]
+    lines.append("it does not fit; this does:")
+    return lines + [f"  {fit.as_options()}   ({size_in_words(fit.memory.total)})" for fit in e.fits]
+
+
+def _time(e: Estimate, unit: str) -> list[str]:
+    total = e.seconds_per_step * e.steps
+    rate = count(e.tokens_per_step / e.seconds_per_step)
+    if e.steps_tried:
+        how = (
+            f"from {e.steps_tried} steps on this machine: {_duration(e.seconds_per_step)} each, {rate} {unit}/s, "
+            f"{e.utilisation:.0%} of the {count(e.peak)}FLOP/s of its matrix products"
+        )
+    else:
+        how = (
+            f"not tried: if it reaches {USUAL_SHARE:.0%} of the {count(e.peak)}FLOP/s that a matrix product reaches on "
+            f"this machine, a step takes {_duration(e.seconds_per_step)}"
+        )
+    lines = [*_rows({"time": _duration(total)}), how, "without evaluation and checkpoints"]
+    busy, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    if busy > 1.5 * cores:
+        lines.append(f"other programs are at work here ({busy:.1f} on {cores} cores): alone it is faster")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    """8000 -> 2 h 13 min"""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    for size, name, smaller, letter in (
+        (525960, "years", 1440, "days"),
+        (1440, "days", 60, "h"),
+        (60, "h", 1, "min"),
+    ):
+        if minutes >= 2 * size or (size == 60 and minutes >= size):
+            return f"{minutes // size:,} {name} {minutes % size // smaller} {letter}"
+    return f"{minutes} min"
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str], None]]:
+    """Says on a terminal what is being done, and for how long."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)

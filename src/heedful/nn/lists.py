@@ -1,0 +1,108 @@
+"""The norm of a list of tensors, scaling them, and AdamW on them, by one call each of our kernels (lists.c) on a CPU.
+
+PyTorch goes from tensor to tensor, and a small model has a hundred of a few hundred numbers each. `can` says whether
+the kernels take a list: float32 on a CPU, contiguous, where the kernels can be had. Else PyTorch's operators are there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heedful.nn import native
+
+SOURCE = Path(__file__).with_name("lists.c")
+NEEDS = {"avx512f"}
+PLAIN = (Tensor, torch.nn.Parameter)
+_LONG, _POINTER, _INT, _DOUBLE = ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = tuple((name, _DOUBLE) for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where they cannot be had."""
+    loaded = native.load(SOURCE, NEEDS)
+    if loaded is not None:
+        loaded.squares.argtypes, loaded.squares.restype = (_LONG, _POINTER, _POINTER, _INT), _DOUBLE
+        loaded.scale.argtypes = (_LONG, _POINTER, _POINTER, ctypes.c_float, _INT)
+        loaded.adamw.argtypes = (_LONG, *[_POINTER] * 7, _INT)
+        loaded.scale.restype = loaded.adamw.restype = None
+    return loaded
+
+
+def can(tensors: Sequence[Tensor]) -> bool:
+    """Whether the kernels take these."""
+    return library() is not None and all([_plain(t) for t in tensors])
+
+
+def _plain(t: Tensor) -> bool:
+    return t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and type(t) in PLAIN
+
+
+def norm(tensors: Sequence[Tensor]) -> float:
+    """The square root of the sum of all squares."""
+    lib = library()
+    assert lib is not None
+    total: float = lib.squares(len(tensors), _places(tensors), _sizes(tensors), torch.get_num_threads())
+    return total**0.5
+
+
+def scale(tensors: Sequence[Tensor], by: float) -> None:
+    """Multiply all by a number, in place."""
+    lib = library()
+    assert lib is not None
+    lib.scale(len(tensors), _places(tensors), _sizes(tensors), by, torch.get_num_threads())
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW, its state and its numbers to within rounding, with the kernels where they take the parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        ready = closure is None and all([self._ready(group) for group in self.param_groups])
+        if not ready:  # torch's own also makes the state, in the first step
+            return super().step(closure)
+        for group in self.param_groups:
+            self._step(group)
+        return None
+
+    def _ready(self, group: dict[str, Any]) -> bool:
+        weights = [p for p in group["params"] if p.grad is not None]
+        return (
+            not group["amsgrad"]
+            and not group["maximize"]
+            and not isinstance(group["lr"], Tensor)
+            and all([self.state[p] for p in weights])
+            and can(weights)
+            and can([p.grad for p in weights])
+            and can([self.state[p]["step"] for p in weights])
+        )
+
+    def _step(self, group: dict[str, Any]) -> None:
+        lib = library()
+        assert lib is not None
+        weights = [p for p in group["params"] if p.grad is not None]
+        states = [self.state[p] for p in weights]
+        lists = [weights, [p.grad for p in weights]]
+        lists += [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
+        settings = _Settings(group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+        places = [_places(tensors) for tensors in lists]
+        lib.adamw(len(weights), *places, _sizes(weights), ctypes.byref(settings), torch.get_num_threads())
+        torch.autograd.graph.increment_version(weights)  # whoever saved them for a backward pass is told
+
+
+def _places(tensors: Sequence[Tensor]) -> Any:
+    return (_POINTER * len(tensors))(*[t.data_ptr() for t in tensors])
+
+
+def _sizes(tensors: Sequence[Tensor]) -> Any:
+    return (_LONG * len(tensors))(*[t.numel() for t in tensors])

@@ -1,0 +1,355 @@
+"""The data of a recipe, by its kind: what to train on, what to validate with, and what the model has to know of it.
+
+text        running text: files, folders, jsonl, csv         labelled  texts with labels, or numbers
+pairs       sources and targets: translation                 tagged    words with tags
+images      pictures with labels                             answers   questions and passages
+pixels      pictures as sequences of colours                 reversal  made, not read
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from heedful.data import images
+from heedful.data.answers import Answers, read_squad
+from heedful.data.corpus import Corpus, Tokens, uniform, unigram_entropy
+from heedful.data.corrupt import MaskedSentences, Neighbours, Spans
+from heedful.data.dataset import Dataset
+from heedful.data.labelled import Kind, Labelled, read_labelled
+from heedful.data.mixture import Mixture
+from heedful.data.pairs import Pairs, read_pairs
+from heedful.data.prepare import prepare
+from heedful.data.rows import split
+from heedful.data.sources import Source
+from heedful.data.synthetic import Reversal
+from heedful.data.tagged import Tagged, read_tagged
+from heedful.text import Tokenizer
+from heedful.train.recipe import DataSettings, Recipe
+
+
+@dataclass
+class Read:
+    train: Dataset
+    validation: Dataset | None
+    n_tokens: int = 0  # to choose a size by
+    settings: dict[str, Any] = field(default_factory=dict)  # what the data asks of the model's config
+    bytes_per_token: float | None = None
+    baselines: dict[str, float] = field(default_factory=dict)  # losses to compare with, in nats
+    notes: list[str] = field(default_factory=list)
+
+
+def read(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = True) -> Read:
+    """`segments`: whether the model tells a first text from a second."""
+    data = recipe.data
+    if tokenizer is None and data.kind not in ("images", "pixels", "reversal"):
+        raise ValueError(f"data of the kind {data.kind!r} is text: it needs a tokenizer")
+    made = READERS[data.kind](recipe, tokenizer, segments)  # type: ignore[arg-type]
+    n_held = 0 if made.validation is None else len(made.validation)
+    made.notes.append(f"{len(made.train):,} examples to train on, {n_held:,} to validate with")
+    return made
+
+
+def sources(data: DataSettings) -> list[tuple[Path, float]]:
+    """The paths to read and how much each counts."""
+    given: Sequence[Any] = [data.source] if isinstance(data.source, str) else data.source
+    found = []
+    for i, entry in enumerate(given):
+        entry = {"path": entry} if isinstance(entry, str) else entry
+        if not isinstance(entry, dict) or not entry.get("path") or entry.keys() - {"path", "weight"}:
+            raise ValueError(
+                f"data.source is {entry!r}: give a path, or several as {{path = ..., weight = ...}}"
+            )
+        weight = entry.get("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
+            raise ValueError(f"data.source, entry {i + 1}: the weight {weight!r} is not a number above 0")
+        found.append((located(entry["path"]), float(weight)))
+    return found
+
+
+def located(name: str) -> Path:
+    """A path as it is given; if nothing is there, in the folder of data that HEEDFUL_DATA names."""
+    path = Path(name).expanduser()
+    shelf = os.environ.get("HEEDFUL_DATA")
+    if path.exists() or path.is_absolute():
+        return path
+    if shelf and (Path(shelf) / path).exists():
+        return Path(shelf) / path
+    where = (
+        f"nor in {shelf} (HEEDFUL_DATA)" if shelf else "and HEEDFUL_DATA names no folder of data to look in"
+    )
+    raise ValueError(f"there is no file {name} here, {where}: set data.source, or put it there")
+
+
+def one_source(data: DataSettings) -> Path:
+    """The path of data that is not mixed."""
+    found = sources(data)
+    if len(found) != 1:
+        raise ValueError(f"data of the kind {data.kind!r} is read from one source, not {len(found)}")
+    return found[0][0]
+
+
+def texts(recipe: Recipe) -> Iterator[str]:
+    """What a tokenizer is made from."""
+    data = recipe.data
+    if data.kind == "text":
+        for path, _ in sources(data):
+            yield from Source(path, field=data.text).texts()
+        return
+    path = one_source(data)
+    if data.kind == "pairs":
+        for pair in read_pairs(path, data.text, other_side(data.target)):
+            yield from pair
+    elif data.kind == "labelled":
+        first, second, _, _ = read_labelled(path, *_columns(recipe))
+        yield from first
+        yield from second or ()
+    elif data.kind == "tagged":
+        for words, _ in read_tagged(path):
+            yield " ".join(words)
+    else:
+        passages, questions, _ = read_squad(path)
+        yield from passages
+        yield from (question.text for question in questions)
+
+
+def is_one_document(recipe: Recipe) -> bool:
+    """Whether running text is one document: then nothing has to say where one ends."""
+    ends = (
+        ends for path, _ in sources(recipe.data) for _, ends in Source(path, field=recipe.data.text).pieces()
+    )
+    return sum(islice(filter(None, ends), 2)) < 2
+
+
+# --- running text ----------------------------------------------------------------------------------------------------
+
+
+def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+    data = recipe.data
+    share = 0.0 if data.validation else data.share
+    parts, notes = [], list[str]()
+    for path, weight in sources(data):
+        source = Source(path, field=data.text)
+        train, held_out = prepare(source, tokenizer, share=share)
+        notes += dict.fromkeys([*source.notes, *train.notes])
+        parts.append((train, held_out, weight))
+    held = [held_out for _, held_out, _ in parts if held_out is not None and len(held_out.tokens) > 1]
+    if data.validation:
+        held = [prepare(Source(located(data.validation), field=data.text), tokenizer)[0]]
+    examples = [(_examples(recipe, train, tokenizer, True, segments), weight) for train, _, weight in parts]
+    settings = {"vocab_size": len(tokenizer)}
+    if recipe.objective.name == "spans":
+        settings["start_id"] = first_id(tokenizer)
+    heaviest = max(parts, key=lambda part: part[2])[0]
+    n_tokens, n_documents = (
+        sum(len(x) for x in xs) for xs in zip(*[(p[0].tokens, p[0].starts) for p in parts], strict=True)
+    )
+    notes.append(f"{n_tokens:,} tokens in {n_documents:,} document{'s' * (n_documents != 1)}")
+    return Read(
+        examples[0][0] if len(examples) == 1 else Mixture(examples),
+        _examples(recipe, held[0], tokenizer, False, segments) if held else None,
+        n_tokens,
+        {
+            "vocab_size": len(tokenizer),
+            **({"start_id": first_id(tokenizer)} if recipe.objective.name == "spans" else {}),
+        },
+        (held[0] if held else heaviest).bytes_per_token if recipe.objective.name == "causal" else None,
+        {"uniform": uniform(len(tokenizer)), "unigram": unigram_entropy(heaviest.tokens)},
+        notes,
+    )
+
+
+def _examples(
+    recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bool, segments: bool
+) -> Dataset:
+    """Examples for what the recipe wants learned; what distillation reads follows from the tokenizer's [MASK]."""
+    data, name = recipe.data, recipe.objective.name
+    if name == "distill":
+        name = "causal" if tokenizer.mask_id is None else "masked"
+    if name == "causal":
+        return Tokens(corpus, data.length, shifted=training, documents=data.documents)
+    if name == "masked":
+        options: dict[str, Any] = {"pairs": data.pairs, "share": data.masked, "documents": data.documents}
+        return MaskedSentences(corpus, tokenizer, data.length, shifted=training, segments=segments, **options)
+    if name == "spans":
+        rates: dict[str, Any] = {"share": data.masked, "mean": data.span}
+        return Spans(corpus, tokenizer, data.length, start_id=first_id(tokenizer), shifted=training, **rates)
+    if name == "cbow":
+        return Neighbours(corpus, data.length, shifted=training)
+    raise ValueError(f"running text has no {name} to learn: set data.kind, or another objective")
+
+
+# --- everything else -------------------------------------------------------------------------------------------------
+
+
+def first_id(tokenizer: Tokenizer) -> int:
+    """What a target begins with: <s>, or <pad> as T5 has it."""
+    for token in (tokenizer.bos_id, tokenizer.pad_id):
+        if token is not None:
+            return token
+    raise ValueError("this tokenizer has neither <s> nor <pad> for a target to begin with")
+
+
+def _held_out(recipe: Recipe, train: Any, again: Callable[[Path], Any]) -> tuple[Dataset, Dataset | None]:
+    """Training and validation data: from a file of its own, or a share of the examples."""
+    if recipe.data.validation:
+        return train, again(located(recipe.data.validation))
+    if recipe.data.share == 0:
+        return train, None
+    return split(train, recipe.data.share)
+
+
+def other_side(target: str) -> str:
+    """The other language: a file, looked for as every file is, or the name of a column."""
+    return str(located(target)) if "/" in target or "." in target else target
+
+
+def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+    data = recipe.data
+    start = first_id(tokenizer.target)
+    options: dict[str, Any] = {"start_id": start, "source": data.text, "longest": data.length}
+    made = Pairs.read(one_source(data), tokenizer, target=other_side(data.target), **options)
+    other = other_side(data.validation_target or data.target)
+    train, validation = _held_out(recipe, made, lambda p: Pairs.read(p, tokenizer, target=other, **options))
+    settings = {"vocab_size": len(tokenizer), "start_id": start}
+    if tokenizer.target is not tokenizer:
+        settings["target_vocab_size"] = len(tokenizer.target)
+    n_tokens = int(made.targets.lengths.sum())
+    return Read(
+        train,
+        validation,
+        n_tokens,
+        settings,
+        baselines={"uniform": uniform(len(tokenizer.target))},
+        notes=made.notes,
+    )
+
+
+def _columns(recipe: Recipe) -> tuple[str | None, str | None, Any, Kind]:
+    data, name = recipe.data, recipe.objective.name
+    kind: Kind = name if name in ("regress", "multi_label") else "classify"  # type: ignore[assignment]
+    several = [column.strip() for column in data.label.split(",")]
+    return (
+        data.text or None,
+        data.second or None,
+        several if kind == "multi_label" else data.label or None,
+        kind,
+    )
+
+
+def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+    text, second, label, kind = _columns(recipe)
+    options: dict[str, Any] = {
+        "text": text, "second": second, "label": label, "kind": kind, "longest": recipe.data.length,
+        "segments": segments,
+    }  # fmt: skip
+    made = Labelled.read(one_source(recipe.data), tokenizer, **options)
+    again = {**options, "names": None if kind == "regress" else made.names}
+    train, validation = _held_out(recipe, made, lambda path: Labelled.read(path, tokenizer, **again))
+    problem = {"classify": "single_label_classification", "multi_label": "multi_label_classification"}
+    n_labels = 1 if kind == "regress" else len(made.names)
+    settings = {"n_labels": n_labels, "problem_type": problem.get(kind, "regression")}
+    if kind != "regress":
+        settings["labels"] = list(made.names)
+    baselines = {"uniform": uniform(n_labels)} if kind == "classify" else {}
+    n_tokens = int(made.lengths.sum())
+    return Read(
+        train,
+        validation,
+        n_tokens,
+        {"vocab_size": len(tokenizer), **settings},
+        baselines=baselines,
+        notes=made.notes,
+    )
+
+
+def _tagged(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+    longest = recipe.data.length
+    made = Tagged.read(one_source(recipe.data), tokenizer, longest=longest)
+    again: dict[str, Any] = {"names": made.names, "longest": longest}
+    train, validation = _held_out(recipe, made, lambda path: Tagged.read(path, tokenizer, **again))
+    settings = {"vocab_size": len(tokenizer), "n_labels": len(made.names), "labels": list(made.names)}
+    baselines = {"uniform": uniform(len(made.names))}
+    return Read(train, validation, int(made.lengths.sum()), settings, baselines=baselines, notes=made.notes)
+
+
+def _answers(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+    options: dict[str, Any] = {
+        "longest": recipe.data.length,
+        "stride": recipe.data.stride,
+        "segments": segments,
+    }
+    made = Answers.read(one_source(recipe.data), tokenizer, **options)
+    train, validation = _held_out(recipe, made, lambda path: Answers.read(path, tokenizer, **options))
+    return Read(
+        train, validation, len(made) * recipe.data.length, {"vocab_size": len(tokenizer)}, notes=made.notes
+    )
+
+
+def _pictures(recipe: Recipe) -> tuple[images.Pictures, images.Pictures | None]:
+    data = recipe.data
+    if data.source == "digits":
+        every = images.digits()
+    else:
+        every = images.read(one_source(data))
+    if data.validation:
+        return every, images.read(located(data.validation))
+    if data.share == 0:
+        return every, None
+    order = np.random.default_rng(0).permutation(len(every))
+    n = round(data.share * len(every))
+    return every.part(order[n:]), every.part(order[:n])
+
+
+def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read:
+    train, held = _pictures(recipe)
+    n_labels = len(train.names)
+    settings = {
+        "n_labels": n_labels,
+        "labels": list(train.names),
+        "n_channels": train.pixels.shape[1],
+        "image_size": train.pixels.shape[2],
+    }
+    validation = None if held is None else images.Images(held)
+    made = images.Images(train, shift=recipe.data.shift)
+    return Read(made, validation, 0, settings, baselines={"uniform": uniform(n_labels)})
+
+
+def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read:
+    train, held = _pictures(recipe)
+    made = images.Pixels(train, recipe.data.levels)
+    validation = None if held is None else images.Pixels(held, palette=made.palette)
+    settings = {"vocab_size": made.vocab_size, "max_len": made.ids.shape[1]}
+    baselines = {"uniform": uniform(len(made.palette)), "unigram": unigram_entropy(made.ids.reshape(-1))}
+    return Read(made, validation, made.ids.size, settings, baselines=baselines)
+
+
+def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read:
+    data = recipe.data
+    size = (data.n_symbols, data.length, data.n_examples, recipe.train.seed)
+    made, plain = Reversal(*size, blanked=data.blanked), Reversal(*size)  # nothing is hidden in validation
+    train, validation = (
+        (split(made, data.share)[0], split(plain, data.share)[1]) if data.share else (made, None)
+    )
+    settings = {"vocab_size": made.vocab_size, "start_id": made.start_id}
+    return Read(
+        train, validation, len(made) * data.length, settings, baselines={"uniform": uniform(data.n_symbols)}
+    )
+
+
+READERS: dict[str, Callable[[Recipe, Tokenizer, bool], Read]] = {
+    "text": _text,
+    "pairs": _pairs,
+    "labelled": _labelled,
+    "tagged": _tagged,
+    "answers": _answers,
+    "images": _images,
+    "pixels": _pixels,
+    "reversal": _reversal,
+}

@@ -1,0 +1,275 @@
+"""Checkpoints that are there whole or not at all.
+
+A checkpoint is a model's folder in the hub's layout, as weights/save.py writes it, with what a trainer needs to go on:
+
+    config.json  model.safetensors  tokenizer.json ...     the model
+    training.safetensors                                   optimizer, random states, averaged weights
+    training.json                                          numbers
+    manifest.json                                          size and hash of every file
+
+It is written under a hidden name, brought to the disk and renamed. A process killed at any moment leaves the older
+checkpoints as they were, and at most a hidden folder that the next save removes:
+
+    .step-0000200.partial    being written          .step-0000200.gone    being removed
+    .step-0000200.old        being replaced by a new one of its step; comes back if that one did not get its name
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from heedful.models.base import Model
+from heedful.text.tokenizer import Tokenizer
+from heedful.train.distributed import placed
+from heedful.weights.folder import load_folder
+from heedful.weights.manifest import (
+    checkpoints,
+    damage,
+    read_manifest,
+    step_name,
+    step_of,
+    write_manifest,
+)
+from heedful.weights.save import write_into
+from heedful.weights.tensors import TensorFiles
+
+NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_HIDDEN = re.compile(r"\.(step-\d{7,})\.(partial|gone|old)")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is whole."""
+
+    path: Path
+    step: int
+    numbers: dict[str, Any]
+    best_step: int | None  # which step was the best so far, when this one was saved
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What was given to `write`, on the CPU, each in memory of its own: a tensor in a mapped file is not aligned as
+        torch aligns it, and kernels may then add in another order; resuming bit for bit needs the same one."""
+        with TensorFiles([self.path / "training.safetensors"]) as files:
+            return {name: files.get(name).clone() for name in files.names()}
+
+    def restore(self, model: Model) -> None:
+        """Put the saved weights into the parameters of `model`, wherever they are, bit for bit."""
+        saved = dict(load_folder(self.path).named_parameters())
+        parameters = dict(model.named_parameters())
+        if saved.keys() != parameters.keys():
+            names = sorted(saved.keys() ^ parameters.keys())
+            raise ValueError(f"{self.path} holds another model: they differ in {', '.join(names[:10])}")
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                if saved[name].shape != parameter.shape:
+                    raise ValueError(
+                        f"{self.path} holds another model: {name} is {list(saved[name].shape)} there and "
+                        f"{list(parameter.shape)} here"
+                    )
+                parameter.copy_(placed(saved[name], parameter))
+
+
+def write(
+    folder: Path,
+    step: int,
+    model: Model,
+    tokenizer: Tokenizer | None,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
+    *,
+    also: Mapping[str, Any] | None = None,
+    write_model: Callable[[Path], None] | None = None,
+    best_step: int | None = None,
+) -> Path:
+    """Save a checkpoint in `folder`; one of the same step is replaced.
+
+    `numbers` is anything that JSON has. `also` are more JSON files, by their paths in the checkpoint. `write_model`
+    writes something else than the whole model, an adapter for example, into the folder it is given.
+    """
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        _sync_folder(folder.parent)
+    tidy(folder)
+    place = folder / step_name(step)
+    aside = _hidden(place, "partial")
+    try:
+        aside.mkdir()
+        if write_model is None:
+            write_into(aside, model, tokenizer)
+        else:
+            write_model(aside)
+        save_file(_separate(tensors), aside / "training.safetensors")
+        for name, content in {"training.json": dict(numbers), **(also or {})}.items():
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            (aside / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        _let_others_read(aside)
+        write_manifest(aside, step=step, best=best_step)
+        _to_disk(aside)
+        _put_in_place(aside, place)
+    except BaseException as error:
+        needed = _size_on_disk(model, tensors, write_model is None)
+        shutil.rmtree(aside, ignore_errors=True)
+        _put_back(folder)
+        _say_if_full(error, place, needed)
+        raise
+    return place
+
+
+def newest(folder: Path, tell: Callable[[str], None]) -> Saved | None:
+    """The newest checkpoint whose hashes hold; `tell` is told of damaged ones that are passed over. It may put back
+    what a killed save had moved, so only the process that owns the run may call it."""
+    if not folder.is_dir():
+        return None
+    _put_back(folder)
+    damaged: list[tuple[Path, str]] = []
+    found = None
+    for path in checkpoints(folder):
+        problem = damage(path)
+        if problem is None:
+            found = _open(path)
+            break
+        damaged.append((path, problem))
+    instead = f"using {found.path.name}" if found else "there is no other one"
+    for path, problem in damaged:
+        tell(f"{path.name} is damaged: {problem}; {instead}")
+    return found
+
+
+def prune(folder: Path, keep: int, protect: Iterable[int] = (), *, whole: int | None = None) -> None:
+    """Remove all but the newest `keep` checkpoints and those of the steps in `protect`; the newest that is whole stays
+    in any case. `whole` is a step that is known to be so, because it was just written: its hashes are not checked."""
+    tidy(folder)
+    protected = set(protect)
+    kept, safe = 0, False
+    for path in checkpoints(folder):
+        step = step_of(path)
+        if damage(path, sizes_only=True) is not None:
+            if safe and step not in protected:
+                _remove(path)
+            continue
+        if kept < keep or not safe:
+            kept += 1
+            safe = safe or step == whole or damage(path) is None
+        elif step not in protected:
+            _remove(path)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what killed saves left behind."""
+    _put_back(folder)
+    for path in folder.iterdir():
+        if _HIDDEN.fullmatch(path.name):
+            shutil.rmtree(path)
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _open(path: Path) -> Saved:
+    numbers = json.loads((path / "training.json").read_text(encoding="utf-8"))
+    facts = read_manifest(path)
+    return Saved(path, facts["step"], numbers, facts["best"])
+
+
+def _hidden(place: Path, what: str) -> Path:
+    return place.with_name(f".{place.name}.{what}")
+
+
+def _put_back(folder: Path) -> None:
+    """A save that replaced its own step was killed between its two renames: the old one gets its name again."""
+    for path in folder.iterdir():
+        name = _HIDDEN.fullmatch(path.name)
+        if name and name[2] == "old" and not (folder / name[1]).exists():
+            path.rename(folder / name[1])
+
+
+def _put_in_place(aside: Path, place: Path) -> None:
+    old = _hidden(place, "old")
+    if place.exists():
+        place.rename(old)
+    aside.rename(place)
+    _sync_folder(place.parent)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def _remove(path: Path) -> None:
+    """First the name, then the files: what is seen by its name is whole."""
+    gone = _hidden(path, "gone")
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the CPU and contiguous; the format's library refuses tensors that share memory, so those are copied."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        whole = tensor.detach().to("cpu").contiguous()
+        memory = whole.untyped_storage()
+        if memory.nbytes() != whole.nbytes or (whole.nbytes and memory.data_ptr() in seen):
+            whole = whole.clone()
+        seen.add(whole.untyped_storage().data_ptr())
+        found[name] = whole
+    return found
+
+
+def _let_others_read(folder: Path) -> None:
+    """The weights' library writes files that only their owner may read; all get the mode that files get here."""
+    mode = (folder / "training.json").stat().st_mode & 0o777
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(mode)
+
+
+def _to_disk(folder: Path) -> None:
+    """A rename must not arrive on the disk before the contents do."""
+    paths = [folder, *folder.rglob("*")]
+    for path in paths:
+        if path.is_file():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+    for path in reversed(paths):
+        if path.is_dir():
+            _sync_folder(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _size_on_disk(model: Model, tensors: Mapping[str, Tensor], with_model: bool) -> int:
+    parts = [*tensors.values(), *(model.parameters() if with_model else ())]
+    return sum(t.nbytes for t in parts)
+
+
+def _say_if_full(error: BaseException, place: Path, needed: int) -> None:
+    """OSError with what to do, if the disk (or what may be used of it) is full."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, SafetensorError) and (told := re.search(r"os error (\d+)", str(error))):
+        number = int(told[1])  # the library has no other way to say it
+    if number is not None and number in NO_ROOM:
+        free = shutil.disk_usage(place.parent).free
+        raise OSError(
+            number,
+            f"{place} could not be written, {os.strerror(number).lower()}: it needs about {needed / 1e6:,.1f} MB, and "
+            f"{free / 1e6:,.1f} MB are free. The checkpoints before it are as they were. Make room, then go on with "
+            "--resume",
+        ) from error

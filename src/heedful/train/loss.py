@@ -1,0 +1,224 @@
+"""Sums of losses, and cross-entropy over a large vocabulary without all its logits in memory.
+
+With V = 50,000 the logits of 16,000 positions are 3.3 GB in fp32, more than the rest of a small model together, and
+softmax and its gradient want as much again. `language_loss` therefore goes from the last hidden states to the loss:
+
+    rows that do not count are left out first (of BERT's positions that is 85 %),
+    the rest goes through the head in chunks, and each chunk's gradient is computed at once, while its logits are there.
+
+That works because the loss is a sum: its gradient is what one chunk after the other adds, times a number that comes
+later. Logits are bf16 under autocast; softmax is always in fp32, a chunk at a time. Small logits take the plain way.
+
+    N rows that count, C rows of a chunk, E model width, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from heedful.data.dataset import IGNORED
+from heedful.nn.head import LanguageHead, MaskedHead
+
+# Bytes of fp32 logits at once. A chunk also adds to the gradient of the whole matrix, so it must not be too small.
+CHUNK = {"cpu": 2**26, "cuda": 2**31}
+TILE = 64
+
+
+@dataclass
+class Loss:
+    """A sum of losses and how many targets it is over; so are the metrics (a share of right answers and the like)."""
+
+    sum: Tensor
+    n_targets: Tensor | int
+    metrics: dict[str, tuple[Tensor, Tensor | int]] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.sum / max(int(self.n_targets), 1)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
+    """Summed over all targets that count; logits (..., V), targets (...)."""
+    total = F.cross_entropy(
+        logits.flatten(0, -2).float(),
+        targets.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+    return Loss(total, (targets != IGNORED).sum())
+
+
+def language_loss(
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    smoothing: float = 0.0,
+    *,
+    rows: Tensor | None = None,
+    chunk_bytes: int | None = None,
+) -> Loss:
+    """Cross-entropy of what `head` says of hidden states (..., E) against targets (...), summed.
+
+    `rows` are the numbers of the positions that count, where the caller knows them (`counted`); otherwise they are
+    looked for on a CPU, and on a GPU, where looking means waiting for it, all rows are taken and weighed 0 or 1.
+    """
+    n_targets = (targets != IGNORED).sum()
+    x, wanted = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
+    if rows is None and x.device.type == "cpu":
+        rows = counted(targets)
+    if rows is not None and len(rows) < len(wanted):
+        x, wanted = x[rows], wanted[rows]
+    size = chunk_bytes or CHUNK.get(x.device.type, CHUNK["cuda"])
+    if len(x) * widest(head) * 4 <= size:
+        return Loss(cross_entropy(head(x), wanted, smoothing).sum, n_targets)
+    if isinstance(head, MaskedHead) and not hooked(head) and direct(head.vocabulary):
+        x, head = head.norm(head.act(head.dense(x))), head.vocabulary  # what is E wide may stay whole
+    if direct(head):
+        assert isinstance(head, LanguageHead)
+        n = max(1, size // (4 * len(head.weight)))
+        given: list[Any] = [x, head.weight, head.bias]
+        if not torch.is_grad_enabled():
+            given = [t if t is None else t.detach() for t in given]
+        total = InChunks.apply(*given, wanted, head.scale, head.softcap, smoothing, n)  # type: ignore[no-untyped-call]
+        return Loss(total, n_targets)
+
+    def part(x: Tensor, wanted: Tensor) -> Tensor:
+        return cross_entropy(head(x), wanted, smoothing).sum
+
+    return Loss(recomputed(part, x, wanted, n=max(1, size // (4 * widest(head)))), n_targets)
+
+
+def counted(targets: Tensor) -> Tensor:
+    """Where targets count: positions in the flattened tensor. On a GPU this waits: ask before there is much to do."""
+    return (targets.flatten() != IGNORED).nonzero()[:, 0]
+
+
+def recomputed(part: Callable[..., Tensor], *tensors: Tensor, n: int) -> Tensor:
+    """The sum of `part` over chunks of n rows, each computed once more when its gradient is wanted."""
+    total = tensors[0].new_zeros((), dtype=torch.float32)
+    for chunk in zip(*(t.split(n) for t in tensors), strict=True):
+        total = total + checkpoint(part, *chunk, use_reentrant=False)
+    return total
+
+
+def hooked(module: nn.Module) -> bool:
+    """True if somebody watches or changes what the module says: then it must be called, not taken apart."""
+    hooks = (
+        module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
+    )  # fmt: skip
+    return any(hooks)
+
+
+def direct(head: nn.Module) -> bool:
+    """True if the head is the plain product we know: nothing swapped, hooked, packed or spread over processes."""
+    if type(head) is not LanguageHead or hooked(head) or head.packed is not None:
+        return False
+    return not hasattr(head.weight, "full_tensor")  # that would be a part of a sharded one
+
+
+def widest(head: nn.Module) -> int:
+    """How many logits a row has, or a little more: the largest size of the head's parameters."""
+    return max((size for p in head.parameters() for size in p.shape), default=1)
+
+
+class InChunks(torch.autograd.Function):
+    """Product, scale, soft cap and cross-entropy, forward and backward in one pass over chunks of rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        scale: float | None,
+        softcap: float | None,
+        smoothing: float,
+        n: int,
+    ) -> Tensor:
+        kind = x.device.type
+        mixed = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if mixed else x.dtype
+        ctx.factor, ctx.dtypes = scale or 1.0, (x.dtype, weight.dtype)
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        dx = torch.empty_like(x, dtype=dtype) if wants_x else None
+        dweight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        dbias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
+        total = x.new_zeros((), dtype=torch.float32)
+        # Autocast would keep its copy of the weight, made here without gradients, for whoever uses it next.
+        with torch.autocast(kind, enabled=False):
+            # A GPU's products are far slower where a row's length is not a multiple of its tiles, as 50257 is not.
+            extra = -len(weight) % TILE if kind == "cuda" else 0
+            w, b = (
+                F.pad(weight.to(dtype), (0, 0, 0, extra)),
+                None if bias is None else F.pad(bias.to(dtype), (0, extra)),
+            )
+            for begin in range(0, len(x), n):
+                rows, wanted = x[begin : begin + n], targets[begin : begin + n]
+                rows = (rows if scale is None else rows * scale).to(dtype)  # (C, E)
+                counts = wanted != IGNORED
+                losses, d = surprise_of(
+                    F.linear(rows, w, b), wanted.clamp(min=0), len(weight), softcap, smoothing
+                )
+                total += (losses * counts).sum()
+                if not any(ctx.needs_input_grad):
+                    continue
+                if dbias is not None:
+                    dbias += counts.float() @ d[:, : len(weight)]
+                d = d.to(dtype)  # (C, V)
+                if dx is not None:
+                    torch.mm(d, w, out=dx[begin : begin + n])
+                    dx[begin : begin + n] *= counts[:, None]
+                if dweight is not None and dtype == torch.float32:
+                    dweight.addmm_(d[:, : len(weight)].T, rows * counts[:, None])
+                elif dweight is not None:
+                    dweight += (d.T @ (rows * counts[:, None]))[: len(weight)]
+        ctx.save_for_backward(dx, dweight, dbias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        dx, dweight, dbias = ctx.saved_tensors
+        x_dtype, weight_dtype = ctx.dtypes
+        dx = None if dx is None else (dx * (gradient * ctx.factor)).to(x_dtype)
+        dweight = None if dweight is None else (dweight * gradient).to(weight_dtype)
+        dbias = None if dbias is None else (dbias * gradient).to(weight_dtype)
+        return dx, dweight, dbias, None, None, None, None, None
+
+
+def surprise(
+    logits: Tensor, targets: Tensor, n: int, softcap: float | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy (C,) of the first n logits (C, V or more) before their soft cap, and its gradient by them in fp32,
+    0 by those that are too many."""
+    bent: Tensor | None = None
+    if softcap is not None:
+        bent = torch.tanh(logits / softcap)
+        logits = bent * softcap
+    if n < logits.shape[1]:
+        logits = logits.masked_fill(torch.arange(logits.shape[1], device=logits.device) >= n, -torch.inf)
+    scores = torch.log_softmax(logits, dim=-1, dtype=torch.float32)  # (C, V)
+    place = targets[:, None]
+    losses = (smoothing - 1) * scores.gather(1, place)[:, 0]
+    if smoothing:
+        losses = losses - smoothing * scores[:, :n].mean(dim=-1)
+    d = scores.exp()  # softmax less the smoothed target (Szegedy et al. 2016, section 7)
+    if smoothing:
+        d[:, :n] -= smoothing / n
+    d.scatter_add_(1, place, torch.full_like(place, smoothing - 1, dtype=d.dtype))
+    if bent is not None:
+        d *= 1 - bent.float().square()
+    return losses, d
+
+
+surprise_of = surprise  # or the same, compiled (train/compiled.py)

@@ -1,0 +1,323 @@
+"""Several processes that torchrun started: see distributed.py, which imports this when there are."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import socket
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+from torch.distributed.rendezvous import rendezvous
+from torch.utils import _pytree
+
+from heedful.models.base import Batch
+from heedful.nn.block import Block
+from heedful.train.distributed import Processes, choose_device, is_spread
+from heedful.train.loss import Loss
+
+MINUTES = 30  # that a process waits for the others
+DAY = 24 * 60  # that it waits while one prepares the data
+
+# Our buffers are tables that nothing changes: DDP need not send them around. PyTorch 2.13 has another name for that.
+_KNOWN = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+NO_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers": False
+}
+
+# DDP and FSDP2 look for the tensors in what a module returns, to hang their work on their backward.
+_pytree.register_pytree_node(
+    Loss, lambda loss: ([loss.sum, loss.n_targets, loss.metrics], None), lambda parts, _: Loss(*parts)
+)
+
+
+class Many(Processes):
+    """One of several, started by torchrun."""
+
+    echo = 3.0
+
+    def __init__(self, device: str) -> None:
+        try:
+            self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            self.local = int(os.environ.get("LOCAL_RANK", self.rank))
+        except (KeyError, ValueError) as problem:
+            raise ValueError(
+                f"WORLD_SIZE is set and {problem} is not a number there: start many processes with torchrun"
+            ) from None
+        super().__init__(local_device(device, self.local))
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        waiting = timedelta(minutes=MINUTES)
+        self.store, _, _ = next(iter(rendezvous("env://", timeout=waiting)))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=PrefixStore("heedful", self.store),
+            rank=self.rank,
+            world_size=self.world,
+            timeout=waiting,
+            device_id=self.device if on_gpu else None,
+        )
+        # Signs between processes go from CPU to CPU: no GPU waits for them.
+        self.signs = dist.new_group(backend="gloo", timeout=waiting)
+        self.n_texts = 0
+        self.shards: list[Any] = []  # modules that FSDP2 takes apart
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.barrier("the end of training")
+            dist.destroy_process_group()
+        elif isinstance(error, Exception):
+            # Not destroy_process_group: it may wait for the others, who wait for us. torchrun ends them.
+            self._fail(error)
+            raise SystemExit(1) from None
+
+    def _fail(self, error: Exception) -> None:
+        """Say which process failed and why; processes that only lost a failed one say so."""
+        who = f"process {self.rank} of {self.world} ({socket.gethostname()})"
+        why = f"{type(error).__name__}: {error}"
+        lost = isinstance(error, RuntimeError) and re.search(r"connection|peer|socket|NCCL|gloo", why, re.I)
+        mine = "" if lost else f"{who}: {why}"
+        try:
+            first = self.store.compare_set("heedful/failed", "", mine).decode()
+        except RuntimeError:  # the store was in the process that failed
+            first = mine
+        if first != mine:
+            self.tell(f"{who} ends, because another failed: {first}")
+        elif lost:
+            self.tell(
+                f"{who} ends, because another ended without a word; was it killed? {why.splitlines()[0]}"
+            )
+        else:
+            if not isinstance(error, ValueError | OSError):  # those say what to do; others are worth a place
+                traceback.print_exception(error)
+            self.tell(f"{who} failed: {why}")
+            ErrorHandler().record_exception(error)  # for the summary that torchrun prints
+
+    # --- a step ----------------------------------------------------------------------------------------------------
+
+    def wrap(self, task: nn.Module, *, sharded: bool, bfloat16: bool = False) -> nn.Module:
+        if not sharded:
+            self._same_start(task.to(self.device))
+            return Replicated(task, self)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        # Autocast is on inside the task; with the policy what is sent around is half as much. Gradients stay fp32.
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if bfloat16 else None,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+        )
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        for module in [m for m in task.modules() if isinstance(m, Block)]:
+            self._same_start(module.to(self.device))  # one at a time: the whole need not fit into a GPU
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        # Embeddings and heads are the root's, which is whole during all of the task's forward: objectives may call
+        # parts of the model. Tied parameters are in one group there, and stay one.
+        self._same_start(task.to(self.device))
+        fully_shard(task, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        self.shards = [m for m in task.modules() if isinstance(m, FSDPModule)]
+        for shard in self.shards:
+            shard.set_gradient_divide_factor(1.0)
+            shard.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        task.register_forward_hook(_take_apart_again)
+        return task
+
+    def _same_start(self, module: nn.Module) -> None:
+        """The main process's weights on all. What FSDP2 has taken apart already is left out."""
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                if not is_spread(tensor):
+                    dist.broadcast(tensor.detach(), 0)
+
+    @contextmanager
+    def reducing(self, called: nn.Module, last: bool) -> Iterator[None]:
+        if isinstance(called, Replicated):
+            called.last = last
+        else:
+            self.shards[0].set_requires_gradient_sync(last)
+        yield
+
+    def sum(self, sums: dict[str, Tensor]) -> None:
+        names = sorted(sums)
+        numbers = torch.stack([sums[name].double() for name in names])
+        dist.all_reduce(numbers)
+        sums.update(zip(names, numbers.unbind(), strict=True))
+
+    def any(self, flag: bool) -> bool:
+        flags = torch.tensor([flag], dtype=torch.int32)
+        dist.all_reduce(flags, group=self.signs)
+        return bool(flags)
+
+    # --- the whole model -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def whole(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        gathered = {name: self._gather(tensor) for name, tensor in tensors.items()}
+        kept: list[tuple[nn.Module, str, nn.Parameter]] = []
+        made: dict[Tensor, nn.Parameter] = {}  # a tied parameter is gathered once, and stays tied
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and is_spread(parameter):
+                    if parameter not in made:
+                        made[parameter] = nn.Parameter(self._gather(parameter), parameter.requires_grad)
+                    kept.append((module, name, parameter))
+        # Not by setattr: FSDP2 must not see it.
+        for module, name, parameter in kept:
+            module._parameters[name] = made[parameter] if self.main else parameter
+        try:
+            yield gathered if self.main else {}
+        finally:
+            for module, name, parameter in kept:
+                module._parameters[name] = parameter
+        self.barrier("the main process to write a checkpoint")
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """All of a tensor in the main process's CPU memory (one tensor at a time on the device), nothing elsewhere."""
+        if not is_spread(tensor):
+            return tensor.detach()
+        whole = tensor.detach().full_tensor()  # type: ignore[attr-defined]
+        return whole.cpu() if self.main else whole.new_empty(0)
+
+    @contextmanager
+    def usable(self, model: nn.Module) -> Iterator[None]:
+        kept = [(shard, shard._forward_pre_hooks, shard._forward_hooks) for shard in self.shards]
+        for shard, _, _ in kept:
+            shard.unshard()
+            # FSDP2 counts calls, to fetch ahead what was needed the last time: it must not see those of one process.
+            shard._forward_pre_hooks, shard._forward_hooks = OrderedDict(), OrderedDict()
+        try:
+            yield
+        finally:
+            for shard, before, after in kept:
+                shard._forward_pre_hooks, shard._forward_hooks = before, after
+                shard.reshard()
+
+    # --- waiting and telling ---------------------------------------------------------------------------------------
+
+    def barrier(self, what: str, minutes: float = MINUTES) -> None:
+        waiting = timedelta(minutes=minutes)
+        try:
+            dist.monitored_barrier(self.signs, waiting, wait_all_ranks=True)
+        except RuntimeError as problem:
+            late = re.search(r"Ranks? ([\d, ]+) failed to pass", str(problem))
+            if late is None:
+                raise
+            raise TimeoutError(
+                f"process {late[1].strip()} did not come within {minutes:g} minutes, where all wait for {what}"
+            ) from None
+
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        turn = 0 if self.main else 1 if self.local == 0 else 2
+        for _ in range(turn):
+            self.barrier("the process that prepares the data", DAY)
+        yield
+        for _ in range(turn, 2):
+            self.barrier("the process that prepares the data", DAY)
+
+    def texts(self, text: str) -> list[str]:
+        self.n_texts += 1
+        keys = [f"heedful/text/{self.n_texts}/{rank}" for rank in range(self.world)]
+        self.store.set(keys[self.rank], text)
+        self.store.wait(keys, timedelta(minutes=MINUTES))
+        return [self.store.get(key).decode() for key in keys]
+
+
+class Replicated(nn.Module):
+    """A task whose gradients DDP adds up over all processes. Evaluation needs no others, and goes past DDP.
+
+    DDP waits for the gradient of every parameter. Those that the loss does not depend on (a head that the objective
+    does not ask) it finds by walking through the graph in each step; the first batch shows whether it has to.
+    """
+
+    def __init__(self, task: nn.Module, processes: Many) -> None:
+        super().__init__()
+        self.task, self.processes = task, processes
+        self.last = True
+        self.shared: list[
+            nn.parallel.DistributedDataParallel
+        ] = []  # in a list: it is no second owner of the task
+
+    def forward(self, batch: Batch) -> Any:
+        if not torch.is_grad_enabled():
+            return self.task(batch)
+        if not self.shared:
+            self.shared.append(self._share(batch))
+        shared = self.shared[0]
+        with nullcontext() if self.last else shared.no_sync():  # what backward does, forward decides
+            return shared(batch)
+
+    def _share(self, batch: Batch) -> nn.parallel.DistributedDataParallel:
+        device = self.processes.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            used = leaves(self.task(batch).sum)
+        unused = any(p.requires_grad and p not in used for p in self.task.parameters())
+        shared = nn.parallel.DistributedDataParallel(
+            self.task,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self.processes.any(unused),
+            **NO_BUFFERS,
+        )
+        shared.register_comm_hook(None, lambda state, bucket: _add_up(bucket))
+        return shared
+
+
+def _add_up(bucket: Any) -> torch.futures.Future[Tensor]:
+    """DDP's own divides by the number of processes."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def _take_apart_again(task: Any, given: Any, loss: Any) -> None:
+    """Only a backward would do it, and without it parameters would be names of whole copies that no step changes."""
+    if not torch.is_grad_enabled():
+        task.reshard()
+
+
+def leaves(loss: Tensor) -> set[Tensor]:
+    """The parameters that a loss depends on."""
+    found: set[Tensor] = set()
+    seen: set[Any] = set()
+    todo = [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        todo.extend(before for before, _ in node.next_functions)
+    return found
+
+
+def local_device(name: str, number: int) -> torch.device:
+    """The device of the process with this number on its machine: each has a GPU of its own."""
+    device = choose_device(name)
+    if device.type != "cuda":
+        return device
+    if device.index is not None:
+        raise ValueError(
+            f"train.device is {name}, but each process takes the GPU of its own number: set it to cuda"
+        )
+    there = torch.cuda.device_count()
+    if number >= there:
+        raise ValueError(
+            f"process {number} of this machine has no GPU, there are {there}: start torchrun with "
+            f"--nproc-per-node {there}, or set train.device to cpu"
+        )
+    return torch.device("cuda", number)

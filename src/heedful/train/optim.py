@@ -1,0 +1,308 @@
+"""Optimizers by name, and what surrounds a step: dividing and clipping gradients, running means of the weights.
+
+    adamw      Loshchilov & Hutter 2019                    torch's, fused on a GPU; on a CPU our kernel (nn/lists.py)
+    muon       Jordan et al. 2024; Liu et al. 2025         torch's, for the matrices of the blocks; AdamW for the rest
+    adafactor  Shazeer & Stern 2018                        torch's
+    lion       Chen et al. 2023, algorithm 2               ours
+    sgd        with Nesterov's momentum unless that is 0   torch's
+
+Weight decay is on matrices alone, not on biases and the weights of norms (as in GPT-2 and nanoGPT). The state of an
+optimizer is saved by the names of the parameters, so that a checkpoint needs no pickle and no order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from heedful.nn import lists
+from heedful.nn.block import Block
+from heedful.nn.feedforward import MixtureOfExperts
+from heedful.train.distributed import is_spread, local, placed
+from heedful.train.recipe import OptimizerSettings
+
+FUSED = ("cpu", "cuda")  # where torch has fused kernels for every version we support
+N_STEPS = "n_steps"  # of a running mean, among the parameters' names, which have dots
+Groups = list[dict[str, Any]]
+
+
+class Lion(torch.optim.Optimizer):
+    """The sign of an interpolation between momentum and gradient; one number of state per weight."""
+
+    def __init__(
+        self, groups: Groups, lr: float, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None, "the gradients are there before the step"
+        for group in self.param_groups:
+            learning = [p for p in group["params"] if p.grad is not None]
+            if not learning:
+                continue
+            for p in learning:
+                if not self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            weights = [local(p) for p in learning]
+            gradients = [local(p.grad) for p in learning]
+            momenta = [local(self.state[p]["momentum"]) for p in learning]
+            beta1, beta2 = group["betas"]
+            updates = torch._foreach_lerp(momenta, gradients, 1 - beta1)
+            torch._foreach_sign_(updates)
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, updates, alpha=-group["lr"])
+            torch._foreach_lerp_(momenta, gradients, 1 - beta2)
+
+
+class Together:
+    """Several optimizers, each with its own parameters, as one."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = optimizers
+
+    @property
+    def param_groups(self) -> Groups:
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        return {p: state for one in self.optimizers for p, state in one.state.items()}
+
+    def step(self) -> None:
+        for one in self.optimizers:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.optimizers:
+            one.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): one.state_dict() for i, one in enumerate(self.optimizers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for i, one in enumerate(self.optimizers):
+            one.load_state_dict(state[str(i)])
+
+
+Optimizer = torch.optim.Optimizer | Together
+
+
+def parts(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+    """torch's own optimizers behind ours."""
+    return optimizer.optimizers if isinstance(optimizer, Together) else (optimizer,)
+
+
+def make(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
+    """The optimizer of all parameters of a model that learn; a tied parameter is one."""
+    learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not learning:
+        raise ValueError(
+            "no parameter of the model learns: give `trainable` in [adapter] patterns that match some"
+        )
+    optimizer = _make(model, learning, settings)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: OptimizerSettings) -> Optimizer:
+    s = settings
+    betas = (s.betas[0], s.betas[1])
+    groups = _groups(learning.values(), s.weight_decay)
+    fast: dict[str, Any] = (
+        {"fused": True} if all(p.device.type in FUSED for p in learning.values()) else {"foreach": True}
+    )
+    adamw = lists.AdamW if all(p.device.type == "cpu" for p in learning.values()) else torch.optim.AdamW
+    plain = (
+        {"foreach": True} if any(map(is_spread, learning.values())) else fast
+    )  # torch's SGD has no fused one then
+    match s.name:
+        case "adamw":
+            return adamw(groups, s.lr, betas, s.eps, **fast)
+        case "muon":
+            matrices = block_matrices(model)
+            if not matrices:
+                raise ValueError(
+                    "muon is for the matrices of Transformer blocks, and none of them learns here: use adamw"
+                )
+            rest = _groups([p for p in learning.values() if p not in matrices], s.weight_decay)
+            muon = torch.optim.Muon(
+                list(matrices), s.muon_lr, s.weight_decay, s.momentum, adjust_lr_fn=s.adjust_lr
+            )
+            if not rest:
+                return Together(muon)
+            return Together(muon, adamw(rest, s.lr, betas, s.eps, **fast))
+        case "adafactor":
+            if any(map(is_spread, learning.values())):
+                raise ValueError(
+                    "adafactor cannot work on parts of parameters: set train.sharded to false, or use adamw"
+                )
+            return torch.optim.Adafactor(groups, s.lr)
+        case "lion":
+            return Lion(groups, s.lr, betas)
+        case "sgd":
+            return torch.optim.SGD(groups, s.lr, s.momentum, nesterov=s.momentum > 0, **plain)
+    raise ValueError(f"no optimizer is called {s.name!r}: adamw, muon, adafactor, lion and sgd are")
+
+
+def _groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
+    """Matrices, which decay, and the rest, which does not."""
+    every = list(parameters)
+    groups = [
+        {"params": [p for p in every if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in every if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def block_matrices(model: nn.Module) -> dict[nn.Parameter, None]:
+    """The matrices between embedding and head, which Muon is for; a router's rows are labels, like a head's."""
+    found: dict[nn.Parameter, None] = {}
+    routers = {m.router.weight for m in model.modules() if isinstance(m, MixtureOfExperts)}
+    for block in model.modules():
+        if isinstance(block, Block):
+            every = [p for p in block.parameters() if p.ndim == 2 and p.requires_grad and p not in routers]
+            found.update(dict.fromkeys(every))
+    return found
+
+
+def set_lr(optimizer: Optimizer, factor: float) -> None:
+    """Every group's own learning rate times the schedule's factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
+
+
+def finish_gradients(parameters: Iterable[nn.Parameter], n_targets: Tensor | float, clip: float) -> Tensor:
+    """Make of summed gradients those of the mean over `n_targets`, at most `clip` long (0: as long as they are).
+
+    Returns the norm before clipping, where the parameters are: nothing waits for the device.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        raise ValueError("no parameter has a gradient: the loss does not depend on what learns")
+    ours = lists.can(gradients)
+    total = torch.tensor(lists.norm(gradients)) if ours else torch.nn.utils.get_total_norm(gradients)
+    if hasattr(total, "full_tensor"):  # of sharded parameters: the norm over all processes
+        total = total.full_tensor()
+    # A number is not made a tensor: copying it to a GPU would wait for the GPU.
+    share: Tensor | float
+    if isinstance(n_targets, Tensor):
+        share = 1 / torch.where(n_targets > 0, n_targets, 1)
+    else:
+        share = 1 / n_targets if n_targets > 0 else 1.0
+    norm = total * share
+    # As torch's clip_grad_norm_ has it. A norm that is no number makes the gradients so: the trainer skips the step.
+    scale = share * (clip / (norm + 1e-6)).clamp(max=1.0) if clip > 0 else share
+    if ours:
+        lists.scale(gradients, float(scale))
+    else:
+        torch._foreach_mul_(gradients, scale)
+    return norm
+
+
+def step(optimizer: Optimizer, norm: Tensor) -> None:
+    """A step of the optimizer, unless the norm of the gradient is not finite. Fused kernels on a GPU find that out
+    themselves, so that nobody has to wait for it; the others are asked here."""
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    if norm.device.type == "cuda" and fused and not is_spread(norm):
+        for one in parts(optimizer):
+            one.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        optimizer.step()
+    elif math.isfinite(float(norm)):
+        optimizer.step()
+
+
+class Ema:
+    """A running mean of the weights that learn: mean += (1 - decay) (weight - mean) after every step.
+
+    The decay begins low, (1 + n) / (10 + n) after n steps as TensorFlow's moving averages do, so that a short
+    training does not end with its beginning.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.n_steps = decay, 0
+        self.weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.means = {n: p.detach().clone() for n, p in self.weights.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.n_steps += 1
+        decay = min(self.decay, (1 + self.n_steps) / (10 + self.n_steps))
+        torch._foreach_lerp_(list(self.means.values()), list(self.weights.values()), 1 - decay)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The model has the means inside, and its own weights again after."""
+        self.swap()
+        try:
+            yield
+        finally:
+            self.swap()
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        for name, weight in self.weights.items():
+            mean = self.means[name]
+            kept = weight.clone()  # one at a time: no second copy of the model
+            weight.copy_(mean)
+            mean.copy_(kept)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The means by their parameters' names, not copied, and how many steps they are of."""
+        return {**self.means, N_STEPS: torch.tensor(self.n_steps)}
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        given, wanted = set(saved), {*self.means, N_STEPS}
+        if given != wanted:
+            missing, extra = sorted(wanted - given)[:5], sorted(given - wanted)[:5]
+            raise ValueError(f"the running means are another model's: missing {missing}, extra {extra}")
+        for name, mean in self.means.items():
+            mean.copy_(placed(saved[name], mean))
+        self.n_steps = int(saved[N_STEPS])
+
+
+def tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's whole state: tensors by "what/parameter", not copied, and what goes with them as plain data."""
+    names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
+    found: dict[str, Tensor] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if value is None:  # SGD without momentum
+                continue
+            assert isinstance(value, Tensor), f"the state {key} of {names[parameter]} is no tensor"
+            found[f"{key}/{names[parameter]}"] = value.detach()
+    return found, {"optimizer": _kind(optimizer)}
+
+
+def restore(
+    optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> None:
+    """The state that `tensors` gave, put into an optimizer made for the same model; its settings stay its own."""
+    if about.get("optimizer") != _kind(optimizer):
+        raise ValueError(
+            f"the checkpoint is of {about.get('optimizer')}, the recipe asks for {_kind(optimizer)}: "
+            "resume with the optimizer it began with"
+        )
+    parameters = dict(model.named_parameters())
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    states: dict[Tensor, dict[str, Tensor]] = {}
+    for label, value in saved.items():
+        key, _, name = label.partition("/")
+        if name not in parameters or parameters[name] not in held:
+            raise ValueError(f"the checkpoint has the state of {name!r}, which does not learn in this model")
+        states.setdefault(parameters[name], {})[key] = placed(value.clone(), parameters[name])
+    for one in parts(optimizer):
+        packed = one.state_dict()
+        order = [p for group in one.param_groups for p in group["params"]]
+        packed["state"] = {i: states[p] for i, p in enumerate(order) if p in states}
+        one.load_state_dict(packed)
+
+
+def _kind(optimizer: Optimizer) -> str:
+    return "+".join(type(one).__name__.lower() for one in parts(optimizer))

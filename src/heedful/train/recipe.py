@@ -1,0 +1,322 @@
+"""A recipe: everything a training run needs to know, as one TOML file, checked as a whole before anything starts.
+
+    [model]      which family or size, or which trained model to begin from, and its settings
+    [tokenizer]  how text becomes numbers           [data]       what is read
+    [objective]  what is learned                    [train]      how long, how much at a time, on what
+    [optimizer]  [schedule]  [adapter]  [log]
+
+Each table is a frozen class below; what a recipe does not say is the default there. `--set train.steps=200` changes
+one value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from heedful.models.config import Config, check_names
+
+
+def one_of(default: str, *others: str) -> Any:
+    """A setting with a choice."""
+    return field(default=default, metadata={"choices": (default, *others)})
+
+
+def number(default: float, least: float, most: float = math.inf) -> Any:
+    """A setting within bounds."""
+    return field(default=default, metadata={"bounds": (least, most)})
+
+
+@dataclass(frozen=True)
+class Settings(Config):
+    """A table of a recipe: types and finite numbers are checked by `Config`, choices and bounds here."""
+
+    def _check(self, name: str, value: Any) -> None:
+        limits = next(f for f in dataclasses.fields(self) if f.name == name).metadata
+        if "choices" in limits and value not in limits["choices"]:
+            near = difflib.get_close_matches(str(value), limits["choices"], n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(limits['choices'])}{hint}")
+        if "bounds" not in limits:
+            return super()._check(name, value)
+        least, most = limits["bounds"]
+        if not least <= value <= most:
+            above = f" and at most {most:g}" if most < math.inf else ""
+            raise ValueError(f"{name} is {value}: it must be at least {least:g}{above}")
+
+    def check_together(self) -> None:
+        """What no setting can say alone."""
+
+
+@dataclass(frozen=True)
+class TokenizerSettings(Settings):
+    # auto: characters for a small text, byte-pair encoding for a large one
+    kind: str = one_of("auto", "characters", "bpe", "wordpiece", "unigram", "words", "bytes", "none")
+    vocab_size: int = number(0, 0, 2**20)  # 0: chosen by the size of the text
+    path: str = ""  # a model or folder whose tokenizer is taken instead
+    lower_case: bool = True  # WordPiece and words
+
+
+@dataclass(frozen=True)
+class DataSettings(Settings):
+    kind: str = one_of("text", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
+    source: str | tuple[Any, ...] = ""  # a path, or several tables {path, weight}
+    validation: str = ""  # a path; without one, `share` of the source is kept for validation
+    share: float = number(0.1, 0, 0.9)
+    length: int = number(256, 1, 2**20)  # tokens of an example at most
+    documents: bool = True  # attention stays inside each document of a packed row
+    text: str = ""  # the field or column with the text
+    second: str = ""  # of a second text
+    label: str = ""  # of the label; several, each a question of its own, with commas between
+    target: str = ""  # pairs: the file or field of the other language
+    validation_target: str = ""
+    n_examples: int = number(2000, 1)  # that reversal makes
+    n_symbols: int = number(10, 2)
+    levels: int = number(16, 2, 4096)  # of grey, or colours: pixels
+    shift: int = number(0, 0, 64)  # images: moved by up to so many pixels, each time another
+    blanked: float = number(0.0, 0, 0.99)  # reversal: the share of the target so far that is hidden
+    pairs: bool = True  # masked: with next-sentence prediction
+    masked: float = number(0.15, 0.01, 0.9)  # the share of tokens: masked, spans
+    span: float = number(3.0, 1)  # the mean length of a corrupted span
+    stride: int = number(128, 1)  # answers: how far windows over a long passage overlap
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings(Settings):
+    name: str = one_of(
+        "causal", "masked", "spans", "seq2seq", "classify", "regress", "multi_label", "tag", "answer", "cbow",
+        "distill",
+    )  # fmt: skip
+    smoothing: float = number(0.0, 0, 0.99)
+    teacher: str = ""  # distill: the model to learn from
+    temperature: float = number(2.0, 0.01)
+    soft: float = number(5.0, 0)  # the weights of distill's three losses (Sanh et al. 2019)
+    hard: float = number(2.0, 0)
+    cosine: float = number(1.0, 0)
+
+
+@dataclass(frozen=True)
+class TrainSettings(Settings):
+    steps: int = number(2000, 1)
+    batch_size: int = number(32, 1)  # examples of a step, over all processes
+    accumulate: int = number(1, 1)  # in so many parts, one after the other
+    precision: str = one_of("float32", "bfloat16")  # bfloat16: products in bf16; weights and sums in fp32
+    device: str = "auto"
+    compile: str = one_of("auto", "yes", "no")  # auto: on a GPU
+    clip: float = number(1.0, 0)  # the largest norm of the gradient; 0: none
+    ema: float = number(0.0, 0, 0.999999)  # the decay of a running mean of the weights; 0: none
+    seed: int = number(1, 0, 2**63 - 1)
+    eval_every: int = number(0, 0)  # steps; 0: ten times in all
+    eval_batches: int = number(0, 0)  # 0: all of the validation data
+    save_every: int = number(0, 0)  # steps; 0: with every evaluation
+    keep: int = number(2, 1)  # checkpoints
+    patience: int = number(0, 0)  # evaluations without a better one before stopping; 0: never
+    target: float = number(0.0, 0)  # stop once the validation loss is at most this; 0: never
+    checkpoint_activations: bool = False
+    workers: int = number(1, 0, 64)
+    halt_after: int = number(5, 1)  # steps in a row without a finite gradient
+    sharded: bool = False  # several processes: FSDP2 instead of DDP
+
+    def check_together(self) -> None:
+        if self.accumulate > self.batch_size:
+            raise ValueError(f"accumulate is {self.accumulate}: a step has {self.batch_size} examples alone")
+
+
+@dataclass(frozen=True)
+class OptimizerSettings(Settings):
+    name: str = one_of("adamw", "muon", "adafactor", "lion", "sgd")
+    lr: float = number(1e-3, 0, 100)
+    betas: tuple[float, ...] = (0.9, 0.99)
+    eps: float = number(1e-8, 0)
+    weight_decay: float = number(0.1, 0)
+    muon_lr: float = number(0.02, 0, 100)  # of the matrices; the rest has AdamW with lr
+    adjust_lr: str = one_of("original", "match_rms_adamw")  # muon: how its rate follows a matrix's shape
+    momentum: float = number(0.95, 0, 0.9999)  # muon and sgd
+
+    def check_together(self) -> None:
+        if len(self.betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas):
+            raise ValueError(f"betas are {list(self.betas)}: two numbers from 0 to below 1 are needed")
+
+
+@dataclass(frozen=True)
+class ScheduleSettings(Settings):
+    name: str = one_of("cosine", "linear", "wsd", "inverse_sqrt", "constant")
+    warmup: int = number(100, 0)  # steps
+    final: float = number(0.1, 0, 1)  # the last rate as a share of the highest: cosine, linear, wsd
+    decay: float = number(0.2, 0, 1)  # wsd: the share of steps that fall
+
+
+@dataclass(frozen=True)
+class AdapterSettings(Settings):
+    kind: str = one_of("none", "lora", "qlora", "head", "freeze")
+    rank: int = number(8, 1, 4096)
+    alpha: float = number(16.0, 0)
+    dropout: float = number(0.0, 0, 0.99)
+    targets: tuple[str, ...] = ()  # modules by our names, with *; () is every product of the blocks
+    trainable: tuple[str, ...] = ()  # freeze: parameters that stay free, with *; adapters: trained as well
+
+
+@dataclass(frozen=True)
+class LogSettings(Settings):
+    samples: bool = True  # what the model writes, with every evaluation
+    prompt: str = ""
+    sample_tokens: int = number(100, 1, 10000)
+    tensorboard: bool = False
+    wandb: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    about: str = ""
+    expected: str = ""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Recipe:
+        """A checked recipe; every mistake is named at once."""
+        wrong: list[str] = []
+        made: dict[str, Any] = {}
+        _collect(wrong, lambda: check_names(given, [f.name for f in dataclasses.fields(cls)], "a recipe"))
+        for name in ("about", "expected"):
+            if not isinstance(given.get(name, ""), str):
+                wrong.append(f"{name} is not a text")
+            else:
+                made[name] = given.get(name, "")
+        for name, kind in TABLES.items():
+            table = given.get(name, {})
+            if not isinstance(table, Mapping):
+                wrong.append(f"{name} is not a table: write [{name}] and its settings below")
+            else:
+                _table(wrong, made, name, kind, table)
+        model = given.get("model", {})
+        if not isinstance(model, Mapping):
+            wrong.append("model is not a table: write [model] and its settings below")
+        else:
+            made["model"] = dict(model)
+            _collect(wrong, lambda: check_model(model))
+        if wrong:
+            listed = "".join(f"\n  {line}" for line in wrong)
+            raise ValueError(f"the recipe has {len(wrong)} mistake{'s' * (len(wrong) > 1)}:{listed}")
+        return cls(**made)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, all that was said and all defaults."""
+        return dataclasses.asdict(self)
+
+    def replace(self, **tables: Mapping[str, Any]) -> Recipe:
+        """A copy with settings of some tables changed: recipe.replace(train={"steps": 10})."""
+        return self.from_dict(merged(self.to_dict(), tables))
+
+
+TABLES: dict[str, type[Settings]] = {
+    "tokenizer": TokenizerSettings,
+    "data": DataSettings,
+    "objective": ObjectiveSettings,
+    "train": TrainSettings,
+    "optimizer": OptimizerSettings,
+    "schedule": ScheduleSettings,
+    "adapter": AdapterSettings,
+    "log": LogSettings,
+}
+
+
+def _table(
+    wrong: list[str], made: dict[str, Any], name: str, kind: type[Settings], table: Mapping[str, Any]
+) -> None:
+    """Each setting is tried alone, so that one mistake does not hide the others."""
+    before = len(wrong)
+    known = [f.name for f in dataclasses.fields(kind)]
+    for key, value in table.items():
+        if key in known:
+            _collect(wrong, partial(kind.from_dict, {key: value}), f"{name}.")
+        else:
+            _collect(wrong, partial(check_names, {key: value}, known, f"[{name}]"))
+    if len(wrong) == before:
+        made[name] = kind.from_dict(table)
+        _collect(wrong, made[name].check_together, f"{name}.")
+
+
+def _collect(wrong: list[str], check: Callable[[], object], where: str = "") -> None:
+    try:
+        check()
+    except (ValueError, TypeError) as problem:
+        wrong.append(f"{where}{problem}")
+
+
+def check_model(model: Mapping[str, Any]) -> None:
+    """One of family, size and init_from, known; with a family, its settings too."""
+    from heedful.models.registry import FAMILIES, size
+
+    ways = [way for way in ("family", "size", "init_from") if way in model]
+    if len(ways) > 1:
+        raise ValueError(f"model has {' and '.join(ways)}: one of them says what it is")
+    settings = {k: v for k, v in model.items() if k not in ("family", "size", "init_from")}
+    if not ways or "init_from" in model:
+        return  # known once it is chosen or loaded
+    if "size" in model:
+        settings = {**size(str(model["size"])).settings, **settings}
+        family = size(str(model["size"])).family
+    else:
+        family = str(model["family"])
+    if family not in FAMILIES:
+        near = difflib.get_close_matches(family, FAMILIES, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else f": {', '.join(FAMILIES)} are"
+        raise ValueError(f"no family is called {family!r}{hint}")
+    FAMILIES[family].load().config_class.from_dict(settings)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merged key by key, everything else replaced."""
+    out = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = merged(out[key], value) if both else value
+    return out
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A recipe's file as plain data."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise ValueError(f"{path} is not TOML: {problem}") from None
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with heedful, by name."""
+    folder = Path(__file__).parents[1] / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
+    """["train.steps=200", "data.source=my.txt"] as nested tables; a value is TOML, or else the text as it stands."""
+    out: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", name.strip()):
+            raise ValueError(f"--set {assignment}: write it as table.key=value, for example train.steps=200")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        *tables, key = name.strip().split(".")
+        for table in reversed(tables):
+            key, value = table, {key: value}
+        out = merged(out, {key: value})
+    return out

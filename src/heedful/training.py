@@ -1,0 +1,236 @@
+"""`heedful train`: from a text, a folder or a recipe to a run's folder, and on from one.
+
+from heedful.training import train
+model = train("my.txt", {"train": {"steps": 200}})
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from heedful import __version__
+from heedful.assemble import Assembled, assemble
+from heedful.data.sources import Source
+from heedful.loaded import Loaded, load
+from heedful.models.base import Model
+from heedful.train.adapters import adapt, adapted
+from heedful.train.checkpoint import Saved
+from heedful.train.distributed import Processes
+from heedful.train.recipe import Recipe, merged, read, shipped
+from heedful.train.run import Run, to_toml
+from heedful.train.runlog import RunLog
+from heedful.train.trainer import Summary, Trainer, learning
+from heedful.weights.adapter import load_adapter, write_adapter_into
+from heedful.weights.save import write_config
+
+# What `heedful train my.txt` does: found by search on 1 MB of text, good from there on.
+AUTOMATIC: dict[str, Any] = {
+    "data": {"length": 128},
+    "train": {"steps": 1000, "batch_size": 16},
+    "optimizer": {"name": "muon", "lr": 0.01, "muon_lr": 0.025, "betas": [0.9, 0.95], "weight_decay": 0.0},
+    "schedule": {"name": "cosine", "warmup": 50, "final": 0.05},
+}
+
+
+def train(
+    what: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    init_from: str | None = None,
+    folder: Path | None = None,
+    quiet: bool = False,
+) -> Loaded:
+    """Train by a recipe (its name or file), or on a text file or a folder of text; the best model of the run.
+
+    `changes` are settings of the recipe, {"train": {"steps": 200}}; `init_from` is a model to begin from instead of
+    a fresh one; `folder` is where the run goes (runs/NAME-1 and so on unless given).
+    """
+    name, given = resolve(what)
+    given = merged(given, changes or {})
+    if init_from is not None:
+        given["model"] = {"init_from": init_from}
+    return _run(Recipe.from_dict(given), folder or name, quiet)
+
+
+def resume(folder: str | Path, changes: Mapping[str, Any] | None = None, *, quiet: bool = False) -> Loaded:
+    """Go on with a run where its newest checkpoint is; the same as if it had never stopped."""
+    run = Run.open(Path(folder))
+    return _run(Recipe.from_dict(merged(run.recipe, changes or {})), run.folder, quiet, run)
+
+
+def resolve(what: str | Path) -> tuple[str, dict[str, Any]]:
+    """A short name for the run, and the recipe as plain data."""
+    text, path = str(what), Path(what).expanduser()
+    if text in shipped():
+        return text, read(shipped()[text])
+    if path.suffix == ".toml" and path.is_file():
+        return path.stem, read(path)
+    if not path.exists():
+        known = ", ".join(shipped())
+        raise ValueError(f"there is no file, folder or recipe {text!r}; recipes that ship: {known}")
+    Source(path)  # says what is wrong with it, if anything is
+    return path.name.partition(".")[0] or "run", merged(AUTOMATIC, {"data": {"source": str(path)}})
+
+
+def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None) -> Loaded:
+    """Train by a recipe in a run's folder: a new one, or `run` that is there already. A name is made a new folder."""
+    with Processes.start(recipe.train.device) as processes, ExitStack() as ending:
+        say = _Say(quiet or not processes.main)
+        saved = tokenizer = None
+        with processes.main_first():  # it fills the cache of tokens, the others find it
+            if run is not None:
+                if processes.main:
+                    run.lock()
+                    ending.callback(run.unlock)  # also if this fails: a notebook may try again
+                saved, tokenizer = run.newest(say), run.tokenizer()
+            ready = assemble(recipe, tokenizer)
+        for note in ready.notes:
+            say(note)
+        if recipe.adapter.kind != "none":
+            adapt(ready.model, recipe.adapter)
+            say(f"{recipe.adapter.kind}: {sum(p.numel() for p in learning(ready.model)):,} parameters learn")
+        if isinstance(folder, str):
+            folder = Path(processes.agree(str(Run.next_name(Path("runs"), folder))))
+        plain = ready.recipe.to_dict()
+        if run is None:
+            run = Run.create(folder, to_toml(plain), _facts(ready)) if processes.main else None
+            if run is not None:
+                run.lock()
+                ending.callback(run.unlock)
+                if ready.tokenizer is not None:
+                    ready.tokenizer.save(run.folder)
+        else:
+            run.check_same(plain, _facts(ready))
+            if processes.main:
+                run.rewrite_recipe(to_toml(plain))
+        summary = _train(ready, run, folder, saved, processes, quiet)
+        say("")
+    if summary.reason == "stopped":
+        say(f"stopped at step {summary.step}; `heedful train --resume {folder}` goes on")
+    return load(folder)
+
+
+def _train(
+    ready: Assembled, run: Run | None, folder: Path, saved: Saved | None, processes: Processes, quiet: bool
+) -> Summary:
+    recipe = ready.recipe
+    log = RunLog(
+        folder if processes.main else None,
+        steps=recipe.train.steps,
+        begin=0 if saved is None else saved.step,
+        settings=recipe.log,
+        quiet=quiet or not processes.main,
+        baselines=ready.baselines,
+        bytes_per_token=ready.bytes_per_token,
+        unit="images" if recipe.data.kind == "images" else "tokens",
+    )
+    with log:
+        if saved is not None:
+            if adapted(ready.model):
+                load_adapter(ready.model, saved.path)
+            else:
+                saved.restore(ready.model)
+        trainer = Trainer(
+            ready.model,
+            ready.objective,
+            ready.train,
+            ready.validation,
+            recipe,
+            processes=processes,
+            log=log,
+            save=_Saver(run, ready),
+            sample=_Sampler(ready) if recipe.log.samples else None,
+        )
+        if saved is not None:
+            trainer.restore(saved.tensors(), saved.numbers)
+            log.note(f"going on from step {saved.step}")
+        summary = trainer.train()
+        log.finish(
+            {
+                "step": summary.step,
+                "best": summary.best,
+                "best_step": summary.best_step,
+                "reason": summary.reason,
+                "folder": str(folder),
+            }
+        )
+    return summary
+
+
+def _facts(ready: Assembled) -> dict[str, Any]:
+    """What must be the same when a run is resumed, and what is good to know of it."""
+    return {
+        "data": ready.train.fingerprint,
+        "validation": "" if ready.validation is None else ready.validation.fingerprint,
+        "versions": {"heedful": __version__, "torch": torch.__version__},
+    }
+
+
+class _Say:
+    """Notes for a person, on stderr."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def __call__(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+class _Saver:
+    """Writes checkpoints: the model whole, or its adapters alone."""
+
+    def __init__(self, run: Run | None, ready: Assembled) -> None:
+        self.run, self.ready = run, ready
+
+    def __call__(self, trainer: Trainer, better: bool) -> None:
+        tensors, numbers = trainer.state()
+        alone = self._write_adapter if adapted(trainer.model) else None
+        with trainer.processes.whole(trainer.model, tensors) as whole:
+            if self.run is not None and trainer.processes.main:
+                self.run.save(
+                    trainer.step,
+                    trainer.model,
+                    self.ready.tokenizer,
+                    whole,
+                    numbers,
+                    better,
+                    keep=trainer.settings.keep,
+                    write_model=alone,
+                )
+
+    def _write_adapter(self, folder: Path) -> None:
+        """With the config of the whole model: its head may be another than that of the model it begins from."""
+        model, tokenizer = self.ready.model, self.ready.tokenizer
+        base = str(self.ready.recipe.model["init_from"])
+        write_adapter_into(folder, model, str(Path(base).resolve()) if Path(base).exists() else base)
+        write_config(folder, model)
+        if tokenizer is not None:
+            tokenizer.save(folder)
+
+
+class _Sampler:
+    """What the model makes of a prompt, or of an example of the validation data, by what it can do."""
+
+    def __init__(self, ready: Assembled) -> None:
+        self.ready, self.settings = ready, ready.recipe.log
+
+    def __call__(self, model: Model, step: int) -> str | None:
+        if (
+            self.ready.tokenizer is None
+            or "generate" not in model.abilities
+            or "translate" in model.abilities
+        ):
+            return None
+        loaded = Loaded(model, self.ready.tokenizer, "sample")
+        model.eval()
+        prompt = self.settings.prompt or ("" if loaded.bos_id is not None or loaded.eos_ids else "\n")
+        return prompt + loaded.generate(
+            prompt, max_tokens=self.settings.sample_tokens, temperature=0.8, seed=step
+        )

@@ -1,0 +1,303 @@
+"""Optimizers against torch's own used by hand and the papers' formulas; states that survive a checkpoint to the bit."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from heedful.models.base import Batch
+from heedful.models.registry import FAMILIES
+from heedful.train import optim
+from heedful.train.objectives import causal
+from heedful.train.recipe import OptimizerSettings
+
+NAMES = ("adamw", "muon", "adafactor", "lion", "sgd")
+
+
+def tiny(seed=0, family="gpt", **settings):
+    torch.manual_seed(seed)
+    cls = FAMILIES[family].load()
+    sizes = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 23, "max_len": 16, **settings}
+    return cls.create(cls.config_class.from_dict(sizes)).eval()
+
+
+def step(model, optimizer, number):
+    tokens = torch.randint(23, (2, 9), generator=torch.Generator().manual_seed(number))
+    optimizer.zero_grad()
+    loss = causal(model, Batch(tokens))
+    loss.sum.backward()
+    optim.finish_gradients(model.parameters(), loss.n_targets, 1.0)
+    optimizer.step()
+    return loss.mean.item()
+
+
+def weights(model):
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def settings(name, **more):
+    return OptimizerSettings(name=name, **{"lr": 0.01, **more})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_learns_one_batch_by_heart(name):
+    model = tiny()
+    optimizer = optim.make(
+        model, settings(name, lr={"sgd": 0.3, "adafactor": 0.1}.get(name, 0.01), muon_lr=0.05)
+    )
+    losses = [step(model, optimizer, 0) for _ in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_restored_training_goes_on_to_the_bit(name, tmp_path):
+    model = tiny()
+    optimizer = optim.make(model, settings(name))
+    for n in range(5):
+        step(model, optimizer, n)
+    tensors, about = optim.tensors(optimizer, model)
+    save_file({k: t.contiguous() for k, t in tensors.items()}, tmp_path / "state.safetensors")
+    later = tiny(seed=1)
+    later.load_state_dict(model.state_dict())
+    fresh = optim.make(later, settings(name))
+    optim.restore(fresh, later, load_file(tmp_path / "state.safetensors"), about)
+    for n in range(5, 10):
+        step(model, optimizer, n)
+        step(later, fresh, n)
+    for name_, weight in weights(later).items():
+        assert torch.equal(weight, weights(model)[name_]), name_
+
+
+def test_a_restored_state_does_not_share_memory_with_what_was_saved():
+    model = tiny()
+    optimizer = optim.make(model, settings("adamw"))
+    step(model, optimizer, 0)
+    tensors, about = optim.tensors(optimizer, model)
+    other = tiny()
+    fresh = optim.make(other, settings("adamw"))
+    optim.restore(fresh, other, tensors, about)
+    before = {k: t.clone() for k, t in tensors.items()}
+    step(other, fresh, 1)
+    assert all(torch.equal(tensors[k], before[k]) for k in before)
+
+
+def test_the_state_of_another_optimizer_or_model_is_refused():
+    model = tiny()
+    adamw, lion = optim.make(model, settings("adamw")), optim.make(model, settings("lion"))
+    step(model, adamw, 0)
+    tensors, about = optim.tensors(adamw, model)
+    with pytest.raises(ValueError, match=r"of adamw, the recipe asks for lion"):
+        optim.restore(lion, model, tensors, about)
+    model.embed.weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'embed\.weight', which does not learn"):
+        optim.restore(optim.make(model, settings("adamw")), model, tensors, about)
+
+
+def drive(model, number, *optimizers):
+    """A step with gradients from nowhere: two ways to compute them would differ in their last bits."""
+    draw = torch.Generator().manual_seed(number)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=draw)
+    for one in optimizers:
+        one.step()
+
+
+def test_adamw_is_torchs_with_decay_on_matrices_alone():
+    ours, theirs = tiny(), tiny()
+    optimizer = optim.make(ours, settings("adamw", betas=(0.8, 0.95), weight_decay=0.3))
+    matrices = [p for p in theirs.parameters() if p.ndim >= 2]
+    vectors = [p for p in theirs.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0}]
+    by_hand = torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.95), foreach=False, fused=False)
+    for n in range(4):
+        drive(ours, n, optimizer)
+        drive(theirs, n, by_hand)
+    for name, weight in weights(ours).items():
+        torch.testing.assert_close(weight, weights(theirs)[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest(adjust):
+    ours, theirs = tiny(), tiny()
+    optimizer = optim.make(ours, settings("muon", muon_lr=0.05, weight_decay=0.2, adjust_lr=adjust))
+    matrices = [p for n, p in theirs.named_parameters() if ".blocks." in n and p.ndim == 2]
+    muon = torch.optim.Muon(matrices, lr=0.05, weight_decay=0.2, momentum=0.95, adjust_lr_fn=adjust)
+    tables = [theirs.embed.weight, theirs.position.weight]
+    vectors = [p for p in theirs.parameters() if p.ndim < 2]
+    assert len(matrices) + len(tables) + len(vectors) == len(list(theirs.parameters()))
+    groups = [{"params": tables, "weight_decay": 0.2}, {"params": vectors, "weight_decay": 0}]
+    adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.99))
+    for n in range(4):
+        drive(ours, n, optimizer)
+        drive(theirs, n, muon, adamw)
+    for name, weight in weights(ours).items():
+        torch.testing.assert_close(weight, weights(theirs)[name], rtol=1e-5, atol=1e-6)
+
+
+def test_adafactor_is_torchs():
+    ours, theirs = tiny(), tiny()
+    optimizer = optim.make(ours, settings("adafactor", weight_decay=0.0))
+    by_hand = torch.optim.Adafactor(theirs.parameters(), lr=0.01)
+    for n in range(4):
+        drive(ours, n, optimizer)
+        drive(theirs, n, by_hand)
+    for name, weight in weights(ours).items():
+        torch.testing.assert_close(weight, weights(theirs)[name])
+
+
+def test_muon_without_transformer_blocks_says_what_to_use():
+    with pytest.raises(ValueError, match="use adamw"):
+        optim.make(nn.Linear(3, 3), settings("muon"))
+
+
+def test_muon_leaves_routers_to_adamw():
+    model = tiny(family="mixtral", d_ff=8, n_kv_heads=2, n_experts=2, n_chosen=1)
+    muon = optim.block_matrices(model)
+    named = {n for n, p in model.named_parameters() if p in muon}
+    assert not any("router" in n for n in named)
+    assert any("experts.1.down" in n for n in named)
+
+
+def test_lion_is_the_papers_algorithm():
+    torch.manual_seed(0)
+    module = nn.Linear(5, 4)
+    weight, momentum = module.weight.detach().clone(), torch.zeros(4, 5)
+    optimizer = optim.make(module, settings("lion", lr=0.1, betas=(0.9, 0.99), weight_decay=0.5))
+    for _ in range(5):
+        gradient = torch.randn(4, 5)
+        module.weight.grad = gradient.clone()
+        optimizer.step()
+        update = (0.9 * momentum + 0.1 * gradient).sign()
+        weight = weight - 0.1 * (update + 0.5 * weight)
+        momentum = 0.99 * momentum + 0.01 * gradient
+        torch.testing.assert_close(module.weight.detach(), weight)
+
+
+def test_the_schedule_moves_every_group_from_its_own_rate():
+    optimizer = optim.make(tiny(), settings("muon", muon_lr=0.05))
+    optim.set_lr(optimizer, 0.5)
+    optim.set_lr(optimizer, 0.1)
+    assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.005, 0.001, 0.001])
+
+
+def test_only_what_learns_is_optimized_and_a_tied_parameter_once():
+    model = tiny()
+    assert model.head.weight is model.embed.weight
+    model.position.weight.requires_grad_(False)
+    optimizer = optim.make(model, settings("adamw"))
+    held = [p for g in optimizer.param_groups for p in g["params"]]
+    assert len(held) == len({id(p) for p in held}) == len(list(model.parameters())) - 1
+    assert not any(p is model.position.weight for p in held)
+
+
+def test_nothing_that_learns_is_an_error():
+    model = tiny().requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter of the model learns"):
+        optim.make(model, settings("adamw"))
+
+
+@pytest.mark.parametrize("n_targets", [7, torch.tensor(7), torch.tensor(7.0)])
+@pytest.mark.parametrize("clip", [0.0, 0.5, 1e6])
+def test_gradients_are_divided_and_clipped_as_torch_does(clip, n_targets):
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(5)), nn.Parameter(torch.zeros(2))]
+    theirs = [nn.Parameter(torch.zeros_like(p)) for p in ours]
+    for a, b in zip(ours[:2], theirs[:2], strict=True):  # the third has none
+        a.grad = 10 * torch.randn_like(a)
+        b.grad = a.grad / 7
+    norm = optim.finish_gradients(ours, n_targets, clip)
+    wanted = nn.utils.clip_grad_norm_(theirs, clip or float("inf"))
+    torch.testing.assert_close(norm, wanted)
+    for a, b in zip(ours[:2], theirs[:2], strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_gradient_that_is_no_number_shows_in_the_norm():
+    weight = nn.Parameter(torch.zeros(3))
+    weight.grad = torch.tensor([1.0, float("nan"), 2.0])
+    assert not torch.isfinite(optim.finish_gradients([weight], 1, 1.0))
+
+
+def test_gradients_averaged_over_processes_may_be_of_less_than_one_target_each():
+    weight = nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    assert optim.finish_gradients([weight], torch.tensor(1) / 2, 0.0) == 2
+
+
+@pytest.mark.parametrize("none", [0, torch.tensor(0)])
+def test_a_batch_without_targets_does_not_divide_by_zero(none):
+    weight = nn.Parameter(torch.zeros(3))
+    weight.grad = torch.zeros(3)
+    assert optim.finish_gradients([weight], none, 1.0) == 0
+
+
+def test_ema_is_the_running_mean():
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(1.0)
+    ema, mean = optim.Ema(model, 0.9), 1.0
+    for n in range(1, 200):
+        model.weight.data.fill_(float(n % 7))
+        ema.update()
+        decay = min(0.9, (1 + n) / (10 + n))
+        mean = decay * mean + (1 - decay) * (n % 7)
+    assert ema.means["weight"].item() == pytest.approx(mean, rel=1e-5)
+
+
+def test_ema_swaps_in_and_out_and_is_restored(tmp_path):
+    model = tiny()
+    ema = optim.Ema(model, 0.99)
+    optimizer = optim.make(model, settings("adamw"))
+    for n in range(3):
+        step(model, optimizer, n)
+        ema.update()
+    trained, means = weights(model), {n: t.clone() for n, t in ema.tensors().items()}
+    with pytest.raises(RuntimeError), ema.swapped():
+        assert all(torch.equal(p, means[n]) for n, p in model.named_parameters())
+        raise RuntimeError("an evaluation that fails")
+    assert all(torch.equal(p, trained[n]) for n, p in model.named_parameters())
+
+    save_file(ema.tensors(), tmp_path / "ema.safetensors")
+    other = optim.Ema(model, 0.99)
+    other.restore(load_file(tmp_path / "ema.safetensors"))
+    for n in range(3, 5):
+        step(model, optimizer, n)
+        ema.update(), other.update()
+    assert all(torch.equal(other.means[n], t) for n, t in ema.means.items())
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    broken = SimpleNamespace(**{**OptimizerSettings().to_dict(), "name": "adam"})
+    with pytest.raises(ValueError, match="adamw, muon, adafactor, lion and sgd"):
+        optim.make(nn.Linear(2, 2), broken)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_gpu_it_is_saved_and_restored_and_nothing_waits_for_it(name):
+    def drive_there(model, number, optimizer):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 0.1 * number + 0.1)
+        n_targets = torch.tensor(7, device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            optim.finish_gradients(model.parameters(), n_targets, 1.0)
+            optim.finish_gradients(model.parameters(), 7, 1.0)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        optimizer.step()
+
+    model, later = tiny().cuda(), tiny(seed=1).cuda()
+    optimizer = optim.make(model, settings(name))
+    for n in range(3):
+        drive_there(model, n, optimizer)
+    tensors, about = optim.tensors(optimizer, model)
+    later.load_state_dict(model.state_dict())
+    fresh = optim.make(later, settings(name))
+    optim.restore(fresh, later, {k: t.cpu() for k, t in tensors.items()}, about)
+    for n in range(3, 6):
+        drive_there(model, n, optimizer)
+        drive_there(later, n, fresh)
+    for name_, weight in weights(later).items():
+        assert torch.equal(weight, weights(model)[name_]), name_
