@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -166,7 +169,11 @@ def kept_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
         return Tokenizer.from_folder(place)
     tokenizer = make_tokenizer(kind, n, recipe)
     with suppress(OSError):  # nowhere to keep it
-        tokenizer.save(place)
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=place.parent) as aside:
+            tokenizer.save(Path(aside) / "whole")
+            shutil.rmtree(place, ignore_errors=True)
+            (Path(aside) / "whole").rename(place)
     return tokenizer
 
 

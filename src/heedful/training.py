@@ -19,6 +19,7 @@ from heedful.assemble import Assembled, assemble
 from heedful.data.sources import Source
 from heedful.loaded import Loaded, load
 from heedful.models.base import Model
+from heedful.text import Tokenizer
 from heedful.train.adapters import adapt, adapted
 from heedful.train.checkpoint import Saved
 from heedful.train.distributed import Processes
@@ -54,7 +55,7 @@ def train(
     name, given = resolve(what)
     given = merged(given, changes or {})
     if init_from is not None:
-        given["model"] = {"init_from": init_from}
+        given["model"] = {**(changes or {}).get("model", {}), "init_from": init_from}
     return _run(Recipe.from_dict(given), folder or name, quiet)
 
 
@@ -80,6 +81,10 @@ def resolve(what: str | Path) -> tuple[str, dict[str, Any]]:
 
 def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None) -> Loaded:
     """Train by a recipe in a run's folder: a new one, or `run` that is there already. A name is made a new folder."""
+    if "lora" in recipe.adapter.kind and "init_from" not in recipe.model:
+        raise ValueError(
+            f"{recipe.adapter.kind} adapts a model that is trained already: say which with --init-from MODEL"
+        )
     with Processes.start(recipe.train.device) as processes, ExitStack() as ending:
         say = _Say(quiet or not processes.main)
         saved = tokenizer = None
@@ -88,7 +93,8 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
                 if processes.main:
                     run.lock()
                     ending.callback(run.unlock)  # also if this fails: a notebook may try again
-                saved, tokenizer = run.newest(say), run.tokenizer()
+                saved = run.newest(say)
+                tokenizer = run.tokenizer() if saved is None else _tokenizer(saved.path)
             ready = assemble(recipe, tokenizer)
         for note in ready.notes:
             say(note)
@@ -161,6 +167,11 @@ def _train(
             }
         )
     return summary
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer that was saved with a checkpoint, if it has one."""
+    return Tokenizer.from_folder(folder) if (folder / "tokenizer.json").exists() else None
 
 
 def _facts(ready: Assembled) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """A run that was broken off and goes on is the run that never was: every bit of its weights, state and log."""
 
 import json
+import os
 import signal
 
 import pytest
+import torch
 
 import heedful
 from heedful.assemble import assemble
 from heedful.cli import main
 from heedful.train.recipe import Recipe, read
+from heedful.train.run import Run, to_toml
 from heedful.training import resume, train
 from support.trainings import (
     SMALL,
@@ -22,6 +25,7 @@ from support.trainings import (
     steps_of,
     wait_for,
     write_pairs,
+    write_reviews,
     write_story,
 )
 
@@ -92,8 +96,6 @@ def write_recipe(folder, **tables):
 
 def started(folder, settings):
     """The settings as a file, which is how a recipe comes."""
-    from heedful.train.run import to_toml
-
     path = folder / "recipe.toml"
     path.write_text(to_toml(settings))
     return path
@@ -169,3 +171,148 @@ def test_ctrl_c_saves_and_says_how_to_go_on(here):
     with power_cut(after=last + 5):
         train(recipe, {"train": {"save_every": last + 4}}, folder=here / "whole", quiet=True)
     assert_same_run(here / "whole", here / "cut", last + 4)
+
+
+# --- what is refused, and what is told -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(here):
+    recipe = started(here, write_recipe(here, model=GPT, train={"eval_every": 5}))
+    with power_cut(after=13):
+        train(recipe, folder=here / "run", quiet=True)
+    assert steps_of(here / "run") == [5, 10]
+    return here / "run"
+
+
+def test_other_settings_are_refused_with_the_differences(run):
+    with pytest.raises(ValueError, match="cannot be resumed with these") as refused:
+        resume(run, {"optimizer": {"lr": 0.02}, "train": {"batch_size": 4, "steps": 15}}, quiet=True)
+    said = str(refused.value)
+    assert "optimizer.lr: 0.01 -> 0.02" in said and "train.batch_size: 8 -> 4" in said
+    assert "train.steps: 20 -> 15" in said and f"--init-from {run}" in said
+    resume(
+        run, {"train": {"workers": 0, "accumulate": 1}, "log": {"samples": True}}, quiet=True
+    )  # it is still good
+
+
+def test_other_data_is_refused(here, run):
+    text = (here / "data.txt").read_text()
+    (here / "data.txt").write_text(text.replace("cat", "cow", 1))
+    with pytest.raises(ValueError, match="not what it was trained on"):
+        resume(run, quiet=True)
+    (here / "data.txt").unlink()
+    with pytest.raises(ValueError, match=r"data\.txt"):
+        resume(run, quiet=True)
+    (here / "data.txt").write_text(text)
+    resume(run, quiet=True)
+    assert steps_of(run)[-1] == 20
+
+
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"]
+)
+def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_used(here, run, file, capfd):
+    train(here / "recipe.toml", folder=here / "whole", quiet=True)
+    path = checkpoint(run, 10) / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    capfd.readouterr()
+    resume(run)
+    said = capfd.readouterr().err
+    assert "step-0000010 is damaged" in said and file in said and "using step-0000005" in said
+    assert "going on from step 5" in said
+    assert_same_run(here / "whole", run, 20)
+
+
+def test_a_run_belongs_to_one_process_at_a_time(here, run):
+    with pytest.raises(ValueError, match="began with other"):  # a failed try does not keep it
+        resume(run, {"train": {"seed": 3}}, quiet=True)
+    first = Run.open(run)
+    first.lock()
+    with pytest.raises(ValueError, match=f"another process.*{os.getpid()}"):
+        resume(run, quiet=True)
+    first.unlock()
+    resume(run, quiet=True)
+
+
+# --- adapters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A tiny GPT that was trained for a few steps; its run."""
+    place = tmp_path_factory.mktemp("base")
+    settings = changes(model={"family": "gpt", **SMALL}, train={"steps": 10})
+    train(write_story(place / "base.txt", seed=5), settings, folder=place / "base", quiet=True)
+    return place / "base"
+
+
+ADAPTERS = {
+    "lora": {"kind": "lora", "rank": 2, "dropout": 0.1},
+    "lora beside a free layer": {
+        "kind": "lora",
+        "rank": 2,
+        "targets": ["query"],
+        "trainable": ["decoder.norm"],
+    },
+    "qlora": {"kind": "qlora", "rank": 2},
+    "freeze": {"kind": "freeze", "trainable": ["blocks.1"]},
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_fine_tuning_in_parts_resumes_bit_for_bit(here, base, name):
+    settings = write_recipe(here, model={"init_from": str(base)}, adapter=ADAPTERS[name])
+    recipe = started(here, settings)
+    tuned = train(recipe, folder=here / "whole", quiet=True)
+    with power_cut(after=13):
+        train(recipe, folder=here / "cut", quiet=True)
+    resume(here / "cut", quiet=True)
+    assert_same_run(here / "whole", here / "cut", 20)
+    files = {path.name for path in checkpoint(here / "whole", 20).iterdir()}
+    assert ("adapter_model.safetensors" in files) == ("lora" in name)
+    assert ("model.safetensors" in files) == ("lora" not in name)
+    before, after = (dict(heedful.load(x).model.named_parameters()) for x in (base, here / "whole"))
+    assert before.keys() == after.keys()  # merged: nothing of an adapter is left
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed and "embed.weight" not in changed
+    if name == "freeze":
+        assert all(key.startswith("decoder.blocks.1.") for key in changed)
+    assert tuned.generate("the ", max_tokens=3, temperature=0.0)
+
+
+def test_an_adapter_needs_a_model_to_begin_from(here):
+    with pytest.raises(ValueError, match="--init-from MODEL"):
+        train(started(here, write_recipe(here, model=GPT, adapter={"kind": "lora"})), quiet=True)
+    assert not (here / "runs").exists()
+
+
+def test_a_new_head_on_a_trained_encoder(here):
+    """A BERT learns from text, then its head is another: fine-tuned whole, and the head alone."""
+    text = write_recipe(
+        here, model={"family": "bert", **SMALL}, objective={"name": "masked"}, tokenizer=WORDPIECE
+    )
+    train(started(here, text), {"train": {"steps": 4, "eval_every": 4}}, folder=here / "bert", quiet=True)
+    settings = changes(
+        data={"kind": "labelled", "source": write_reviews(here / "reviews.tsv"), "length": 24},
+        objective={"name": "classify"},
+        train={"steps": 4, "eval_every": 4},
+    )
+    whole = train(started(here, settings), init_from="bert", folder=here / "whole", quiet=True)
+    assert "classify" in whole.abilities and whole.model.config.labels == ("with", "without")
+    only = {"adapter": {"kind": "head"}}
+    alone = train(started(here, settings), only, init_from="bert", folder=here / "head", quiet=True)
+    body = {
+        name: p for name, p in heedful.load("bert").model.named_parameters() if name.startswith("encoder")
+    }
+    for model, same in ((whole.model, False), (alone.model, True)):
+        assert all(torch.equal(p, model.get_parameter(name)) for name, p in body.items()) == same
+
+
+def test_settings_of_the_model_go_with_init_from(here, base):
+    source = write_story(here / "data.txt")
+    given = changes(model={"dropout": 0.4}, train={"steps": 2, "eval_every": 2})
+    tuned = train(source, given, init_from=str(base), folder=here / "run", quiet=True)
+    assert tuned.model.config.dropout == 0.4 and tuned.model.config.d_model == SMALL["d_model"]

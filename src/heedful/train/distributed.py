@@ -91,9 +91,15 @@ class Processes:
         """The batch on this process's device."""
         if self.device.type == "cpu":
             return batch
+        # From pinned memory: other copies would wait for all that the GPU still has to do.
+        pinned = self.device.type == "cuda"
         tensors = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
         return Batch(
-            **{k: None if t is None else t.to(self.device, non_blocking=True) for k, t in tensors.items()}
+            **{
+                name: (t.pin_memory() if pinned else t).to(self.device, non_blocking=True)
+                for name, t in tensors.items()
+                if t is not None
+            }
         )
 
     # --- the whole model -------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Summary:
     """How a training ended."""
 
     step: int
-    best: float  # validation loss (training loss where there is no validation)
+    best: float  # validation loss, infinite where there is no validation
     best_step: int
     reason: str  # finished, stopped, patience, target
 
@@ -92,6 +92,12 @@ class Trainer:
         self.recipe, self.settings = recipe, recipe.train
         self.processes = processes or Processes.alone(recipe.train.device)
         self.model, self.validation = model, validation
+        if validation is None and (self.settings.patience or self.settings.target):
+            early = "patience" if self.settings.patience else "target"
+            raise ValueError(
+                f"train.{early} looks at the validation loss, and there is no validation data: set data.share or "
+                "data.validation"
+            )
         self.log = log or RunLog(None, steps=self.settings.steps, settings=recipe.log, quiet=True)
         self.save, self.sample = save, sample
         for module in model.modules():

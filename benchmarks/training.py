@@ -1,0 +1,194 @@
+"""Training on a CPU, side by side: tokens per second of heedful and its peers on one small model, in one run.
+
+    python benchmarks/training.py TEXT [--nanogpt FOLDER] [--mingpt FOLDER] [--rounds 12] [--steps 12] [--threads 2]
+        [--limit 120] [--only NAME ...]
+
+The model and the loops are in benchmarks/peers/trainers.py: nanoGPT's own setting for a CPU, 0.80 million parameters
+(heedful, minGPT and transformers have GPT-2's biases too, 0.81 million), 768 tokens a step, no evaluation. Each program
+runs in a process of its own, gets ready once, and trains so many steps when its turn comes, so that all see the same
+machine; what is shown is the median of the rounds, and the ratio to nanoGPT's. A round during which the processors
+also worked for others does not count; after --limit seconds those that there are have to do. A name is a program's,
+with "-compiled" (torch.compile) or "-bfloat16" after it; "heedful-plain" is without our kernels.
+
+The limit is arithmetic: the products of a step, over what this machine multiplies in PyTorch. The processors' own limit
+is a little higher. How fast one core reads what another has just written is shown because it varies: two processors
+that share no cache (a virtual machine is not told) slow down all programs, and those most that spread every operator
+over both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from peers.trainers import BATCH, LAYERS, LENGTH, WIDTH
+
+TOKENS = BATCH * LENGTH
+OTHERS = 0.06  # processors that others may use in a round that counts
+NAMES = (
+    "nanogpt", "heedful", "nanogpt-compiled", "heedful-plain", "transformers", "transformers-compiled", "mingpt",
+    "mingpt-compiled", "nanogpt-bfloat16", "heedful-bfloat16",
+)  # fmt: skip
+
+
+class Worker:
+    def __init__(self, name: str, text: Path, folders: dict[str, str], threads: int) -> None:
+        program, *how = name.split("-")
+        command = [sys.executable, str(Path(__file__).parent / "peers" / "trainers.py"), program, str(text)]
+        command += [folders.get(program, ""), "bfloat16" if "bfloat16" in how else "float32"]
+        command += ["yes" if "compiled" in how else "no", str(threads)]
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=os.environ | ({"HEEDFUL_KERNELS": "0"} if "plain" in how else {}),
+        )
+        begin = time.perf_counter()
+        self.read()
+        self.seconds_to_start = time.perf_counter() - begin
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            said = [text for text in self.errors.read().splitlines() if text.strip()]
+            raise RuntimeError(said[-1] if said else f"it ended with {self.process.wait()}")
+        return line
+
+    def train(self, n: int) -> float:
+        """Seconds per step."""
+        assert self.process.stdin is not None
+        print(n, file=self.process.stdin, flush=True)
+        return float(self.read())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def rate(threads: int) -> float:
+    """Operations per second of a product of 512 x 512 matrices, the best of many."""
+    import torch
+
+    torch.set_num_threads(threads)
+    a, b = torch.rand(512, 512), torch.rand(512, 512)
+    times = []
+    for _ in range(60):
+        begin = time.perf_counter()
+        a @ b
+        times.append(time.perf_counter() - begin)
+    return 2 * 512**3 / min(times)
+
+
+def operations(vocabulary: int = 65) -> int:
+    """Multiplications and additions in the products of a step; of attention what is seen, half of all pairs."""
+    weights = LAYERS * 12 * WIDTH**2 + vocabulary * WIDTH
+    return TOKENS * (6 * weights + LAYERS * 12 * (LENGTH + 1) // 2 * WIDTH)
+
+
+def handover(n: int = 2**18) -> float:
+    """Bytes per second that one thread reads of what another has just written, the best of many."""
+    import threading
+
+    import numpy as np
+
+    written, times, processors = np.zeros(n, np.float32), [], sorted(os.sched_getaffinity(0))
+
+    def write(i: int) -> None:
+        os.sched_setaffinity(0, processors[-1:])  # of this thread alone
+        written.fill(i)
+
+    os.sched_setaffinity(0, processors[:1])
+    for i in range(40):
+        writer = threading.Thread(target=write, args=(i,))
+        writer.start()
+        writer.join()
+        begin = time.perf_counter()
+        written.max()
+        times.append(time.perf_counter() - begin)
+    os.sched_setaffinity(0, processors)
+    return written.nbytes / min(times)
+
+
+def worked(place: str) -> float:
+    """Seconds of processors that a process has used, or, of /proc/stat, all together."""
+    line = Path(place).read_text().split("\n", 1)[0]
+    numbers = line.split()[1:4] if place == "/proc/stat" else line.rpartition(")")[2].split()[11:13]
+    return sum(map(int, numbers)) / os.sysconf("SC_CLK_TCK")
+
+
+def race(workers: dict[str, Worker], options: argparse.Namespace) -> tuple[dict[str, list[float]], int]:
+    """Seconds per step of each in the rounds that count, and how many others there were."""
+    quiet: list[dict[str, float]] = []
+    noisy: list[tuple[float, dict[str, float]]] = []
+    end = time.monotonic() + options.limit
+    while len(quiet) < options.rounds and (time.monotonic() < end or (not quiet and not noisy)):
+        found, others = {}, 0.0
+        for name, worker in workers.items():
+            own = f"/proc/{worker.process.pid}/stat"
+            before, mine, begin = worked("/proc/stat"), worked(own), time.perf_counter()
+            found[name] = worker.train(options.steps)
+            foreign = worked("/proc/stat") - before - (worked(own) - mine)
+            others = max(others, foreign / (time.perf_counter() - begin))
+        if others < OTHERS:
+            quiet.append(found)
+        else:
+            noisy.append((others, found))
+    noisy.sort(key=lambda round: round[0])
+    counted = quiet or [found for _, found in noisy[: max(3, len(noisy) // 4)]]
+    return {name: [found[name] for found in counted] for name in workers}, 0 if quiet else len(counted)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--nanogpt", default="", metavar="FOLDER")
+    parser.add_argument("--mingpt", default="", metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--only", nargs="+", default=NAMES, metavar="NAME")
+    options = parser.parse_args()
+    folders = {"nanogpt": options.nanogpt, "mingpt": options.mingpt}
+    workers: dict[str, Worker] = {}
+    for name in options.only:
+        try:
+            workers[name] = Worker(name, options.text.resolve(), folders, options.threads)
+        except (RuntimeError, OSError) as error:
+            print(f"{name}: not measured, {error}")
+    times, noisy = race(workers, options)
+    for worker in workers.values():
+        worker.close()
+    speed = rate(options.threads)
+    limit = TOKENS / (operations() / speed)
+    print(f"products here {speed / 1e9:.0f} GFLOP/s: {limit / 1e3:.1f} k tokens/s if there were nothing else")
+    print(f"one core reads what another wrote at {handover() / 1e9:.0f} GB/s")
+    if noisy:
+        print("others were at work all the time: these are the rounds in which they were least")
+    columns = f"{'ms a step':>11}{'best':>8}{'k tokens/s':>12}{'of limit':>10}{'x nanogpt':>11}{'start s':>9}"
+    print(f"{'program':24}{columns}   {len(next(iter(times.values())))} rounds")
+    for name, found in times.items():
+        step = statistics.median(found)
+        ratio = "" if "nanogpt" not in times else f"{statistics.median(times['nanogpt']) / step:.2f}"
+        print(
+            f"{name:24}{step * 1e3:11.1f}{min(found) * 1e3:8.1f}{TOKENS / step / 1e3:12.1f}"
+            f"{TOKENS / step / limit:10.0%}{ratio:>11}{workers[name].seconds_to_start:9.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
