@@ -20,8 +20,10 @@ from heedful.data.corpus import digest
 from heedful.data.dataset import Dataset
 from heedful.data.sources import Source
 from heedful.loaded import Loaded, load
-from heedful.models.base import Model
+from heedful.models.base import DecoderModel, Model
+from heedful.models.cbow import CBOW
 from heedful.models.config import HeadConfig
+from heedful.models.encoder import EncoderModel
 from heedful.models.registry import FAMILIES, size
 from heedful.nn.native import cache_folder
 from heedful.reading import Read, is_one_document, read, sources, texts
@@ -75,7 +77,7 @@ def assemble(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Assembled:
     begin = load(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = load(recipe.objective.teacher) if recipe.objective.name == "distill" else None
     tokenizer = tokenizer or choose_tokenizer(recipe, begin or teacher, notes)
-    data = read(recipe, tokenizer)
+    data = read(recipe, tokenizer, segments=tells_apart(recipe, begin or teacher))
     notes += data.notes
     torch.manual_seed(recipe.train.seed)
     if begin is not None:
@@ -87,6 +89,7 @@ def assemble(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Assembled:
     else:
         chosen = choose_model(recipe, data)
         model = new_model(chosen)
+    check_fits(recipe, model)
     model.special |= special_ids(tokenizer)
     notes.append(f"{model.family} of {model.n_parameters():,} parameters")
     objective = make_objective(recipe, None if teacher is None else teacher.model)
@@ -146,8 +149,7 @@ OTHERWISE = {
     "masked": "wordpiece",
     "spans": "unigram",
     "cbow": "words",
-    "classify": "wordpiece",
-    "tag": "wordpiece",
+    **dict.fromkeys(("classify", "regress", "multi_label", "tag", "answer"), "wordpiece"),
 }
 
 
@@ -271,6 +273,40 @@ def new_model(chosen: dict[str, Any], device: str = "cpu") -> Model:
         settings = {**size(chosen["size"]).settings, **settings}
     cls = family.load()
     return cls.create(cls.config_class.from_dict(settings), device=device)
+
+
+def tells_apart(recipe: Recipe, begin: Loaded | None) -> bool:
+    """Whether the model tells a first text from a second."""
+    if begin is not None and ("init_from" in recipe.model or not recipe.model):
+        return getattr(begin.model.config, "n_segments", 1) > 1
+    given = {k: v for k, v in recipe.model.items() if k not in ("family", "size")}
+    name = (
+        size(recipe.model["size"]).family if "size" in recipe.model else recipe.model.get("family", "llama")
+    )
+    settings = {**size(recipe.model["size"]).settings, **given} if "size" in recipe.model else given
+    return getattr(FAMILIES[name].load().config_class.from_dict(settings), "n_segments", 1) > 1
+
+
+def check_fits(recipe: Recipe, model: Model) -> None:
+    """ValueError if the objective is not for this kind of model: some would learn something else, without a word."""
+    name, encoder = recipe.objective.name, isinstance(model, EncoderModel)
+    fits, what = {
+        "causal": (isinstance(model, DecoderModel), "a decoder, such as gpt"),
+        "masked": (encoder, "an encoder, such as bert"),
+        "spans": ("translate" in model.abilities, "an encoder with a decoder, such as t5"),
+        "seq2seq": ("translate" in model.abilities, "an encoder with a decoder, such as transformer"),
+        "cbow": (isinstance(model, CBOW), "cbow"),
+        "distill": (True, ""),
+    }.get(name, (isinstance(model.config, HeadConfig), "an encoder, such as bert or vit"))
+    if not fits:
+        raise ValueError(
+            f"objective.name is {name!r}, which is for {what}: set another one, or another model.family than "
+            f"{model.family!r}"
+        )
+    if name == "masked" and recipe.data.pairs and getattr(model, "next_sentence", None) is None:
+        raise ValueError(
+            f"this {model.family} model has no head that says whether one text follows another: set data.pairs to false"
+        )
 
 
 def adjusted_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) -> Any:

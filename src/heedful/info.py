@@ -76,10 +76,11 @@ def tokenizer_of(name: str) -> Tokenizer:
     """The tokenizer of a model or of a folder that has nothing else; the weights are not read."""
     from heedful.text import Tokenizer
     from heedful.weights.find import find
-    from heedful.weights.gguf_file import GgufFile
 
     path = find(name)
     if path.is_dir():
         return Tokenizer.from_folder(path)
+    from heedful.weights.gguf_file import GgufFile
+
     with GgufFile(path) as file:
         return Tokenizer.from_gguf(file.fields)

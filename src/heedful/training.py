@@ -6,6 +6,7 @@ model = train("my.txt", {"train": {"steps": 200}})
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,7 +17,6 @@ import torch
 
 from heedful import __version__
 from heedful.assemble import Assembled, assemble
-from heedful.data.sources import Source
 from heedful.loaded import Loaded, load
 from heedful.models.base import Model
 from heedful.text import Tokenizer
@@ -73,9 +73,10 @@ def resolve(what: str | Path) -> tuple[str, dict[str, Any]]:
     if path.suffix == ".toml" and path.is_file():
         return path.stem, read(path)
     if not path.exists():
+        near = difflib.get_close_matches(text, shipped(), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
         known = ", ".join(shipped())
-        raise ValueError(f"there is no file, folder or recipe {text!r}; recipes that ship: {known}")
-    Source(path)  # says what is wrong with it, if anything is
+        raise ValueError(f"there is no file, folder or recipe {text!r}{hint}; recipes that ship: {known}")
     return path.name.partition(".")[0] or "run", merged(AUTOMATIC, {"data": {"source": str(path)}})
 
 

@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from heedful.nn import lists, native, training
+from heedful.train.recipe import merged
 from heedful.train.trainer import Trainer
 
 WORDS = "the a cat dog bird tree house river sees likes finds leaves old young red green and then runs sings".split()
@@ -63,7 +64,7 @@ def changes(**tables: Any) -> dict[str, Any]:
         "schedule": {"warmup": 2},
         "log": {"samples": False},
     }
-    return usual | {name: {**usual.get(name, {}), **table} for name, table in tables.items()}
+    return merged(usual, tables)
 
 
 def own_cache(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import tomllib
 
 import pytest
 
@@ -40,13 +41,8 @@ def test_a_recipe_that_ships_is_valid_and_builds_its_model(name):
     assert model.n_parameters() > 0 and make_objective(recipe, None) is not None
     last = schedule.factor(recipe.schedule, recipe.train.steps - 1, recipe.train.steps)
     assert recipe.schedule.warmup < recipe.train.steps and 0 <= last <= 1
-    longest = model.longest
-    assert (
-        longest is None
-        or recipe.data.kind == "images"
-        or longest >= recipe.data.length
-        or "max_len" in data.settings
-    )
+    if "max_len" not in data.settings and recipe.data.kind != "images":
+        assert model.longest is None or model.longest >= recipe.data.length
 
 
 def test_every_family_has_a_recipe():
@@ -57,8 +53,6 @@ def test_every_family_has_a_recipe():
 def test_a_recipe_is_the_same_after_it_was_written():
     for path in shipped().values():
         recipe = Recipe.from_dict(read(path))
-        import tomllib
-
         assert Recipe.from_dict(tomllib.loads(to_toml(recipe.to_dict()))) == recipe
     assert Recipe.from_dict(AUTOMATIC).train.steps == AUTOMATIC["train"]["steps"]
 

@@ -12,6 +12,7 @@ from heedful.assemble import assemble
 from heedful.cli import main
 from heedful.train.recipe import Recipe, read
 from heedful.train.run import Run, to_toml
+from heedful.train.trainer import Task
 from heedful.training import resume, train
 from support.trainings import (
     SMALL,
@@ -235,6 +236,28 @@ def test_a_run_belongs_to_one_process_at_a_time(here, run):
         resume(run, quiet=True)
     first.unlock()
     resume(run, quiet=True)
+
+
+def test_a_training_that_halts_leaves_its_last_checkpoint(here, monkeypatch, capfd):
+    recipe = started(here, write_recipe(here, model=GPT, train={"eval_every": 5, "halt_after": 3}))
+    train(recipe, folder=here / "whole", quiet=True)
+    forward, calls = Task.forward, iter(range(1000))
+
+    def spoiled(task, batch):
+        loss = forward(task, batch)
+        loss.sum = loss.sum * float("nan") if task.training and next(calls) >= 11 else loss.sum
+        return loss
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "forward", spoiled)
+        assert main(["train", str(recipe), "--out", "cut"]) == 2
+    said = capfd.readouterr().err
+    assert "step 12 skipped: its gradient is not finite (1 in a row)" in said and "step 14 skipped" in said
+    assert "heedful: 3 steps in a row had no finite gradient; the first layer with one is the loss" in said
+    assert [line["step"] for line in logged(here / "cut", "note")] == [12, 13, 14]
+    assert steps_of(here / "cut") == [5, 10]
+    resume(here / "cut", quiet=True)
+    assert_same_run(here / "whole", here / "cut", 20)
 
 
 # --- adapters --------------------------------------------------------------------------------------------------------

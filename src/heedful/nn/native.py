@@ -4,6 +4,8 @@ It takes Linux, a processor with AVX-512 (BF16 and VNNI with it) and a C compile
 PyTorch's operators do the work. The compiled file is kept in the user's cache folder under a name that says what it
 was made of and for. HEEDFUL_KERNELS=0 switches the kernels off.
 
+`load` does the same for the kernels of training (nn/training.py, nn/lists.py).
+
 They multiply nearly as fast as the memory delivers the weights; RESULTS.md has them beside PyTorch's operators.
 Their threads are those of PyTorch: both use the same OpenMP, which PyTorch brings along.
 

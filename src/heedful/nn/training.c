@@ -1,10 +1,10 @@
 // A Transformer block forwards and backwards, for processors with AVX-512: what training a small model on a CPU consists
-// of. Compiled on first use; called by nn/fused.py.
+// of. Compiled on first use; called by nn/training.py.
 //
 // A small block is some sixty operations of PyTorch's, forwards and backwards, and what lies between its products (a
 // third of the time) is moving numbers and starting threads. Here the rows are dealt out to the threads once, a thread
-// goes through all sublayers with its rows, and threads wait for each other only around attention and before the
-// gradients of the weights.
+// goes through all sublayers with its rows, and threads wait for each other only to add up the gradients of the weights
+// (and around attention, where there are fewer sequences than threads).
 //
 //     B batch, T positions, M = B T rows, E model width, F hidden width, H heads, G heads of keys and values, D head size
 

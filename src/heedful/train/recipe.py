@@ -35,12 +35,25 @@ def number(default: float, least: float, most: float = math.inf) -> Any:
     return field(default=default, metadata={"bounds": (least, most)})
 
 
+LISTS: dict[str, tuple[Any, str]] = {
+    "tuple[str, ...]": (str, 'texts, as ["a", "b"]'),
+    "tuple[float, ...]": (int | float, "numbers, as [0.9, 0.99]"),
+}
+
+
 @dataclass(frozen=True)
 class Settings(Config):
     """A table of a recipe: types and finite numbers are checked by `Config`, choices and bounds here."""
 
     def _check(self, name: str, value: Any) -> None:
-        limits = next(f for f in dataclasses.fields(self) if f.name == name).metadata
+        field = next(f for f in dataclasses.fields(self) if f.name == name)
+        limits = field.metadata
+        if str(field.type) in LISTS:
+            item, what = LISTS[str(field.type)]
+            if not isinstance(value, tuple) or not all(isinstance(x, item) for x in value):
+                raise ValueError(f"{name} is {value!r}: it must be a list of {what}")
+        elif str(field.type).startswith("str |") and not isinstance(value, str | tuple):
+            raise ValueError(f"{name} is {value!r}: it must be a text, or a list")
         if "choices" in limits and value not in limits["choices"]:
             near = difflib.get_close_matches(str(value), limits["choices"], n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
@@ -210,6 +223,8 @@ class Recipe:
         else:
             made["model"] = dict(model)
             _collect(wrong, lambda: check_model(model))
+        if "data" in made and "objective" in made:
+            _collect(wrong, lambda: check_lesson(made["data"].kind, made["objective"].name))
         if wrong:
             listed = "".join(f"\n  {line}" for line in wrong)
             raise ValueError(f"the recipe has {len(wrong)} mistake{'s' * (len(wrong) > 1)}:{listed}")
@@ -257,6 +272,26 @@ def _collect(wrong: list[str], check: Callable[[], object], where: str = "") -> 
         check()
     except (ValueError, TypeError) as problem:
         wrong.append(f"{where}{problem}")
+
+
+# What can be learned from each kind of data; running text also teaches a student what a teacher says.
+LESSONS: dict[str, tuple[str, ...]] = {
+    "text": ("causal", "masked", "spans", "cbow", "distill"),
+    "pairs": ("seq2seq",),
+    "labelled": ("classify", "regress", "multi_label"),
+    "tagged": ("tag",),
+    "answers": ("answer",),
+    "images": ("classify",),
+    "pixels": ("causal",),
+    "reversal": ("seq2seq",),
+}
+
+
+def check_lesson(kind: str, name: str) -> None:
+    if name not in LESSONS[kind]:
+        raise ValueError(
+            f"objective.name is {name!r}, and data.kind {kind!r} teaches {', '.join(LESSONS[kind])}: set one of the two"
+        )
 
 
 def check_model(model: Mapping[str, Any]) -> None:

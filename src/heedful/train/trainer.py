@@ -128,6 +128,7 @@ class Trainer:
         self._untold: deque[Taken] = deque()
         self._clock, self._began = 0.0, 0
         self._full_speed: float | None = None  # tokens/s if there were nothing but matrix products
+        self._compiled = False
         self._compile()
 
     # --- what a checkpoint holds beside the weights ----------------------------------------------------------------
@@ -172,6 +173,7 @@ class Trainer:
             self.log.note(f"torch.compile does not work here ({problem}): going on without it")
         else:
             compiled.compile_model(self.model, whole=not self.settings.sharded)
+            self._compiled = True
 
     # --- training --------------------------------------------------------------------------------------------------
 
@@ -255,9 +257,9 @@ class Trainer:
             return None
         if self._full_speed is None:
             batch = cost.take_rows(taken.batches[0], 1)
-            # A model in parts cannot be copied; one of its kind without weights costs the same.
-            spread = any(map(is_spread, self.parameters))
-            model = type(self.model).create(self.model.config, device="meta") if spread else self.model
+            # A model in parts, or compiled, cannot be copied; one of its kind without weights costs the same.
+            changed = self._compiled or any(map(is_spread, self.parameters))
+            model = type(self.model).create(self.model.config, device="meta") if changed else self.model
             flops = cost.count_flops(model, self.task.objective, batch).training / max(1, n_tokens(batch))
             kind = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
             self._full_speed = cost.peak_rate(str(self.processes.device), kind) / max(1.0, flops)
