@@ -50,9 +50,9 @@ class Settings(Config):
         limits = field.metadata
         if str(field.type) in LISTS:
             item, what = LISTS[str(field.type)]
-            if not isinstance(value, tuple) or not all(isinstance(x, item) for x in value):
+            if not isinstance(value, list | tuple) or not all(isinstance(x, item) for x in value):
                 raise ValueError(f"{name} is {value!r}: it must be a list of {what}")
-        elif str(field.type).startswith("str |") and not isinstance(value, str | tuple):
+        elif str(field.type).startswith("str |") and not isinstance(value, str | list | tuple):
             raise ValueError(f"{name} is {value!r}: it must be a text, or a list")
         if "choices" in limits and value not in limits["choices"]:
             near = difflib.get_close_matches(str(value), limits["choices"], n=1)

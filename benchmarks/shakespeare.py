@@ -1,0 +1,99 @@
+"""From the command to the result on a CPU: nanoGPT's 2,000 steps on Shakespeare's characters, and heedful's recipe.
+
+    python benchmarks/shakespeare.py TEXT --nanogpt FOLDER [--rounds 3]
+
+nanoGPT runs its own train.py with the settings that its readme gives for a CPU (4 layers, 4 heads, 128 wide, 64
+characters, batches of 12, 0.80 million parameters) and ends after 2,000 steps; its validation loss is its own estimate.
+heedful runs the recipe `qwen` (0.19 million parameters; the same text and split), evaluates once at the end, on all of
+the validation text. The time is that of the whole command. "first step" is the time from the command to the first
+step's line, the data being cached on both sides; the best of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+NANOGPT = (
+    "config/train_shakespeare_char.py --device=cpu --compile=False --log_interval=1 --block_size=64 --batch_size=12"
+    " --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0 --eval_interval=2000"
+).split()
+ONCE = ["--set", "train.eval_every=400", "--set", "log.samples=false"]
+
+
+def timed(
+    command: list[str], folder: Path, pattern: str, first: str = "", **environment: str
+) -> tuple[float, str]:
+    """Seconds until the command ends, or until a line has `first`; and the last match of the pattern."""
+    begin, found = time.perf_counter(), ""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | environment,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if match := re.search(pattern, line):
+            found = match[1]
+        if first and first in line:
+            process.kill()
+            break
+    process.wait()
+    return time.perf_counter() - begin, found
+
+
+def prepare(text: Path, nanogpt: Path) -> None:
+    """What nanoGPT's prepare.py writes."""
+    import pickle
+
+    import numpy as np
+
+    read = text.read_text()
+    known = {c: i for i, c in enumerate(sorted(set(read)))}
+    ids = np.array([known[c] for c in read], dtype=np.uint16)
+    folder = nanogpt / "data" / "shakespeare_char"
+    n = int(0.9 * len(ids))
+    ids[:n].tofile(folder / "train.bin")
+    ids[n:].tofile(folder / "val.bin")
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(known)}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--nanogpt", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    text, nanogpt = options.text.resolve(), options.nanogpt.resolve()
+    prepare(text, nanogpt)
+    heedful = [sys.executable, "-m", "heedful.cli", "train", "qwen", "--set", f"data.source={text}"]
+    theirs = [sys.executable, "train.py", *NANOGPT]
+    starts: dict[str, list[float]] = {"nanogpt": [], "heedful": []}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        timed([*heedful, *ONCE], place, "()", first="step 1/")  # fills the cache
+        for _ in range(options.rounds):
+            starts["nanogpt"].append(timed([*theirs, "--eval_iters=1"], nanogpt, "()", first="iter 0:")[0])
+            starts["heedful"].append(timed([*heedful, *ONCE], place, "()", first="step 1/")[0])
+        print(
+            f"first step: nanogpt {min(starts['nanogpt']):.2f} s, heedful {min(starts['heedful']):.2f} s",
+            flush=True,
+        )
+        for _ in range(options.rounds):
+            ours = timed([*heedful, *ONCE], place, r"validation loss (\d+\.\d+)")
+            print(f"heedful: {ours[0]:.1f} s to validation loss {ours[1]}", flush=True)
+        done = timed([*theirs, "--eval_iters=20"], nanogpt, r"val loss (\d+\.\d+)")
+        print(f"nanogpt: {done[0]:.1f} s to validation loss {done[1]}")
+
+
+if __name__ == "__main__":
+    main()
