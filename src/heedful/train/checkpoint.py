@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from heedful.models.base import Model
@@ -43,7 +42,7 @@ from heedful.weights.manifest import (
     step_of,
     write_manifest,
 )
-from heedful.weights.save import write_into
+from heedful.weights.save import write_into, write_tensors
 from heedful.weights.tensors import TensorFiles
 
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -111,11 +110,10 @@ def write(
             write_into(aside, model, tokenizer)
         else:
             write_model(aside)
-        save_file(_separate(tensors), aside / "training.safetensors")
+        write_tensors(_separate(tensors), aside / "training.safetensors")
         for name, content in {"training.json": dict(numbers), **(also or {})}.items():
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             (aside / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        _let_others_read(aside)
         write_manifest(aside, step=step, best=best_step)
         _to_disk(aside)
         _put_in_place(aside, place)
@@ -225,13 +223,6 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         seen.add(whole.untyped_storage().data_ptr())
         found[name] = whole
     return found
-
-
-def _let_others_read(folder: Path) -> None:
-    """The weights' library writes files that only their owner may read; all get the mode that files get here."""
-    mode = (folder / "training.json").stat().st_mode & 0o777
-    for path in folder.rglob("*.safetensors"):
-        path.chmod(mode)
 
 
 def _to_disk(folder: Path) -> None:

@@ -202,7 +202,8 @@ def finish_gradients(parameters: Iterable[nn.Parameter], n_targets: Tensor | flo
     if ours:
         lists.scale(gradients, float(scale))
     else:
-        torch._foreach_mul_(gradients, scale)
+        # In the gradients' own type: another one would be multiplied with each of them alone.
+        torch._foreach_mul_(gradients, scale.float() if isinstance(scale, Tensor) else scale)
     return norm
 
 

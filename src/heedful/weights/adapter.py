@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from heedful.models.base import DecoderModel, EncoderDecoderModel, Model
 from heedful.models.mapping import Copy, Entry, Fuse, FuseHeads, Transpose
 from heedful.nn.lora import LoRALinear, adapted, replace_module
 from heedful.weights.folder import HOW_TO_CONVERT, PICKLES, Unset, inside, read_json
-from heedful.weights.save import layout
+from heedful.weights.save import layout, write_tensors
 from heedful.weights.tensors import TensorFiles
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -94,7 +93,7 @@ def write_adapter_into(folder: Path, model: Model, base_name: str = "") -> None:
     """The adapter's files in a folder that is there; who calls it sees to it that nobody reads them half written."""
     tensors, config = contents(model)
     own = {PREFIX + n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    save_file(own, folder / TENSORS, metadata={"format": "pt"})
+    write_tensors(own, folder / TENSORS)
     config["base_model_name_or_path"] = base_name or None
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -88,7 +88,7 @@ def write_into(
         alone = len(shards) == 1
         file = "model.safetensors" if alone else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         tensors = dict(_theirs(entries, parameters))
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        write_tensors(tensors, folder / file)
         names |= dict.fromkeys(tensors, file)
         total += sum(t.nbytes for t in tensors.values())
     if len(shards) > 1:
@@ -97,6 +97,12 @@ def write_into(
     write_config(folder, model)
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file, for whoever may read its folder (the library itself lets only the owner read)."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def write_config(folder: Path, model: Model) -> None:
