@@ -1,6 +1,7 @@
 """`heedful train`: from a text, a folder or a recipe to a run's folder, and on from one.
 
 from heedful.training import train
+
 model = train("my.txt", {"train": {"steps": 200}})
 """
 
@@ -37,6 +38,13 @@ AUTOMATIC: dict[str, Any] = {
     "optimizer": {"name": "muon", "lr": 0.01, "muon_lr": 0.025, "betas": [0.9, 0.95], "weight_decay": 0.0},
     "schedule": {"name": "cosine", "warmup": 50, "final": 0.05},
 }
+# The same for a model that has learned already: small steps, or it forgets.
+FINE_TUNING: dict[str, Any] = {
+    "data": {"length": 128},
+    "train": {"steps": 300, "batch_size": 8},
+    "optimizer": {"name": "adamw", "lr": 1e-4, "weight_decay": 0.0},
+    "schedule": {"name": "linear", "warmup": 20, "final": 0.0},
+}
 
 
 def train(
@@ -52,7 +60,7 @@ def train(
     `changes` are settings of the recipe, {"train": {"steps": 200}}; `init_from` is a model to begin from instead of
     a fresh one; `folder` is where the run goes (runs/NAME-1 and so on unless given).
     """
-    name, given = resolve(what)
+    name, given = resolve(what, AUTOMATIC if init_from is None else FINE_TUNING)
     given = merged(given, changes or {})
     if init_from is not None:
         given["model"] = {**(changes or {}).get("model", {}), "init_from": init_from}
@@ -65,8 +73,8 @@ def resume(folder: str | Path, changes: Mapping[str, Any] | None = None, *, quie
     return _run(Recipe.from_dict(merged(run.recipe, changes or {})), run.folder, quiet, run)
 
 
-def resolve(what: str | Path) -> tuple[str, dict[str, Any]]:
-    """A short name for the run, and the recipe as plain data."""
+def resolve(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -> tuple[str, dict[str, Any]]:
+    """A short name for the run, and the recipe as plain data; for text without one, the `automatic` one."""
     text, path = str(what), Path(what).expanduser()
     if text in shipped():
         return text, read(shipped()[text])
@@ -77,7 +85,7 @@ def resolve(what: str | Path) -> tuple[str, dict[str, Any]]:
         hint = f" (did you mean {near[0]}?)" if near else ""
         known = ", ".join(shipped())
         raise ValueError(f"there is no file, folder or recipe {text!r}{hint}; recipes that ship: {known}")
-    return path.name.partition(".")[0] or "run", merged(AUTOMATIC, {"data": {"source": str(path)}})
+    return path.name.partition(".")[0] or "run", merged(automatic, {"data": {"source": str(path)}})
 
 
 def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None) -> Loaded:
@@ -138,6 +146,8 @@ def _train(
         unit="images" if recipe.data.kind == "images" else "tokens",
     )
     with log:
+        if processes.main:
+            processes.tell = log.note  # the run's log says which process failed
         if saved is not None:
             if adapted(ready.model):
                 load_adapter(ready.model, saved.path)
