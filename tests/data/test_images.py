@@ -53,7 +53,7 @@ def test_idx_files_with_their_labels_beside_them(tmp_path):
             "should hold 4294967295 bytes, and it holds 3",
         ),
         (idx([1, 2]) + b"x", "holds more"),
-        (gzip.compress(idx(GREY))[:40], "damaged|no idx"),
+        (gzip.compress(idx(GREY), mtime=0)[:40], "damaged|no idx"),
     ],
 )
 def test_damaged_idx_files_are_refused_without_asking_for_memory(tmp_path, content, message):
