@@ -1,0 +1,93 @@
+"""The models that ship: small, each with its card, and as good as the card says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import heedful
+from heedful.data.dataset import Draw
+from heedful.data.synthetic import Reversal
+from heedful.generate.engine import greedy
+from heedful.models.base import Batch
+from heedful.train.distributed import Processes
+from heedful.train.objectives import causal, classify
+from heedful.train.recipe import read, shipped
+from heedful.train.scores import evaluate
+from heedful.train.trainer import Task
+from heedful.weights.find import shipped as models
+from heedful.zoo import FOLDER, cards
+
+LARGEST = 16 * 2**20
+
+
+def score(model, objective, data):
+    cpu = torch.device("cpu")
+    return evaluate(Task(model, objective, "float32", cpu), data, batch_size=64, processes=Processes(cpu))
+
+
+def card(name):
+    text = (FOLDER / name / "README.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| (\w+) \| (.+) \|$", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", models())
+def test_ships_small_with_a_card_and_loads_by_name(name):
+    for file in (FOLDER / name).iterdir():
+        assert file.stat().st_size <= LARGEST, f"{file} is larger than 16 MiB"
+    told = card(name)
+    assert {"data", "licence", "recipe", "result"} <= told.keys()
+    assert told["recipe"].strip("`") in shipped()
+    assert cards()[name]
+    loaded = heedful.load(name)
+    assert loaded.model.n_parameters() == int(told["parameters"].replace(",", ""))
+
+
+@pytest.mark.parametrize("name", models())
+def test_is_what_its_recipe_makes(name):
+    recipe = read(shipped()[card(name)["recipe"].strip("`")])
+    settings = heedful.load(name).model.config.to_dict()
+    for key, value in recipe["model"].items():
+        if key != "family":
+            assert settings[key] == value, key
+    assert heedful.load(name).model.family == recipe["model"]["family"]
+
+
+def test_reversal_writes_new_sequences_backwards():
+    model = heedful.load("reversal").model
+    data = Reversal(16, 20, 100, seed=12345)
+    batch = data.batch([Draw(0, i) for i in range(100)], seed=0)
+    written = greedy(model, Batch(source=batch.source), 20)
+    right = (torch.tensor(written) == batch.source.flip(1)).float().mean().item()
+    assert right > 0.98
+
+
+def digits(kind, part):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    from heedful.reading import read as read_data
+    from heedful.train.recipe import Recipe
+
+    return getattr(read_data(Recipe.from_dict(read(shipped()[kind])), None), part)
+
+
+def test_the_vision_transformer_reads_digits():
+    scores = score(heedful.load("digits-vit").model, classify, digits("vit", "validation"))
+    assert scores.metrics["accuracy"] > 0.97
+
+
+def test_the_image_gpt_foresees_pixels():
+    told = float(re.search(r"[\d.]+", card("digits-gpt")["result"])[0])
+    found = score(heedful.load("digits-gpt").model, causal, digits("image_gpt", "validation"))
+    assert found.loss == pytest.approx(told, abs=0.01)
+
+
+def test_bert_knows_which_words_fit():
+    loaded = heedful.load("bert-books")
+    tokenizer, model = loaded.tokenizer, loaded.model.eval()
+    ids = tokenizer.encode("he looked at her, and she smiled at him", add_special=True)
+    place = ids.index(tokenizer.id("her"))
+    ids[place] = tokenizer.mask_id
+    logits = model(torch.tensor([ids])).logits[0, place]
+    assert tokenizer.id("her") in logits.topk(10).indices.tolist()
