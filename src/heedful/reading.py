@@ -143,6 +143,8 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     if data.validation:
         held = [prepare(Source(located(data.validation), field=data.text), tokenizer)[0]]
     examples = [(_examples(recipe, train, tokenizer, True, segments), weight) for train, _, weight in parts]
+    told = held or [train for train, _, _ in parts]
+    bytes_per_token = sum(c.n_bytes for c in told) / max(1, sum(len(c.tokens) for c in told))
     settings = {"vocab_size": len(tokenizer)}
     if recipe.objective.name == "spans":
         settings["start_id"] = first_id(tokenizer)
@@ -153,16 +155,26 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     notes.append(f"{n_tokens:,} tokens in {n_documents:,} document{'s' * (n_documents != 1)}")
     return Read(
         examples[0][0] if len(examples) == 1 else Mixture(examples),
-        _examples(recipe, held[0], tokenizer, False, segments) if held else None,
+        _validation(recipe, held, tokenizer, segments),
         n_tokens,
         {
             "vocab_size": len(tokenizer),
             **({"start_id": first_id(tokenizer)} if recipe.objective.name == "spans" else {}),
         },
-        (held[0] if held else heaviest).bytes_per_token if recipe.objective.name == "causal" else None,
+        bytes_per_token if recipe.objective.name == "causal" else None,
         {"uniform": uniform(len(tokenizer)), "unigram": unigram_entropy(heaviest.tokens)},
         notes,
     )
+
+
+def _validation(
+    recipe: Recipe, held: Sequence[Corpus], tokenizer: Tokenizer, segments: bool
+) -> Dataset | None:
+    """What was held out of every source, one after the other."""
+    parts = [_examples(recipe, corpus, tokenizer, False, segments) for corpus in held]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return Mixture([(part, len(part)) for part in parts])
 
 
 def _examples(

@@ -111,3 +111,22 @@ def test_mixtures_that_cannot_be():
 def test_fingerprints_differ_with_weights():
     a, b = Numbers(3), Numbers(3)
     assert Mixture([(a, 1), (b, 1)]).fingerprint != Mixture([(a, 1), (b, 2)]).fingerprint
+
+
+def test_what_two_sources_hold_out_is_validated_whole(tmp_path, monkeypatch):
+    from heedful.reading import read
+    from heedful.text import characters
+    from heedful.train.recipe import Recipe
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    texts = {"a": "ab" * 500, "b": "cd" * 300}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    sources = [{"path": str(tmp_path / f"{name}.txt"), "weight": 1.0} for name in texts]
+    recipe = Recipe.from_dict({"data": {"source": sources, "length": 20, "share": 0.2}})
+    tokenizer = characters(texts.values(), special=("<unk>",))
+    validation = read(recipe, tokenizer).validation
+    batch = validation.batch([Draw(0, i) for i in range(len(validation))], seed=0)
+    seen = tokenizer.decode(batch.targets[batch.targets >= 0].tolist())
+    # The last fifth of each; the first character of each is read and not foreseen.
+    assert Counter(seen) == {"a": 99, "b": 100, "c": 59, "d": 60}
