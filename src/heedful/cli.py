@@ -62,6 +62,29 @@ def parser() -> argparse.ArgumentParser:
     )
     converse.add_options(c)
 
+    _add_training(add)
+
+    c = add("export", export, "write a model as a folder in the hub's layout")
+    c.add_argument("model", help=model)
+    c.add_argument("folder", type=Path, help="where to; must not exist yet")
+    c.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="convert the weights")
+
+    c = add("tokenize", tokenize, "show the tokens of a text")
+    c.add_argument("model", help=f"{model}; or a folder with a tokenizer alone")
+    c.add_argument("text")
+
+    c = add("merges", merges, "byte-pair encoding step by step: every merge and the text after it")
+    c.add_argument("text", help="for example aaabdaaabac")
+
+    c = add("train-tokenizer", train_tokenizer, "train a tokenizer on text files")
+    c.add_argument("files", nargs="+", type=Path)
+    c.add_argument("--kind", choices=["bpe", "wordpiece", "unigram", "words", "characters"], default="bpe")
+    c.add_argument("--vocab-size", type=int, default=8000, metavar="N", help="default 8000")
+    c.add_argument("--out", type=Path, required=True, help="the folder to write")
+    return top
+
+
+def _add_training(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
     what = "a text file, a folder of text, a recipe that ships (--list) or a recipe's .toml file"
     changes: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
     c = add("train", train, "train a model: from a text file, a folder or a recipe; or go on with a run")
@@ -88,25 +111,6 @@ def parser() -> argparse.ArgumentParser:
     )
     c.add_argument("what", help=what)
     c.add_argument("--set", **changes, help="change one setting of the recipe; repeatable")
-
-    c = add("export", export, "write a model as a folder in the hub's layout")
-    c.add_argument("model", help=model)
-    c.add_argument("folder", type=Path, help="where to; must not exist yet")
-    c.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="convert the weights")
-
-    c = add("tokenize", tokenize, "show the tokens of a text")
-    c.add_argument("model", help=f"{model}; or a folder with a tokenizer alone")
-    c.add_argument("text")
-
-    c = add("merges", merges, "byte-pair encoding step by step: every merge and the text after it")
-    c.add_argument("text", help="for example aaabdaaabac")
-
-    c = add("train-tokenizer", train_tokenizer, "train a tokenizer on text files")
-    c.add_argument("files", nargs="+", type=Path)
-    c.add_argument("--kind", choices=["bpe", "wordpiece", "unigram", "words", "characters"], default="bpe")
-    c.add_argument("--vocab-size", type=int, default=8000, metavar="N", help="default 8000")
-    c.add_argument("--out", type=Path, required=True, help="the folder to write")
-    return top
 
 
 def models(options: argparse.Namespace) -> int:
