@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -53,7 +54,25 @@ def add(sums: dict[str, Tensor], loss: Loss, *, counts: bool = True) -> None:
         sums[name] = sums[name] + number if name in sums else number
 
 
-def means(sums: dict[str, Tensor]) -> Scores:
+def fetch(numbers: Mapping[str, Tensor]) -> Callable[[], dict[str, float]]:
+    """Numbers as floats, later. A GPU sends them as soon as it has them: who reads them then does not wait for what it
+    was given to do since."""
+    if next(iter(numbers.values())).device.type != "cuda":
+        return lambda: {name: float(number) for name, number in numbers.items()}
+    found = torch.stack([number.double() for number in numbers.values()])
+    here = torch.empty(len(found), dtype=found.dtype, pin_memory=True)
+    here.copy_(found, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> dict[str, float]:
+        arrived.synchronize()
+        return dict(zip(numbers, here.tolist(), strict=True))
+
+    return read
+
+
+def means(sums: Mapping[str, Tensor | float]) -> Scores:
     def mean(total: str, count: str) -> float:
         return float(sums[total]) / max(float(sums[count]), 1)
 

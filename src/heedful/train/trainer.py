@@ -33,7 +33,7 @@ from heedful.train.faults import TrainingHalted, first_bad_layer, memory_advice
 from heedful.train.objectives import Loss, Objective
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
-from heedful.train.scores import Scores, add, evaluate, means, n_tokens
+from heedful.train.scores import Scores, add, evaluate, fetch, means, n_tokens
 
 MEASURED_AFTER = 20  # steps
 
@@ -54,8 +54,7 @@ class Taken:
 
     step: int
     batches: list[Batch]
-    sums: dict[str, Tensor]
-    norm: Tensor
+    numbers: Callable[[], dict[str, float]]  # the sums, and the norm of the gradient
     lr: float
 
 
@@ -223,7 +222,8 @@ class Trainer:
             self.ema.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        self._untold.append(Taken(self.step, batches, sums, norm, factor * self.recipe.optimizer.lr))
+        numbers = fetch({**sums, "norm": norm.detach()})
+        self._untold.append(Taken(self.step, batches, numbers, factor * self.recipe.optimizer.lr))
         # A GPU is given its next step before we ask it how the last one went.
         self._tell(behind=1 if processes.device.type == "cuda" else 0)
 
@@ -232,7 +232,9 @@ class Trainer:
         and several in a row end the training."""
         while len(self._untold) > behind:
             taken = self._untold.popleft()
-            scores, norm = means(taken.sums), float(taken.norm)
+            numbers = taken.numbers()
+            norm = numbers.pop("norm")
+            scores = means(numbers)
             seconds = time.perf_counter() - self._clock
             tokens = sum(n_tokens(b) for b in taken.batches) * self.processes.world
             self.log.step(
