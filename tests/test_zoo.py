@@ -49,10 +49,12 @@ def test_ships_small_with_a_card_and_loads_by_name(name):
 def test_is_what_its_recipe_makes(name):
     recipe = read(shipped()[card(name)["recipe"].strip("`")])
     settings = heedful.load(name).model.config.to_dict()
+    base = recipe["model"].get("init_from")
+    family = heedful.load(base).model.family if base else recipe["model"]["family"]
     for key, value in recipe["model"].items():
-        if key != "family":
+        if key not in ("family", "init_from"):
             assert settings[key] == value, key
-    assert heedful.load(name).model.family == recipe["model"]["family"]
+    assert heedful.load(name).model.family == family
 
 
 def test_reversal_writes_new_sequences_backwards():
@@ -83,11 +85,25 @@ def test_the_image_gpt_foresees_pixels():
     assert found.loss == pytest.approx(told, abs=0.01)
 
 
-def test_bert_knows_which_words_fit():
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("she was the most beautiful woman he had ever seen.", "woman"),
+        ("the old man sat by the fire and smoked his pipe.", "fire"),
+        ("they went into the house and shut the door behind them.", "door"),
+    ],
+)
+def test_bert_knows_which_words_fit(text, hidden):
     loaded = heedful.load("bert-books")
     tokenizer, model = loaded.tokenizer, loaded.model.eval()
-    ids = tokenizer.encode("he looked at her, and she smiled at him", add_special=True)
-    place = ids.index(tokenizer.id("her"))
+    ids = tokenizer.encode(text, add_special=True)
+    place = ids.index(tokenizer.id(hidden))
     ids[place] = tokenizer.mask_id
-    logits = model(torch.tensor([ids])).logits[0, place]
-    assert tokenizer.id("her") in logits.topk(10).indices.tolist()
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, place]
+    assert tokenizer.id(hidden) in logits.topk(5).indices.tolist()
+
+
+def test_the_translator_translates():
+    said = heedful.load("translator").translate("Ein Mann mit einem Hut steht vor einem Haus.")
+    assert said == "A man in a hat is standing in front of a house."

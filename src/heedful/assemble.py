@@ -81,8 +81,12 @@ def assemble(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Assembled:
     notes += data.notes
     torch.manual_seed(recipe.train.seed)
     if begin is not None:
-        model = adjusted(begin, recipe, data, notes)
+        model, new = adjusted(begin, recipe, data)
+        notes.append(f"begins from {begin.name}" + (f"; new: {', '.join(new)}" if new else ""))
         chosen = dict(recipe.model)
+        if "lora" in recipe.adapter.kind:  # what nobody has trained yet learns in full
+            free = tuple(dict.fromkeys([*recipe.adapter.trainable, *new]))
+            recipe = dataclasses.replace(recipe, adapter=dataclasses.replace(recipe.adapter, trainable=free))
     elif teacher is not None and not recipe.model:
         model, chosen = own(halve(teacher.model)), {}
         notes.append(f"half the layers of {teacher.name} are the student")
@@ -320,8 +324,9 @@ def adjusted_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) -> A
     return model.config.from_dict({**model.config.to_dict(), **changes})
 
 
-def adjusted(begin: Loaded, recipe: Recipe, data: Read, notes: list[str]) -> Model:
-    """The model to begin from, in fp32 memory of its own, with another head or more labels where they are asked for."""
+def adjusted(begin: Loaded, recipe: Recipe, data: Read) -> tuple[Model, list[str]]:
+    """The model to begin from, in fp32 memory of its own, with another head or more labels where they are asked for,
+    and which of its parameters are new."""
     model = begin.model
     known = {f.name for f in dataclasses.fields(model.config)}
     if data.settings.get("vocab_size", 0) > model.config.vocab_size if "vocab_size" in known else False:
@@ -330,7 +335,6 @@ def adjusted(begin: Loaded, recipe: Recipe, data: Read, notes: list[str]) -> Mod
         )
     config = adjusted_config(model, recipe, data.settings)
     if config == model.config:
-        return own(model.float())
+        return own(model.float()), []
     fresh, new = with_config(model, config)
-    notes.append(f"begins from {begin.name}" + (f"; new: {', '.join(new)}" if new else ""))
-    return fresh
+    return fresh, list(new)

@@ -108,7 +108,7 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
         for note in ready.notes:
             say(note)
         if recipe.adapter.kind != "none":
-            adapt(ready.model, recipe.adapter)
+            adapt(ready.model, ready.recipe.adapter)
             say(f"{recipe.adapter.kind}: {sum(p.numel() for p in learning(ready.model)):,} parameters learn")
         if isinstance(folder, str):
             folder = Path(processes.agree(str(Run.next_name(Path("runs"), folder))))

@@ -334,6 +334,24 @@ def test_a_new_head_on_a_trained_encoder(here):
         assert all(torch.equal(p, model.get_parameter(name)) for name, p in body.items()) == same
 
 
+def test_a_new_head_learns_beside_adapters(here):
+    """Nobody has trained it: it is no use frozen."""
+    text = write_recipe(
+        here, model={"family": "bert", **SMALL}, objective={"name": "masked"}, tokenizer=WORDPIECE
+    )
+    train(started(here, text), {"train": {"steps": 2, "eval_every": 2}}, folder=here / "bert", quiet=True)
+    settings = changes(
+        data={"kind": "labelled", "source": write_reviews(here / "reviews.tsv"), "length": 24},
+        objective={"name": "classify"},
+        adapter={"kind": "lora", "rank": 2},
+        train={"steps": 2, "eval_every": 2},
+    )
+    short = train(started(here, settings), init_from="bert", folder=here / "run", quiet=True)
+    longer = resume(here / "run", {"train": {"steps": 6}}, quiet=True)
+    assert not torch.equal(short.model.head.weight, longer.model.head.weight)
+    assert "classify" in heedful.load(here / "run").abilities
+
+
 def test_settings_of_the_model_go_with_init_from(here, base):
     source = write_story(here / "data.txt")
     given = changes(model={"dropout": 0.4}, train={"steps": 2, "eval_every": 2})

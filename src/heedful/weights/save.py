@@ -60,18 +60,23 @@ def save(
         raise
 
 
-def layout(model: Model) -> tuple[dict[str, Any], WeightMap]:
-    """config.json and the map of names: the hub's if it has a layout for this model, else ours."""
+def described(model: Model) -> dict[str, Any]:
+    """config.json: the hub's if it has a layout for this model, else ours."""
     try:
         hub = model.config.to_hub()
     except ValueError:
         hub = {}
-    weights = model.weight_map()
     if "model_type" not in hub:
         hub = {"model_type": OWN, "family": model.family, **model.config.to_dict()}
-        weights = identity(dict(model.named_parameters()))
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {**model.special, **hub, "dtype": dtype}, weights
+    return {**model.special, **hub, "dtype": dtype}
+
+
+def layout(model: Model) -> tuple[dict[str, Any], WeightMap]:
+    """config.json, and the map of names that goes with it."""
+    config = described(model)
+    ours = config["model_type"] == OWN
+    return config, identity(dict(model.named_parameters())) if ours else model.weight_map()
 
 
 def write_into(
@@ -107,7 +112,7 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def write_config(folder: Path, model: Model) -> None:
     """What the model is, without its weights."""
-    _write_json(folder / "config.json", layout(model)[0])
+    _write_json(folder / "config.json", described(model))
     if model.generation:
         _write_json(folder / "generation_config.json", model.generation)
 
