@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import random
 
@@ -12,9 +11,9 @@ import torch
 import heedful
 from heedful.generate.engine import Engine, Event
 from heedful.generate.request import Request, Result, Sampling
-from heedful.generate.sampling import Sampler, sample
-from heedful.models.base import Batch, DecoderModel
+from heedful.models.base import Batch
 from support.families import CASES
+from support.speech import plainly
 
 GREEDY = Sampling(temperature=0)
 STATES = ["contiguous", "paged"]
@@ -28,23 +27,6 @@ def bard():
 def ours(name: str):
     case = next(c for c in CASES if c.name == name)
     return case.ours(case.reference())
-
-
-@torch.no_grad()
-def plainly(model, request: Request, index: int = 0) -> list[int]:
-    """The tokens without a cache, an engine or a batch: the whole text through `forward` for each token."""
-    sampler = Sampler(request.sampling, request.prompt, index)
-    read = list(request.prompt) or [model.start_id]
-    source = None if request.source is None else torch.tensor([request.source])
-    said: list[int] = []
-    while len(said) < request.max_tokens and (model.longest is None or len(read) <= model.longest):
-        logits = model(Batch(torch.tensor([read]), source=source)).logits[:, -1]
-        (token,) = sample(logits, [sampler])
-        if token in request.stop_ids:
-            break
-        said.append(token)
-        read.append(token)
-    return said
 
 
 def settings(chance: random.Random) -> Sampling:
@@ -87,8 +69,9 @@ def same(a: Result, b: Result) -> bool:
     """Equal but for the last digits of scores."""
     for x, y in zip(a.choices, b.choices, strict=True):
         if x.scores is not None:
-            assert [s.logprob for s in x.scores] == pytest.approx([s.logprob for s in y.scores], abs=1e-4)
-    bare = lambda r: [dataclasses.replace(c, scores=None) for c in r.choices]  # noqa: E731
+            mine, theirs = ([s.logprob for s in (*c.scores, c.end) if s is not None] for c in (x, y))
+            assert mine == pytest.approx(theirs, abs=1e-4)
+    bare = lambda r: [dataclasses.replace(c, scores=None, end=None) for c in r.choices]  # noqa: E731
     return bare(a) == bare(b)
 
 
@@ -240,8 +223,9 @@ def test_what_cannot_be_answered_is_refused(bard):
     assert not engine.busy
 
 
-def test_running_rows_get_a_token_in_every_step_while_a_long_prompt_is_read(bard):
-    engine = Engine(bard.model, bard.tokenizer, chunk=10)
+@pytest.mark.parametrize("state", STATES)
+def test_running_rows_get_a_token_in_every_step_while_a_long_prompt_is_read(bard, state):
+    engine = Engine(bard.model, bard.tokenizer, chunk=10, state=state)
     short = engine.add(Request((1, 2), max_tokens=40, sampling=GREEDY))
     engine.step()
     long = engine.add(Request((3,) * 95, max_tokens=2, sampling=GREEDY))
@@ -286,103 +270,32 @@ def test_streams_and_runs_share_an_engine(bard):
     assert not engine.busy
 
 
-class Stumbling(torch.nn.Module):
-    """A model that fails when it reads a certain token, or says nothing but nonsense after it."""
-
-    def __init__(self, model, raises: int | None = None, nonsense: int | None = None) -> None:
-        super().__init__()
-        self.model, self.raises, self.nonsense = model, raises, nonsense
-        self.longest = model.longest
-
-    def start(self, batch, *, capacity=0):
-        self._stumble(batch.tokens)
-        return self.model.start(batch, capacity=capacity)
-
-    def step(self, tokens, state, *, last=False):
-        self._stumble(tokens)
-        logits = self.model.step(tokens, state, last=last)
-        if self.nonsense is not None and tokens.ndim == 1:
-            logits[tokens == self.nonsense] = torch.nan
-        return logits
-
-    def _stumble(self, tokens):
-        if self.raises is not None and (tokens == self.raises).any():
-            raise RuntimeError("out of memory, perhaps")
+def test_the_stop_token_has_a_score_of_its_own(bard):
+    prompt = tuple(bard.tokenizer.encode("ROMEO:\n"))
+    free = Request(prompt, max_tokens=9, sampling=GREEDY, logprobs=2)
+    engine = Engine(bard.model, bard.tokenizer)
+    (whole,) = engine.run([free])
+    said = whole.choices[0].tokens
+    stops = dataclasses.replace(free, stop_ids=frozenset({said[4]}))
+    (stopped,) = engine.run([stops])
+    n = said.index(said[4])
+    choice = stopped.choices[0]
+    assert choice.tokens == said[:n] and len(choice.scores) == n and choice.finish_reason == "stop"
+    assert choice.end.token == said[4] and len(choice.end.top) == 2
+    assert choice.end.logprob == pytest.approx(whole.choices[0].scores[n].logprob, abs=1e-5)
+    (silent,) = engine.run([dataclasses.replace(stops, logprobs=None)])
+    assert silent.choices[0].end is None and whole.choices[0].end is None
 
 
-@pytest.fixture
-def decoders(monkeypatch):
-    """The engine takes it for a decoder, as what is in it."""
-    monkeypatch.setattr("heedful.generate.reader.DecoderModel", (DecoderModel, Stumbling))
-
-
-def test_a_prompt_that_fails_fails_alone(bard, decoders):
-    engine = Engine(Stumbling(bard.model, raises=65))
-    running = engine.add(Request((7, 8), max_tokens=8, sampling=GREEDY))
-    events = engine.step()
-    ids = [engine.add(Request((7, token), max_tokens=2, sampling=GREEDY)) for token in (9, 65, 10)]
-    long = engine.add(Request((7, 65) * 20, max_tokens=1, echo=True))
-    while engine.busy:
-        events += engine.step()
-    last = {event.id: event for event in events}
-    for bad in (ids[1], long):
-        assert last[bad].finish_reason == "error" and "perhaps" in str(last[bad].error)
-    for good, prompt, n in ((running, (7, 8), 8), (ids[0], (7, 9), 2), (ids[2], (7, 10), 2)):
-        want = plainly(bard.model, Request(prompt, max_tokens=n, sampling=GREEDY))
-        assert last[good].result.choices[0].tokens == want
-
-
-def test_a_step_that_fails_leaves_an_engine_that_works(bard, decoders):
-    requests = [Request((i,), max_tokens=6, sampling=GREEDY) for i in (7, 33)]
-    want = [plainly(bard.model, r) for r in requests]
-    engine = Engine(Stumbling(bard.model, raises=want[0][2]), max_rows=1)
-    ids = [engine.add(r) for r in requests]
-    events = []
-    while engine.busy:
-        events += engine.step()
-    assert [e.token for e in events if e.id == ids[0]] == [*want[0][:3], None]
-    assert "perhaps" in str(events[3].error)
-    assert events[-1].result.choices[0].tokens == want[1]
-    with pytest.raises(RuntimeError, match="perhaps"):
-        engine.run([requests[0]])
-    assert not engine.busy
-
-
-def test_nonsense_in_one_row_ends_that_row_alone(bard, decoders):
-    requests = [Request((i,), max_tokens=6, sampling=GREEDY) for i in (7, 33)]
-    want = [plainly(bard.model, r) for r in requests]
-    engine = Engine(Stumbling(bard.model, nonsense=want[0][2]))
-    ids = [engine.add(r) for r in requests]
-    events = []
-    while engine.busy:
-        events += engine.step()
-    last = {event.id: event for event in events}
-    assert last[ids[0]].finish_reason == "error" and "finite" in str(last[ids[0]].error)
-    assert last[ids[1]].result.choices[0].tokens == want[1]
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_nothing_of_a_failed_row_is_left_to_the_next(bard, state):
-    """A row whose keys and values are no numbers; what comes in its place is shorter than its neighbour."""
-    model = copy.deepcopy(bard.model)
-    with torch.no_grad():
-        model.embed.weight[65] = torch.nan
-    requests = [Request((i,) * n, max_tokens=12, sampling=GREEDY) for i, n in ((7, 40), (33, 1), (3, 1))]
-    want = [plainly(bard.model, r) for r in requests]
-    bias = Sampling(temperature=0, logit_bias={65: 100})
-    # Untied, so that only reading the token is ruinous, not thinking of it.
-    model.head.weight = torch.nn.Parameter(bard.model.head.weight.clone())
-    engine = Engine(model, state=state, block=4, cache_tokens=400)
-    ids = [engine.add(requests[0]), engine.add(Request((8, 8), max_tokens=12, sampling=bias))]
-    events = []
-    while ids[1] in engine._tasks:
-        events += engine.step()
-    ids += [engine.add(r) for r in requests[1:]]
-    while engine.busy:
-        events += engine.step()
-    last = {event.id: event for event in events}
-    assert last[ids[1]].finish_reason == "error"
-    assert [last[i].result.choices[0].tokens for i in (ids[0], ids[2], ids[3])] == want
+def test_answers_can_be_asked_for_in_parts(bard):
+    engine = Engine(bard.model, bard.tokenizer, max_rows=3)
+    whole = Request((5, 6), max_tokens=8, sampling=Sampling(seed=11), n=3)
+    parts = [dataclasses.replace(whole, n=2), dataclasses.replace(whole, n=1, first=2)]
+    all_of_it, *found = engine.run([whole, *parts])
+    assert [c.tokens for c in all_of_it.choices] == [c.tokens for r in found for c in r.choices]
+    assert [c.index for r in found for c in r.choices] == [0, 1, 0]
+    with pytest.raises(ValueError, match="first is -1"):
+        Request((1,), first=-1)
 
 
 def test_lists_of_prompts_are_answered_together(bard):

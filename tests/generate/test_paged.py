@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 import heedful
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
+from heedful.models.base import Batch, DecoderModel
 from heedful.nn.paged import PagedState, Pool
+from heedful.weights.pack import pack
 from support.case import error
 from support.families import CASES
 
@@ -83,6 +86,82 @@ def test_a_shared_prefix_is_read_once(bard):
     assert engine.run([exact]) == Engine(bard.model).run([exact])
     assert engine.reader.n_read == 103 + 8 * 7 + 16  # the last token is always read, and with it its block
     assert engine.reader.pool.n_used == 0
+
+
+class Counting(torch.nn.Module):
+    """How many prompts each pass had, and how many tokens of them."""
+
+    def __init__(self, model) -> None:
+        super().__init__()
+        self.model, self.longest, self.decoder, self.passes = model, model.longest, model.decoder, []
+
+    def new_state(self, n_rows, capacity):
+        return self.model.new_state(n_rows, capacity)
+
+    def start(self, batch, **more):
+        self.passes.append(len(batch.tokens))
+        return self.model.start(batch, **more)
+
+    def step(self, tokens, state, *, last=False):
+        if tokens.ndim == 2:
+            self.passes.append(len(tokens))
+        return self.model.step(tokens, state, last=last)
+
+
+@pytest.mark.parametrize("kind", ["plain", "float32"])
+def test_short_prompts_are_read_side_by_side(bard, monkeypatch, kind):
+    monkeypatch.setattr("heedful.generate.reader.DecoderModel", (DecoderModel, Counting))
+    model = bard.model if kind == "plain" else pack(copy.deepcopy(bard.model), kind)
+    chance = random.Random(0)
+    requests = [
+        Request(tuple(chance.randrange(60) for _ in range(n)), max_tokens=4, sampling=GREEDY)
+        for n in (9, 12, 20, 17, 11, 60)
+    ]
+    engine = Engine(Counting(model), state="paged", block=8, chunk=1000)
+    assert engine.run(requests) == Engine(model).run(requests)
+    assert engine.model.passes == [1, 4, 1]  # no more than half padding
+    assert engine.reader.n_read == sum(len(r.prompt) for r in requests)
+    longer = [Request((*r.prompt, 5, 6), max_tokens=4, sampling=GREEDY) for r in requests]
+    engine.model.passes.clear()
+    assert engine.run(longer) == Engine(model).run(longer)  # beginnings of different lengths are known
+    assert sum(engine.model.passes) == 6 and engine.reader.pool.n_used == 0
+
+
+def test_requests_that_come_together_and_begin_alike_compute_it_once(bard):
+    chance = random.Random(0)
+    shared = tuple(chance.randrange(60) for _ in range(64))
+    requests = [Request((*shared, i, i + 1), max_tokens=3, sampling=GREEDY) for i in range(20)]
+    engine = Engine(bard.model, state="paged", chunk=80)
+    for request in requests:
+        engine.add(request)
+    events = engine.step()
+    assert engine.reader.n_read <= 80
+    assert len(events) + len(engine.step()) >= 20  # what is known takes nothing of what a step may read
+    assert engine.reader.n_read == 64 + 20 * 2
+    while engine.busy:
+        engine.step()
+    assert engine.run(requests) == Engine(bard.model).run(requests)
+
+
+def test_padding_takes_no_blocks(bard):
+    tokens = torch.arange(36).view(3, 12)
+    batch = Batch(tokens, torch.tensor([12, 1, 5]))
+    logits, _ = bard.model.start(batch)
+    pages = paged(bard.model, 3)
+    found, _ = bard.model.start(batch, state=pages)
+    assert error(found, logits) < 1e-5 and pages.pool.n_used == 3 + 1 + 2
+    again = Batch(tokens.flip(0), torch.tensor([2, 12, 3]))  # each goes on from another place
+    found, _ = bard.model.start(again, state=pages)
+    assert pages.lengths == [14, 13, 8] and pages.pool.n_used == 4 + 4 + 2
+    for row, (first, n, second, m) in enumerate([(0, 12, 2, 2), (1, 1, 1, 12), (2, 5, 0, 3)]):
+        text = torch.cat([tokens[first, :n], tokens[second, :m]])[None]
+        assert error(found[row], bard.model(text).logits[0, -1]) < 1e-5
+
+
+def test_a_pool_is_bounded_and_costs_what_is_used(bard):
+    engine = Engine(bard.model, max_rows=500, state="paged")
+    assert engine.scheduler.max_size == 2**15 and engine.reader.pool.n_blocks == 2**11
+    assert Engine(bard.model, max_rows=4, state="paged").scheduler.max_size == 4 * bard.model.longest
 
 
 def test_an_answer_is_the_beginning_of_the_next_prompt(bard):

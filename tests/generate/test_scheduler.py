@@ -16,6 +16,7 @@ class Job:
     n_rows: int = 1
     size: int = 10
     whole: bool = False
+    exact: bool = False
     n_tokens: int = 3  # to say
 
 
@@ -39,6 +40,13 @@ def test_what_cannot_be_divided_is_read_at_once():
     scheduler.add(Job(25, whole=True))
     scheduler.add(Job(3))
     assert [read(scheduler) for _ in range(2)] == [[25], [3]]
+
+
+def test_what_is_scored_is_divided_the_same_whoever_else_is_read():
+    scheduler = Scheduler(max_rows=4, chunk=10)
+    for job in (Job(7), Job(25, exact=True), Job(4, exact=True)):
+        scheduler.add(job)
+    assert [read(scheduler) for _ in range(4)] == [[7, 10], [10], [5, 4], []]
 
 
 def test_nobody_overtakes():
@@ -97,10 +105,10 @@ def test_everyone_is_served_and_the_bounds_hold():
 def test_groups_are_at_most_half_padding():
     chance = random.Random(0)
     jobs = [Job(chance.randint(1, 300)) for _ in range(100)]
-    groups = alike(jobs)
+    groups = alike(jobs, lambda j: j.n_left)
     assert sorted(id(j) for g in groups for j in g) == sorted(map(id, jobs))
     assert len(groups) < 12
     for group in groups:
         assert len(group) * group[0].n_left <= 2 * sum(j.n_left for j in group)
         assert group[0].n_left == max(j.n_left for j in group)
-    assert alike([]) == []
+    assert alike([], len) == []

@@ -1,4 +1,4 @@
-"""A step by our kernels in one call against the same packed model layer by layer, and when it steps aside."""
+"""A pass by our kernels in one call against the same packed model layer by layer, and when it steps aside."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import heedful
 from heedful.models.base import Batch, EncoderDecoderModel
 from heedful.nn import native
 from heedful.nn.paged import PagedState, Pool
+from heedful.nn.state import KeyValueState
 from heedful.weights.pack import pack
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +69,7 @@ def steps(model, n: int = 4) -> torch.Tensor:
     found.append(model.step(torch.tensor([7, 8, 9]), state))
     state.drop(0)
     found.append(model.step(torch.tensor([7, 8]), state))
-    found.append(model.step(torch.tensor([[7, 8], [1, 2]]), state)[:, -1])  # several tokens: layer by layer
+    found.append(model.step(torch.tensor([[7, 8, 3], [1, 2, 4]]), state).flatten(0, 1))
     found.append(model.step(torch.tensor([7, 8]), state))
     return torch.cat(found)
 
@@ -80,7 +81,9 @@ def test_a_step_is_that_of_the_layers(name):
     calls = []
     fused, model.decoder.fused = model.decoder.fused, Counting(model.decoder.fused, calls)
     ours = steps(model)
-    assert len(calls) == 7
+    assert len(calls) == (
+        8 if isinstance(model, EncoderDecoderModel) else 9
+    )  # not where a source is read first
     model.decoder.fused = None
     theirs = steps(model)
     assert fused is not None and (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
@@ -120,6 +123,82 @@ def test_a_row_has_the_same_bits_in_any_company():
     assert torch.equal(model.step(torch.tensor([5, 6, 7, 8, 9]), state), torch.stack(alone))
 
 
+def pages(model, n_rows: int) -> PagedState:
+    return PagedState(Pool(60, 4), len(model.decoder.blocks), n_rows)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in FUSED if n not in ("t5-small", "flan-t5-small", "opus-mt-en-de")]
+)
+@torch.no_grad()
+def test_pages_give_the_same_bits(name):
+    """Prompts of different lengths, steps, rows that come twice, go and are cut; and nothing is lost of the pool."""
+    model = tiny(name)
+    calls = []
+    model.decoder.fused = Counting(model.decoder.fused, calls)
+    batch = prompts(model)
+    logits, plain = model.start(batch)
+    paged = pages(model, 3)
+    found, same = model.start(batch, state=paged)
+    assert same is paged and torch.equal(found, logits) and paged.lengths == plain.lengths
+    assert paged.pool.n_used == sum(-(-n // 4) for n in paged.lengths)  # padding takes no room
+    for act in (
+        lambda s: None,
+        lambda s: s.select([2, 0, 0, 1]),
+        lambda s: s.drop(1),
+        lambda s: s.truncate([5, 2, 4]),
+        lambda s: s.free(1),
+    ):
+        act(plain), act(paged)
+        tokens = torch.tensor([7, 8, 9, 10][: plain.n_rows])
+        several = torch.stack([tokens, tokens + 3, tokens + 5], dim=1)
+        assert torch.equal(model.step(tokens, paged), model.step(tokens, plain))
+        assert torch.equal(model.step(several, paged), model.step(several, plain))
+        assert paged.lengths == plain.lengths
+    assert len(calls) == 2 + 4 * 5
+    paged.select([])
+    assert paged.pool.n_used == 0
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+@torch.no_grad()
+def test_a_text_may_be_cut_anywhere(kind, monkeypatch):
+    model = tiny("llama3.2-1b", kind)
+    tokens = torch.randint(3, 50, (1, 40), generator=torch.Generator().manual_seed(1))
+    whole = model.step(tokens, pages(model, 1))
+    parts, state = [], pages(model, 1)
+    for n in 1, 7, 16, 3, 13:
+        at = state.lengths[0]
+        parts.append(model.step(tokens[:, at : at + n], state))
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+    monkeypatch.setattr("heedful.nn.decode.AT_ONCE", 6)
+    assert torch.equal(model.step(tokens, pages(model, 1)), whole)
+    beside = pages(model, 3)
+    beside.lengths = [0, 0, 0]
+    batch = Batch(torch.cat([tokens, tokens.flip(1), tokens + 0]), torch.tensor([40, 11, 23]))
+    assert torch.equal(model.start(batch, state=beside)[0][[0, 2]], whole[0, [39, 22]])
+
+
+@torch.no_grad()
+def test_what_was_left_in_a_block_does_no_harm():
+    """A block that held no numbers is used again, by our kernels and then by PyTorch's, which read all of it."""
+    model = tiny("gpt2")
+    pool = Pool(2, 4)
+    state = PagedState(pool, 2, 1)
+    model.step(torch.tensor([[3, 4, 5]]), state)
+    for layer in pool.layers.values():
+        for values in layer:
+            values.fill_(torch.nan)
+    state.select([])
+    state = PagedState(pool, 2, 1)
+    model.step(torch.tensor([[3, 4]]), state)
+    fused, model.decoder.fused = model.decoder.fused, None
+    found = model.step(torch.tensor([[5, 6, 7]]), state)[0, -1]
+    model.decoder.fused = fused
+    _, plain = model.start(Batch(torch.tensor([[3, 4, 5, 6]])))
+    assert (found - model.step(torch.tensor([7]), plain)[0]).abs().max() < 1e-4
+
+
 def test_threads_change_nothing():
     model, before = tiny("gpt2", "int8"), torch.get_num_threads()
     found = []
@@ -150,14 +229,17 @@ def test_it_steps_aside_for_whoever_watches():
     assert not can(x, state)
 
 
+class Strange(KeyValueState):
+    """What another state remembers the kernels cannot know."""
+
+
 @torch.no_grad()
 def test_it_steps_aside_for_what_it_does_not_know():
     model = tiny("gpt2")
     _, state = model.start(Batch(torch.tensor([[3, 4, 5]])))
     can = model.decoder.fused.can
-    assert not can(torch.randn(1, 2, 64), state) and not can(torch.randn(1, 1, 64), None)
-    paged = PagedState(Pool(8, 4), 2, 1)
-    assert not can(torch.randn(1, 1, 64), paged)
+    assert can(torch.randn(1, 2, 64), state) and not can(torch.randn(1, 1, 64), None)
+    assert not can(torch.randn(1, 1, 64), Strange(2, 1))
     with torch.enable_grad():
         assert not can(torch.randn(1, 1, 64), state)
     assert tiny("gpt2").decoder.fused is not None

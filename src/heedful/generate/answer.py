@@ -22,10 +22,11 @@ class Event:
     index: int  # of the answer
     token: int | None  # None for the echo of a prompt, a stop token, and an error
     piece: str  # text that is certain now; may be empty
-    score: TokenScore | None = None
+    score: TokenScore | None = None  # where scores were asked for; of a stop token too
     finish_reason: FinishReason | None = None
     result: Result | None = None
     error: Exception | None = None
+    prompt_scores: list[TokenScore | None] | None = None  # with the echo of a prompt
 
 
 class Answer:
@@ -34,7 +35,7 @@ class Answer:
     def __init__(self, task: Task, index: int, tokenizer: Decodes | None) -> None:
         request = task.request
         self.task, self.index = task, index
-        self.sampler = Sampler(request.sampling, request.prompt, index)
+        self.sampler = Sampler(request.sampling, request.prompt, request.first + index)
         self.writer = Writer(tokenizer, request.stop, request.prompt)
         self.tokens: list[int] = []
         self.text = ""
@@ -52,7 +53,9 @@ class Answer:
         """The prompt's text, before anything is said."""
         if not self.task.request.max_tokens:
             self.finish_reason = "length"
-        return self._event(None, text, None)
+        event = self._event(None, text, None)
+        event.prompt_scores = self.task.echoed
+        return event
 
     def take(self, token: int, score: TokenScore | None, *, full: bool) -> Event:
         """The next token; `full` says that the model has no position to read it at."""
@@ -60,7 +63,7 @@ class Answer:
             self.scores.append(score)
         if token in self.task.request.stop_ids:
             self.finish_reason = "stop"
-            return self._event(None, self.writer.flush(), None)
+            return self._event(None, self.writer.flush(), score)
         self.tokens.append(token)
         piece = self.writer.push(token)
         if not self.writer.stopped and (full or len(self.tokens) >= self.task.request.max_tokens):
@@ -82,9 +85,11 @@ class Answer:
 
     def choice(self, index: int) -> Choice:
         assert self.finish_reason is not None
-        asked = self.task.request.logprobs is not None
-        said = self.scores[: len(self.tokens)] if asked else None
-        return Choice(index, self.tokens, self.text, self.finish_reason, said)
+        choice = Choice(index, self.tokens, self.text, self.finish_reason)
+        if self.task.request.logprobs is not None:
+            n = len(self.tokens)
+            choice.scores, choice.end = self.scores[:n], next(iter(self.scores[n:]), None)
+        return choice
 
 
 @dataclass(eq=False)
@@ -116,6 +121,11 @@ class Task:
         return self.request.source is not None
 
     @property
+    def exact(self) -> bool:
+        """Where a prompt is divided shows in the last digits of its scores."""
+        return self.request.echo
+
+    @property
     def n_left(self) -> int:
         left = len(self.prompt) - self.n_read
         return left + len(self.request.source or ()) if left else 0
@@ -145,4 +155,9 @@ class Task:
         choices = [answer.choice(i) for i, answer in enumerate(chosen)]
         if not self.request.echo:
             return Result(choices)
-        return Result(choices, self.prompt_scores[len(self.prompt) - len(self.request.prompt) :])
+        return Result(choices, self.echoed)
+
+    @property
+    def echoed(self) -> list[TokenScore | None]:
+        """The scores of the request's prompt, without an encoder-decoder's first token."""
+        return self.prompt_scores[len(self.prompt) - len(self.request.prompt) :]

@@ -9,8 +9,8 @@ and leave between steps (continuous batching; Yu et al. 2022, "Orca"). An answer
     for event in engine.stream(request): ...           # one request, as it is written
 
 An answer that reaches the model's last position ends there with finish_reason "length": `max_tokens` may be more than
-fits, the prompt may not. Where a pass of the model fails, those that were in it end with the error, and the others go
-on. The engine belongs to one thread.
+fits, the prompt may not. Where a pass of the model fails it is tried again in parts: those at fault end with the error,
+and the others go on. The engine belongs to one thread.
 
     B rows, T tokens of a prompt, V vocabulary
 """
@@ -36,6 +36,11 @@ from heedful.models.base import Batch, row_lengths
 from heedful.nn.paged import PagedState
 from heedful.nn.state import State, without
 
+POOL = 2**15  # tokens in a pool of which nobody has said how large it should be
+Spoken = tuple[
+    list[Answer], Tensor, State
+]  # those that were in a pass, their logits (B, V), and what they remember
+
 
 class Engine:
     """Answers requests with one model; its tokenizer is needed for text and stop texts only.
@@ -43,7 +48,7 @@ class Engine:
     `max_rows` bounds how many answers are written at once, `chunk` how many tokens of prompts a step reads,
     `cache_tokens` how many tokens all rows together may come to remember (what pads them to one length not counted).
     With state "paged" (decoder-only models) prompts that begin alike are read once, and cache_tokens is the size of the
-    pool, in blocks of `block`.
+    pool, in blocks of `block`, at most 32,768 unless told; on a CPU it takes memory only as it fills.
     """
 
     def __init__(
@@ -60,10 +65,10 @@ class Engine:
         if state not in ("contiguous", "paged"):
             raise ValueError(f"state {state!r} is neither contiguous nor paged")
         if state == "paged" and cache_tokens is None:
-            cache_tokens = max_rows * min(model.longest or 2048, 2048)
+            cache_tokens = min(max_rows * (model.longest or POOL), POOL)
         self.model, self.tokenizer = model, tokenizer
-        self.scheduler: Scheduler[Task] = Scheduler(max_rows, chunk, cache_tokens)
         self.reader = Reader(model, cache_tokens if state == "paged" else None, block)
+        self.scheduler: Scheduler[Task] = Scheduler(max_rows, chunk, cache_tokens, self.reader.begin)
         self._tasks: dict[int, Task] = {}
         self._ids = count()
         self._running: list[Answer] = []  # one per row of the state
@@ -148,27 +153,72 @@ class Engine:
         self._events = []
         self._speak()
         plan = self.scheduler.plan()
+        if self.reader.pool is not None:
+            for pieces in self.reader.waves(plan):
+                self._read_pieces(pieces)
+            return self._events
         together = [task for task, n in plan if self._at_once(task, n)]
-        for group in alike(together):
+        for group in alike(together, lambda task: task.n_left):
             self._read_together(group)
         for task, n in plan:
             if task not in together:
-                self._read(task, n)
+                self._read_pieces([(task, n)])
         return self._events
 
     def _speak(self) -> None:
         """One more token for every row."""
         if self._state is None:
             return
+        answers, before = self._running, self._state.lengths
         try:
-            logits = self.reader.step([answer.tokens[-1] for answer in self._running], self._state)
-            events = self._possible(self._running, logits, self._state.lengths)
+            found = [(answers, self.reader.step([a.tokens[-1] for a in answers], self._state), self._state)]
         except Exception as problem:
-            for task in {answer.task.id: answer.task for answer in self._running}.values():
-                self._fail(task, problem)
-        else:
-            self._emit(events)
+            self._state.truncate(before)  # a pass may fail after it was noted
+            found = self._speak_apart(self._state, list(range(len(answers))), problem)
+            self._rejoin(found)
+        for some, logits, state in found:
+            self._say(some, logits, state.lengths)
         self._let_go()
+
+    def _speak_apart(self, state: State, rows: list[int], problem: Exception) -> list[Spoken]:
+        """A pass of these rows failed: try each half of them. The one that fails alone ends with its problem."""
+        if len(rows) == 1:
+            self._fail(self._running[rows[0]].task, problem)
+            return []
+        found: list[Spoken] = []
+        for half in rows[: len(rows) // 2], rows[len(rows) // 2 :]:
+            going = [
+                row for row in half if self._running[row].finish_reason is None
+            ]  # a request may have several
+            if not going:
+                continue
+            part, answers = state.part(going), [self._running[row] for row in going]
+            try:
+                found.append((answers, self.reader.step([a.tokens[-1] for a in answers], part), part))
+            except Exception as another:
+                found += self._speak_apart(state, going, another)
+        return found
+
+    def _rejoin(self, found: Sequence[Spoken]) -> None:
+        """Make one state of the parts; the rows that failed are in none of them."""
+        assert self._state is not None
+        whole = self._state.part([])
+        for _, _, part in found:
+            whole.join(part)
+        self._state.select([])  # what a pool held of those that failed is free
+        self._running = [answer for answers, _, _ in found for answer in answers]
+        self._state = whole if self._running else None
+
+    def _say(self, answers: Sequence[Answer], logits: Tensor, lengths: Sequence[int]) -> None:
+        """The next tokens of those whose request has not failed meanwhile."""
+        rows = [row for row, answer in enumerate(answers) if answer.finish_reason is None]
+        if len(rows) < len(answers):
+            answers, logits, lengths = [answers[r] for r in rows], logits[rows], [lengths[r] for r in rows]
+        try:
+            self._emit(self._possible(answers, logits, lengths))
+        except Exception as problem:
+            for task in {a.task.id: a.task for a in answers if a.finish_reason is None}.values():
+                self._fail(task, problem)
 
     def _possible(self, answers: Sequence[Answer], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
         """The next tokens; rows of which none is possible fail by themselves."""
@@ -207,16 +257,23 @@ class Engine:
                 task.reset()
                 self._read_together([task])
 
-    def _read(self, task: Task, n: int) -> None:
-        """Read the next n tokens of a prompt."""
+    def _read_pieces(self, pieces: list[tuple[Task, int]]) -> None:
+        """Read the next n tokens of each prompt; if that fails each alone, so that only the one at fault fails."""
         try:
-            self.reader.part(task, n)
-            if task.n_left == 0:
-                state, task.state = task.state, None
-                assert task.last is not None and state is not None
-                self._begin([task], task.last[None], state)
+            self.reader.pieces(pieces)
+            tasks = [task for task, _ in pieces if task.n_left == 0]
+            if tasks:
+                state = self.reader.taken(tasks)
+                self._begin(tasks, torch.stack([task.last for task in tasks if task.last is not None]), state)
         except Exception as problem:
-            self._fail(task, problem)
+            if len(pieces) == 1:
+                return self._fail(pieces[0][0], problem)
+            for task, n in pieces:
+                if task.n_left == 0:
+                    n = len(task.prompt)
+                    self._close_state(task)
+                    task.reset()
+                self._read_pieces([(task, n)])
 
     def _begin(self, tasks: Sequence[Task], logits: Tensor, state: State) -> None:
         """Prompts are read: the first tokens by the logits (B, V) after each; those that go on join the others."""
@@ -267,6 +324,10 @@ class Engine:
     def _close(self, task: Task) -> None:
         self.scheduler.remove(task)
         del self._tasks[task.id]
+        self._close_state(task)
+
+    @staticmethod
+    def _close_state(task: Task) -> None:
         if task.state is not None:
             task.state.select([])
             task.state = None
@@ -313,7 +374,8 @@ def side_by_side(
     for request in requests:
         reader.check(request)
     tasks = [Task(i, request, *reader.measure(request), tokenizer) for i, request in enumerate(requests)]
-    parts = [group[i : i + most] for group in alike(tasks) for i in range(0, len(group), most)]
+    groups = alike(tasks, lambda task: task.n_left)
+    parts = [group[i : i + most] for group in groups for i in range(0, len(group), most)]
     return [(part, reader.batch(part, [task.prompt for task in part])) for part in parts]
 
 

@@ -5,7 +5,7 @@ B rows, T tokens of a prompt, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from heedful.generate.answer import Task
 from heedful.generate.request import Request
+from heedful.generate.scheduler import alike
 from heedful.models.base import Batch, DecoderModel
 from heedful.nn.paged import PagedState, Pool
 from heedful.nn.state import KeyValueState, State
@@ -86,13 +87,76 @@ class Reader:
             self.n_read += task.n_read
         return logits, state
 
+    def begin(self, task: Task) -> None:
+        """A prompt will be read: with a pool, what is known of it need not be."""
+        if self.pool is not None:
+            assert isinstance(self.model, DecoderModel)
+            task.state = PagedState(self.pool, len(self.model.decoder.blocks), 1)
+            self._adopt(task)
+
+    def waves(self, plan: Sequence[tuple[Task, int]]) -> Iterator[list[tuple[Task, int]]]:
+        """Prompts, each with how many tokens of it to read, in groups to read side by side, one group after the other:
+        those that go on alike wait for the first of them, and then know what it has read."""
+        left = list(plan)
+        while left:
+            now: list[tuple[Task, int]] = []
+            later: list[tuple[Task, int]] = []
+            seen: set[tuple[int, ...]] = set()
+            for task, n in left:
+                self._adopt(task)
+                following = self._following(task)
+                (later if following in seen else now).append((task, n))
+                if following is not None:
+                    seen.add(following)
+            yield from alike([piece for piece in now if not piece[0].request.echo], self._size)
+            yield from ([piece] for piece in now if piece[0].request.echo)
+            left = later
+
+    def _adopt(self, task: Task) -> None:
+        if not task.request.echo:  # the prompt's own scores take reading
+            assert isinstance(task.state, PagedState)
+            task.n_read = task.state.adopt(0, task.prompt)
+
+    def _following(self, task: Task) -> tuple[int, ...] | None:
+        """The tokens up to the end of the block that is read next, where another prompt may have the same."""
+        assert self.pool is not None
+        end = (task.n_read // self.pool.block + 1) * self.pool.block
+        return task.prompt[:end] if end < len(task.prompt) and not task.request.echo else None
+
+    @staticmethod
+    def _size(piece: tuple[Task, int]) -> int:
+        task, n = piece
+        return min(n, len(task.prompt) - task.n_read)
+
+    def pieces(self, pieces: Sequence[tuple[Task, int]]) -> None:
+        """Read n more tokens of each prompt, side by side if they are several; note the logits after each."""
+        if len(pieces) == 1:
+            return self.part(*pieces[0])
+        assert isinstance(self.model, DecoderModel)
+        tasks = [task for task, _ in pieces]
+        states = [task.state for task in tasks if isinstance(task.state, PagedState)]
+        whole = PagedState.beside(states)
+        prompts = [task.prompt[task.n_read : task.n_read + n] for task, n in pieces]
+        logits, _ = self.model.start(self.batch(tasks, prompts), state=whole)
+        whole.apart(states)
+        for task, prompt, row in zip(tasks, prompts, logits, strict=True):
+            self._note(task, row[None], len(prompt))
+
+    def taken(self, tasks: Sequence[Task]) -> State:
+        """What is remembered of prompts that were read, as one state that is no longer theirs."""
+        states = [task.state for task in tasks]
+        for task in tasks:
+            task.state = None
+        if len(states) > 1:
+            return PagedState.beside([state for state in states if isinstance(state, PagedState)])
+        assert states[0] is not None
+        return states[0]
+
     def part(self, task: Task, n: int) -> None:
-        """Read n more tokens of one prompt, fewer if some are known; note its scores if it is echoed."""
+        """Read n more tokens of one prompt; note its scores if it is echoed."""
         echo = task.request.echo
         if task.state is None and self.pool is not None:
-            assert isinstance(self.model, DecoderModel)
-            task.state = state = PagedState(self.pool, len(self.model.decoder.blocks), 1)
-            task.n_read = 0 if echo else state.adopt(0, task.prompt)
+            self.begin(task)
         elif task.state is None:
             first = task.prompt[: 1 if echo else n]  # `start` gives the last logits alone, an echo wants all
             logits, task.state = self.model.start(

@@ -66,6 +66,7 @@ class Request:
     best_of: int | None = None  # choose them from this many, by mean log-probability
     logprobs: int | None = None  # log-probabilities of the chosen token and of this many alternatives
     echo: bool = False  # the prompt is part of the answer, and scored with it
+    first: int = 0  # the first answer's number among those of a seed: n answers may be asked for in parts
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0 or (self.max_tokens == 0 and not self.echo):
@@ -74,6 +75,8 @@ class Request:
             raise ValueError(f"n is {self.n} and best_of {self.best_of}: n is 1 or more, best_of at least n")
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs is {self.logprobs}: it must be 0 or more")
+        if self.first < 0:
+            raise ValueError(f"first is {self.first}: answers are counted from 0")
         if "" in self.stop:
             raise ValueError("an empty stop text would end every answer at once")
 
@@ -97,6 +100,7 @@ class Choice:
     finish_reason: FinishReason
     scores: list[TokenScore] | None = None  # of `tokens`, where they were asked for
     score: float | None = None  # of the whole, where beam search found it
+    end: TokenScore | None = None  # of the token of `stop_ids` that ended it, where scores were asked for
 
 
 @dataclass

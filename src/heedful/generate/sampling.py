@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from heedful.generate.request import Sampling, TokenScore
-from heedful.generate.select import FEW, bits_of, draw, fewest, highest_of, leading
+from heedful.generate.select import FEW, bits_of, draw, draw_heated, fewest, highest_of, leading
+from heedful.nn import native
 
 
 class ImpossibleLogits(ValueError):
@@ -196,18 +197,21 @@ def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     tokens = likeliest
     for rows in groups.values():
         part = logits if len(rows) == len(samplers) else logits[rows]
-        for row, token in zip(rows, _choose(part, [samplers[row] for row in rows]), strict=True):
+        tops = [highest[row] for row in rows]
+        for row, token in zip(rows, _choose(part, tops, [samplers[row] for row in rows]), strict=True):
             tokens[row] = token
     for sampler, token in zip(samplers, tokens, strict=True):
         sampler.say(token)
     return tokens
 
 
-def _choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+def _choose(logits: Tensor, highest: Sequence[float], samplers: Sequence[Sampler]) -> list[int]:
     """A token for each row by chance; the rows have the same temperature and cuts."""
     how = samplers[0].how
     n_tokens, places = logits.shape[-1], None
     numbers = [sampler.numbers(bits_of(n_tokens)) for sampler in samplers]
+    if (how.top_k, how.min_p, how.typical_p) == (None, 0, 1) and native.chooses(logits):
+        return draw_heated(logits, highest, how.temperature, how.top_p, numbers)
     if how.top_k is not None and how.top_k <= 16 * FEW < n_tokens:
         # What top-k leaves is all that the other cuts see. Its width depends on the rows; see keep_typical for double.
         places, logits = leading(logits, how.top_k)

@@ -9,10 +9,12 @@ B rows, V vocabulary, M a part of it
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from heedful.nn import native
 
 FEW = 256  # so many tokens are tried first, where mass decides
 BLOCK = 32  # tokens that are judged together by their highest: faster than to look at each
@@ -22,6 +24,9 @@ PAGE_BITS, PAGE = 8, 256  # ids that share their high bits; their masses are sum
 
 def highest_of(logits: Tensor) -> tuple[list[float], list[int]]:
     """The highest logit of each row and the first token that has it; NaN where there is one."""
+    if native.chooses(logits):
+        values, ids = native.highest(logits)
+        return values.tolist(), ids.tolist()
     n_blocks = logits.shape[-1] // BLOCK
     if not n_blocks or logits.numel() < 2**14:
         values, ids = logits.max(-1)
@@ -129,21 +134,50 @@ def draw(logits: Tensor, numbers: Sequence[Sequence[float]], places: Tensor | No
             row[_descend(row, end, number)]
             for row, end, number in zip(ids, _ends(probabilities), numbers, strict=True)
         ]
-    n_tokens = logits.shape[-1]
-    n_pages = n_tokens // PAGE
+    n_pages = logits.shape[-1] // PAGE
     whole = probabilities[:, : n_pages * PAGE].unflatten(-1, (n_pages, PAGE)).sum(-1)
     rest = probabilities[:, n_pages * PAGE :].sum(-1, keepdim=True)
     masses = torch.cat([whole, rest], -1)  # (B, n_pages + 1)
+    return _by_pages(masses, logits.shape[-1], numbers, lambda at: probabilities.gather(1, at))
+
+
+def draw_heated(
+    logits: Tensor,
+    highest: Sequence[float],
+    temperature: float,
+    top_p: float,
+    numbers: Sequence[Sequence[float]],
+) -> list[int]:
+    """What `draw` does with logits over a temperature and cut to their nucleus, where our kernels can read them: only
+    of the page that is drawn from are single probabilities computed."""
+    tops, heat = torch.tensor(highest), 1 / max(temperature, 1e-30)
+    kept = native.nucleus(logits, tops, heat, top_p) if top_p < 1 else None
+
+    def inside(at: Tensor) -> Tensor:
+        x = logits.gather(1, at)
+        shares = ((x - tops[:, None]) * heat).exp()
+        if kept is None:
+            return shares
+        cut, last = kept[0][:, None], kept[1][:, None]
+        return shares.masked_fill((x < cut) | ((x == cut) & (at > last)), 0)
+
+    return _by_pages(native.masses(logits, tops, heat, kept), logits.shape[-1], numbers, inside)
+
+
+def _by_pages(
+    masses: Tensor, n_tokens: int, numbers: Sequence[Sequence[float]], inside: Callable[[Tensor], Tensor]
+) -> list[int]:
+    """First a page by its mass (B, pages), then an id in it: `inside` tells the masses of ids (B, PAGE)."""
     pages = [
-        _descend(range(n_pages + 1), ends, number[:-PAGE_BITS])
+        _descend(range(masses.shape[1]), ends, number[:-PAGE_BITS])
         for ends, number in zip(_ends(masses), numbers, strict=True)
     ]
-    first = torch.tensor(pages, device=logits.device)[:, None] * PAGE
-    at = first + torch.arange(PAGE, device=logits.device)  # (B, PAGE)
-    inside = probabilities.gather(1, at.clamp(max=n_tokens - 1)).masked_fill(at >= n_tokens, 0)
+    first = torch.tensor(pages, device=masses.device)[:, None] * PAGE
+    at = first + torch.arange(PAGE, device=masses.device)  # (B, PAGE)
+    shares = inside(at.clamp(max=n_tokens - 1)).masked_fill(at >= n_tokens, 0)
     return [
         page * PAGE + _descend(range(PAGE), ends, number[-PAGE_BITS:])
-        for page, ends, number in zip(pages, _ends(inside), numbers, strict=True)
+        for page, ends, number in zip(pages, _ends(shares), numbers, strict=True)
     ]
 
 

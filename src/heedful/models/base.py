@@ -176,7 +176,7 @@ class GenerativeModel(Model, Generic[S]):
 class DecoderModel(GenerativeModel[KeyValueState]):
     """Decoder-only families: embed, decode, and score the vocabulary."""
 
-    abilities: tuple[str, ...] = ("generate", "stream", "embed", "capture")
+    abilities: tuple[str, ...] = ("generate", "stream", "fill", "embed", "capture")
 
     embed: Embedding
     decoder: Stack
@@ -193,12 +193,19 @@ class DecoderModel(GenerativeModel[KeyValueState]):
         hidden = self.hidden(as_batch(batch))
         return Output(hidden, self.head(hidden))
 
-    def start(self, batch: Batch | Tensor, *, capacity: int = 0) -> tuple[Tensor, KeyValueState]:
-        """Read the prompts; logits (B, V) of what comes after each."""
+    def start(
+        self, batch: Batch | Tensor, *, capacity: int = 0, state: KeyValueState | None = None
+    ) -> tuple[Tensor, KeyValueState]:
+        """Read the prompts; logits (B, V) of what comes after each. Into `state` where there is one already, whose rows
+        may remember beginnings of different lengths."""
         batch = as_batch(batch)
         counts = row_lengths(batch.ids, batch.lengths)
-        state = self.new_state(len(counts), capacity)
-        hidden = self._run(batch.ids, state, lengths=batch.lengths)
+        state = self.new_state(len(counts), capacity) if state is None else state
+        state.real = None if batch.lengths is None else counts
+        try:
+            hidden = self._run(batch.ids, state, lengths=batch.lengths)
+        finally:
+            state.real = None
         state.advance(counts)
         return self.head(last_of_each(hidden, counts)), state
 
@@ -214,9 +221,12 @@ class DecoderModel(GenerativeModel[KeyValueState]):
     ) -> Tensor:
         n = tokens.shape[1]
         starts = 0 if state is None else state.starts
-        self.check_length(n if state is None else state.n_keys(n))
+        longest = n if state is None else state.longest(n)
+        self.check_length(longest)
         if documents is None:
             positions = places(starts, n, tokens.device)
+            if state is not None and state.real is not None:
+                positions = positions.clamp(max=longest - 1)  # padding may lie beyond the last one there is
         else:
             positions = positions_in_documents(documents)
         x = self.embed_at(tokens, positions)

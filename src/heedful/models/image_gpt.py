@@ -75,7 +75,7 @@ class ImageGPT(DecoderModel):
     family = "image_gpt"
     config_class = ImageGPTConfig
     config: ImageGPTConfig
-    abilities = ("generate", "stream", "capture")  # what it reads is no text
+    abilities = ("generate", "stream", "complete_image", "capture")  # what it reads is no text
 
     def __init__(self, config: ImageGPTConfig) -> None:
         super().__init__(config)

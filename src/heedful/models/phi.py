@@ -101,6 +101,10 @@ class LongRopeState(KeyValueState):
         super().advance(counts)
         self.is_long = [length > self.original for length in self.lengths]
 
+    def _part(self) -> None:
+        super()._part()
+        self.tokens = self.tokens.copy(self)
+
     def _select(self, rows: list[int]) -> None:
         super()._select(rows)
         self.tokens.select(rows)

@@ -64,7 +64,10 @@ def attend_explicit(
     softcap: float | None = None,
     watch: Watch | None = None,
 ) -> Tensor:
-    """The same as `attend` step by step; `watch` sees the scores and the weights and may replace them."""
+    """The same as `attend` step by step; `watch` sees what goes in, the scores, the weights and what comes out, and may
+    replace each."""
+    if watch is not None:
+        q, k, v = watch.queries(q), watch.keys(k), watch.values(v)
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
@@ -77,7 +80,8 @@ def attend_explicit(
     if bias is not None:
         scores = scores + bias
     weights = weigh(scores, mask, watch)
-    return F.dropout(weights, dropout) @ v if dropout else weights @ v
+    out = F.dropout(weights, dropout) @ v if dropout else weights @ v
+    return out if watch is None else watch.heads(out)
 
 
 def weigh(scores: Tensor, mask: Tensor | None = None, watch: Watch | None = None) -> Tensor:
@@ -92,12 +96,15 @@ def weigh(scores: Tensor, mask: Tensor | None = None, watch: Watch | None = None
 
 
 class Watch(nn.Module):
-    """Two named places where hooks see what fused kernels hide: `scores` and `weights`, (B, H, T, S)."""
+    """Places where hooks see what fused kernels hide: `scores` and `weights` (B, H, T, S), and what they are made from
+    and make: `queries` and `heads` (B, H, T, D), `keys` and `values` (B, G, S, D), rotated and with all that is cached.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.on = False
-        self.scores, self.weights = nn.Identity(), nn.Identity()
+        self.queries, self.keys, self.values = nn.Identity(), nn.Identity(), nn.Identity()
+        self.scores, self.weights, self.heads = nn.Identity(), nn.Identity(), nn.Identity()
 
 
 @dataclass

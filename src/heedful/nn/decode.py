@@ -1,11 +1,14 @@
-"""One new token per row through a whole pile of blocks, by one call of our kernels (kernels.c).
+"""New tokens, one or several per row, through a whole pile of blocks by one call of our kernels (kernels.c).
 
 A step of a small model is some two hundred operations on a few numbers each, and what PyTorch and Python need around
 every one of them adds up to as much as the arithmetic. `fuse` describes a pile of packed blocks to the kernels once;
-`Fused` then does what `Stack.forward` would, layer by layer and in the same order of sums. It steps aside (`can`) for
-whatever it does not know: several tokens at once, a paged state, gradients, and anyone who watches.
+`Fused` then does what `Stack.forward` would, layer by layer. To the kernels tokens are a list, each with its row and
+place: rows may have one token or hundreds, padding is left out, and a token's result is the same to the last bit
+however a text is cut and whatever is beside it. Rows are tables of blocks; a contiguous row is a single one.
 
-    B rows, E model width, G heads of keys and values, S remembered positions, D head size
+It steps aside (`can`) for whatever it does not know: other states, gradients, and anyone who watches.
+
+    B rows, T tokens of each, M of all that are real, E model width, H heads, S positions
 """
 
 from __future__ import annotations
@@ -24,10 +27,13 @@ from heedful.nn.feedforward import FeedForward
 from heedful.nn.native import Matrix, pointer
 from heedful.nn.norm import RMSNorm
 from heedful.nn.packed import Panels
+from heedful.nn.paged import PagedState
 from heedful.nn.state import KeyValueState
 from heedful.nn.training import ACTIVATIONS
 
 RESIDUALS = ("pre", "post", "parallel")
+ALL = 2**40  # positions in a block where a row is a single one, as in kernels.c
+AT_ONCE = 256  # tokens in one call of the kernels: more would only need more memory on the way
 _LONG, _POINTER, _DOUBLE = ctypes.c_long, ctypes.c_void_p, ctypes.c_double
 
 
@@ -49,16 +55,17 @@ class _Layer(ctypes.Structure):
 
 class _Remembered(ctypes.Structure):
     _fields_ = (
-        ("keys", _POINTER), ("values", _POINTER), ("row", _LONG), ("head", _LONG), ("cross_keys", _POINTER),
+        ("keys", _POINTER), ("values", _POINTER), ("stride", _LONG), ("head", _LONG), ("cross_keys", _POINTER),
         ("cross_values", _POINTER), ("cross_row", _LONG), ("cross_head", _LONG), ("cross_key", _LONG),
     )  # fmt: skip
 
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        ("n_rows", _LONG), ("width", _LONG), ("lengths", _POINTER), ("cos", _POINTER), ("sin", _POINTER),
-        ("half", _LONG), ("turn_row", _LONG), ("interleaved", _LONG), ("bias", _POINTER), ("bias_row", _LONG),
-        ("bias_head", _LONG), ("n_memory", _POINTER),
+        ("n_tokens", _LONG), ("width", _LONG), ("rows", _POINTER), ("places", _POINTER), ("tables", _POINTER),
+        ("wide", _LONG), ("block", _LONG), ("fresh", _LONG), ("cos", _POINTER), ("sin", _POINTER), ("half", _LONG),
+        ("turn_row", _LONG), ("interleaved", _LONG), ("bias", _POINTER), ("bias_row", _LONG), ("bias_head", _LONG),
+        ("n_memory", _POINTER),
     )  # fmt: skip
 
 
@@ -86,9 +93,8 @@ class Fused:
     def can(self, x: Tensor, state: KeyValueState | None) -> bool:
         """Whether this step is one for the kernels."""
         return (
-            x.shape[1] == 1
-            and state is not None
-            and type(state) is KeyValueState
+            state is not None
+            and type(state) in (KeyValueState, PagedState)
             and x.dtype == torch.float32
             and not torch.is_grad_enabled()
             and not any(self.hooks)
@@ -97,40 +103,88 @@ class Fused:
         )
 
     def __call__(self, x: Tensor, view: View, state: KeyValueState) -> Tensor:
-        """x (B, 1, E) after all blocks; the state has room for and holds the new keys and values."""
-        n_rows, _, width = x.shape
-        out = x.clone(memory_format=torch.contiguous_format)
-        lengths = (_LONG * n_rows)(*state.lengths)
-        step = _Step(n_rows, width, ctypes.addressof(lengths))
-        kept: list[Any] = [lengths]
+        """x (B, T, E) after all blocks; the state has room for and holds the new keys and values. Padding stays as it
+        is, and nothing is kept of it."""
+        (n_rows, n, width), flat = x.shape, x.flatten(0, 1)
+        rows, places, real = self._tokens(state, n)
+        step = _Step(len(rows), width)
+        kept: list[Any] = []  # what is pointed to
+        out = flat.clone(memory_format=torch.contiguous_format) if real is None else flat[real]  # (M, E)
         if view.rotation is not None:
-            cos, sin = (t.float().contiguous() for t in (view.rotation.cos, view.rotation.sin))
+            cos, sin = (self._each(t[:, 0], x, real) for t in (view.rotation.cos, view.rotation.sin))
             step.cos, step.sin, step.half = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
             step.turn_row = 0 if len(cos) == 1 else cos.shape[-1]
             step.interleaved = view.rotation.layout == "interleaved"
             kept += [cos, sin]
         if view.bias is not None:
-            bias = view.bias.contiguous()
+            bias = self._each(view.bias.transpose(1, 2), x, real)  # (M or 1, H or 1, S)
             step.bias = bias.data_ptr()
             step.bias_row, step.bias_head = (bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1))
             kept.append(bias)
+        memory = None
         if self.cross:
-            n_memory = state.cross[0].keys.shape[2]
-            counts = [n_memory] * n_rows if state.memory_lengths is None else state.memory_lengths.tolist()
-            memory = (_LONG * n_rows)(*counts)
-            step.n_memory = ctypes.addressof(memory)
-            kept.append(memory)
-        remembered = (_Remembered * len(self.layers))(*self._remembered(state, n_rows, kept))
-        lib = native.library()
-        assert lib is not None
-        threads = torch.get_num_threads()
-        at = out.data_ptr()
-        if not lib.decode(self.layers, len(self.layers), remembered, ctypes.byref(step), at, threads):
-            raise MemoryError(f"no memory for a step of {n_rows} rows")
-        return out
+            n_memory, lengths = state.cross[0].keys.shape[2], state.memory_lengths
+            each = [n_memory] * n_rows if lengths is None else lengths.tolist()
+            memory = (_LONG * len(rows))(*[each[row] for row in rows])
+        tables, step.block, step.fresh = self._tables(state, n)
+        step.tables, step.wide = tables.data_ptr(), tables.shape[1]
+        kept.append(tables)
+        remembered = (_Remembered * len(self.layers))(*self._remembered(state, n_rows, n, kept))
+        self._run(step, remembered, (_LONG * len(rows))(*rows), (_LONG * len(rows))(*places), memory, out)
+        if real is not None:
+            out = flat.index_copy(0, real, out)
+        return out.view(x.shape)
 
-    def _remembered(self, state: KeyValueState, n_rows: int, kept: list[Any]) -> list[_Remembered]:
-        end, found = state.n_keys(1), []
+    def _run(self, step: _Step, remembered: Any, rows: Any, places: Any, memory: Any, out: Tensor) -> None:
+        """All tokens, so many at a time: those that come later see those before."""
+        lib, threads, cos, sin, bias = (
+            native.library(),
+            torch.get_num_threads(),
+            step.cos,
+            step.sin,
+            step.bias,
+        )
+        assert lib is not None
+        for begin in range(0, len(rows), AT_ONCE):
+            step.n_tokens = min(AT_ONCE, len(rows) - begin)
+            at = begin * ctypes.sizeof(_LONG)
+            step.rows, step.places = ctypes.addressof(rows) + at, ctypes.addressof(places) + at
+            step.n_memory = None if memory is None else ctypes.addressof(memory) + at
+            step.cos, step.sin = (t and t + 4 * begin * step.turn_row for t in (cos, sin))
+            step.bias = bias and bias + 4 * begin * step.bias_row
+            place = out[begin].data_ptr()
+            if not lib.decode(self.layers, len(self.layers), remembered, ctypes.byref(step), place, threads):
+                raise MemoryError(f"no memory for a pass of {step.n_tokens} tokens")
+
+    @staticmethod
+    def _each(given: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
+        """(B or 1, T, ...) for each token of x that is real: (M or 1, ...)."""
+        if x.shape[1] > 1:
+            given = given.expand(len(x), *given.shape[1:])
+        flat = given.flatten(0, 1).float()
+        return flat.contiguous() if real is None else flat[real]
+
+    @staticmethod
+    def _tokens(state: KeyValueState, n: int) -> tuple[list[int], list[int], Tensor | None]:
+        """Row and place of every token of a pass of n for each row, and which of all are real where some are not."""
+        if n == 1:
+            return list(range(state.n_rows)), state.lengths, None
+        counts = [n] * state.n_rows if state.real is None else state.real
+        rows = [row for row, count in enumerate(counts) for _ in range(count)]
+        places = [at + i for at, count in zip(state.lengths, counts, strict=True) for i in range(count)]
+        if state.real is None:
+            return rows, places, None
+        return rows, places, torch.tensor([r * n + i for r, count in enumerate(counts) for i in range(count)])
+
+    @staticmethod
+    def _tables(state: KeyValueState, n: int) -> tuple[Tensor, int, bool]:
+        """Every row's blocks (B, wide), how many positions are in one, and whether new ones hold something old."""
+        if isinstance(state, PagedState):
+            return state.table(n), state.pool.block, True
+        return torch.arange(state.n_rows)[:, None], ALL, False
+
+    def _remembered(self, state: KeyValueState, n_rows: int, n: int, kept: list[Any]) -> list[_Remembered]:
+        end, found = state.longest(n), []
         for i, (layer, cache) in enumerate(zip(self.layers, state.caches, strict=True)):
             keys, values = cache.room(n_rows, end, layer.n_groups, layer.size)
             one = _Remembered(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1))

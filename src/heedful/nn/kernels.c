@@ -1,6 +1,6 @@
-// What decoding consists of, for processors with AVX-512 (with its BF16 and VNNI extensions): products of a few rows
-// with a packed matrix, attention of one new token, and a whole pile of blocks for one new token per row. Compiled on
-// first use; called by nn/native.py and nn/decode.py.
+// What decoding consists of, for processors with AVX-512 (with its BF16 and VNNI extensions): products of some rows
+// with a packed matrix, attention of one new token, and a whole pile of blocks for new tokens of several rows. Compiled
+// on first use; called by nn/native.py and nn/decode.py.
 //
 // A matrix (N, K) is packed into panels of 32 outputs, in each of which the inputs follow one another: a thread reads
 // one stream from memory, each lane of a vector is an output of its own, and nothing is summed across lanes. The sum of
@@ -11,8 +11,10 @@
 
 #include <immintrin.h>
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define WIDE 32   // outputs in a panel
 #define TILE 8    // rows that are multiplied at once, at most
@@ -283,28 +285,90 @@ INLINE __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(y, n);
 }
 
-// One head: a query (D) looks at keys and values (S, D) with these strides between positions. `may` (S), where looking
-// is allowed, and `add` (S), what is added to the scores, may be none; `s` is room for (S). D is a multiple of 16.
-INLINE void attend_head(const float *query, const float *keys, long k_key, const float *values, long v_key,
-                        const uint8_t *may, const float *add, long n_keys, long size, float scale, float *s, float *o) {
-  float most = -INFINITY;
-  for (long t = 0; t < n_keys; t++) {
-    if (may && !may[t]) {
-      s[t] = -INFINITY;
-      continue;
+// What 16 vectors of 16 sum up to, each; all by the same tree, wherever in the 16 a vector stands.
+INLINE __m512 sums_of(const __m512 *parts) {
+  __m512 a[8], b[4];
+  UNROLL for (int i = 0; i < 8; i++)
+    a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(parts[i], parts[i + 8], 0x44),
+                         _mm512_shuffle_f32x4(parts[i], parts[i + 8], 0xee));
+  UNROLL for (int i = 0; i < 4; i++)
+    b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd));
+  __m512 c = _mm512_add_ps(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1]));
+  __m512 d = _mm512_add_ps(_mm512_unpacklo_ps(b[2], b[3]), _mm512_unpackhi_ps(b[2], b[3]));
+  __m512 e = _mm512_add_ps(_mm512_shuffle_ps(c, d, 0x44), _mm512_shuffle_ps(c, d, 0xee));
+  return _mm512_shuffle_f32x4(e, e, 0xd8);  // its quarters are of the vectors 0 to 3, 8 to 11, 4 to 7, 12 to 15
+}
+
+// Where the keys and values of one head lie: in blocks of `block` positions, the i-th of them at table[i] strides.
+typedef struct {
+  const float *keys, *values;
+  long k_key, v_key;  // strides between positions
+  const long *table;
+  long block, stride;
+  int far;  // in memory rather than in a cache: asked for ahead of time
+} Seen;
+
+// From position `from` on: a pointer that moves on by `key`, from block to block.
+typedef struct {
+  const float *base, *at;
+  const long *table;
+  long left;  // positions to the end of this block
+} Walk;
+
+INLINE Walk walk(const Seen *seen, const float *base, long key, long from) {
+  long place = from % seen->block;
+  const long *table = seen->table + from / seen->block;
+  return (Walk){base, base + *table * seen->stride + place * key, table, seen->block - place};
+}
+
+INLINE const float *next(Walk *w, const Seen *seen, long key) {
+  if (!w->left) w->at = w->base + *++w->table * seen->stride, w->left = seen->block;
+  const float *at = w->at;
+  w->at += key, w->left--;
+  return at;
+}
+
+#define AHEAD 32  // positions: in blocks of 4 kB, what the processor foresees by itself ends all too soon
+
+INLINE void fetch(Walk *w, const Seen *seen, long key, long size) {
+  const char *at = (const char *)next(w, seen, key);
+  for (long d = 0; d < size * 4; d += 64) _mm_prefetch(at + d, _MM_HINT_T1);
+}
+
+// One head: a query (D) looks at the positions `from` to `from + n_keys`. `may` (n_keys), where looking is allowed, and
+// `add` (n_keys), what is added to the scores, may be none; `s` is room for (n_keys). D is a multiple of 16.
+INLINE void attend_head(const float *query, const Seen *seen, long from, const uint8_t *may, const float *add,
+                        long n_keys, long size, float scale, float *s, float *o) {
+  __m512 none = _mm512_set1_ps(-INFINITY), most = none, by = _mm512_set1_ps(scale);
+  Walk at_key = walk(seen, seen->keys, seen->k_key, from), ahead;
+  long n_ahead = seen->far ? n_keys - AHEAD : 0;
+  if (n_ahead > 0) ahead = walk(seen, seen->keys, seen->k_key, from + AHEAD);
+  for (long t = 0; t < n_keys; t += 16) {
+    __m512 parts[16];
+    int n = n_keys - t >= 16 ? 16 : n_keys - t;
+    for (int i = 0; i < n; i++) {
+      const float *key = next(&at_key, seen, seen->k_key);
+      if (t + i < n_ahead) fetch(&ahead, seen, seen->k_key, size);
+      __m512 sum = _mm512_setzero_ps();
+      for (long d = 0; d < size; d += 16)
+        sum = _mm512_fmadd_ps(_mm512_loadu_ps(query + d), _mm512_loadu_ps(key + d), sum);
+      parts[i] = sum;
     }
-    __m512 sum = _mm512_setzero_ps();
-    for (long d = 0; d < size; d += 16)
-      sum = _mm512_fmadd_ps(_mm512_loadu_ps(query + d), _mm512_loadu_ps(keys + t * k_key + d), sum);
-    s[t] = scale * _mm512_reduce_add_ps(sum) + (add ? add[t] : 0);
-    most = s[t] > most ? s[t] : most;
+    for (int i = n; i < 16; i++) parts[i] = _mm512_setzero_ps();
+    __mmask16 here = n == 16 ? 0xffff : (1u << n) - 1;
+    __m512 at = _mm512_mul_ps(sums_of(parts), by);
+    if (add) at = _mm512_add_ps(at, _mm512_maskz_loadu_ps(here, add + t));
+    if (may) here &= _mm_test_epi8_mask(_mm_maskz_loadu_epi8(here, may + t), _mm_set1_epi8(-1));
+    at = _mm512_mask_mov_ps(none, here, at);
+    most = _mm512_mask_max_ps(most, _mm512_cmp_ps_mask(at, most, _CMP_GT_OQ), at, at);
+    _mm512_mask_storeu_ps(s + t, n == 16 ? 0xffff : (1u << n) - 1, at);
   }
-  __m512 total = _mm512_setzero_ps(), highest = _mm512_set1_ps(most), none = _mm512_set1_ps(-INFINITY);
+  __m512 total = _mm512_setzero_ps(), highest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
   for (long t = 0; t < n_keys; t += 16) {
     __mmask16 here = n_keys - t >= 16 ? 0xffff : (1u << (n_keys - t)) - 1;
     __m512 at = _mm512_mask_loadu_ps(none, here, s + t);
-    __mmask16 seen = _mm512_cmp_ps_mask(at, none, _CMP_NEQ_UQ);
-    at = _mm512_maskz_mov_ps(seen, exponential(_mm512_sub_ps(at, highest)));
+    __mmask16 looks = _mm512_cmp_ps_mask(at, none, _CMP_NEQ_UQ);
+    at = _mm512_maskz_mov_ps(looks, exponential(_mm512_sub_ps(at, highest)));
     total = _mm512_add_ps(total, at);
     _mm512_mask_storeu_ps(s + t, here, at);
   }
@@ -312,9 +376,12 @@ INLINE void attend_head(const float *query, const float *keys, long k_key, const
   for (long d = 0; d < size; d += 64) {
     long n = (size - d) / 16;
     __m512 a = _mm512_setzero_ps(), b = a, c = a, e = a;
+    Walk at_value = walk(seen, seen->values, seen->v_key, from);
+    if (n_ahead > 0) ahead = walk(seen, seen->values + d, seen->v_key, from + AHEAD);
     for (long t = 0; t < n_keys; t++) {
+      if (t < n_ahead) fetch(&ahead, seen, seen->v_key, n > 3 ? 64 : n * 16);
+      const float *at = next(&at_value, seen, seen->v_key) + d;
       if (s[t] == 0) continue;
-      const float *at = values + t * v_key + d;
       __m512 weight = _mm512_set1_ps(s[t]);
       a = _mm512_fmadd_ps(weight, _mm512_loadu_ps(at), a);
       if (n > 1) b = _mm512_fmadd_ps(weight, _mm512_loadu_ps(at + 16), b);
@@ -328,6 +395,9 @@ INLINE void attend_head(const float *query, const float *keys, long k_key, const
   }
 }
 
+#define ALL (1L << 40)  // positions in a block where there is only one
+static const long FIRST[] = {0};
+
 // Queries (B, H, D), keys and values (B, G, S, D), with the strides given (rows, heads, positions); `allowed` (B, S) and
 // `bias` (B, H, S) may be none. `scores` is room for (B, H, S).
 void attend_one(const float *q, const float *k, const float *v, const uint8_t *allowed, const float *bias, float *out,
@@ -337,14 +407,138 @@ void attend_one(const float *q, const float *k, const float *v, const uint8_t *a
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && n_rows * n_heads * n_keys > 1024)
   for (long j = 0; j < n_rows * n_heads; j++) {
     long row = j / n_heads, h = j % n_heads, group = h / share;
-    attend_head(q + row * strides[0] + h * strides[1], k + row * strides[2] + group * strides[3], strides[4],
-                v + row * strides[5] + group * strides[6], strides[7], allowed ? allowed + row * strides[8] : 0,
+    Seen seen = {k + row * strides[2] + group * strides[3], v + row * strides[5] + group * strides[6], strides[4],
+                 strides[7], FIRST, ALL, 0, 1};
+    attend_head(q + row * strides[0] + h * strides[1], &seen, 0, allowed ? allowed + row * strides[8] : 0,
                 bias ? bias + row * strides[9] + h * strides[10] : 0, n_keys, size, scale, scores + j * n_keys,
                 out + j * size);
   }
 }
 
-// --- a pile of blocks for one new token per row ---------------------------------------------------------------------
+// --- choosing one of many logits ------------------------------------------------------------------------------------
+
+#define PAGE 256  // logits whose highest, or whose masses, are found together
+
+#define PARTS for (long k = 0; k < n; k += 16)
+#define HERE (n - k >= 16 ? 0xffff : (1u << (n - k)) - 1)
+
+// The highest of each row (M, N) and the first place that has it; NaN where there is one.
+void highest(const float *x, long n_rows, long n_all, float *values, long *places, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n_rows * n_all > 65536)
+  for (long row = 0; row < n_rows; row++) {
+    const float *from = x + row * n_all;
+    float most = -INFINITY;
+    long page = 0;
+    __mmask16 wrong = 0;
+    for (long at = 0; at < n_all; at += PAGE) {
+      long n = n_all - at < PAGE ? n_all - at : PAGE;
+      __m512 high = _mm512_set1_ps(-INFINITY);
+      PARTS {
+        __m512 here = _mm512_mask_loadu_ps(high, HERE, from + at + k);
+        wrong |= _mm512_cmp_ps_mask(here, here, _CMP_UNORD_Q);
+        high = _mm512_max_ps(high, here);
+      }
+      float top = _mm512_reduce_max_ps(high);
+      if (top > most) most = top, page = at;
+    }
+    while (page < n_all - 1 && from[page] != most && !wrong) page++;
+    values[row] = wrong ? NAN : most, places[row] = page;
+  }
+}
+
+// e^((x - top) heat) of those that `some` has; what is less than e^-87 is nothing.
+INLINE __m512 weights(__mmask16 some, const float *x, float top, float heat) {
+  __m512 at = _mm512_maskz_loadu_ps(some, x);
+  at = _mm512_mul_ps(_mm512_sub_ps(at, _mm512_set1_ps(top)), _mm512_set1_ps(heat));
+  some &= _mm512_cmp_ps_mask(at, _mm512_set1_ps(-87), _CMP_GE_OQ);
+  return _mm512_maskz_mov_ps(some, exponential(at));
+}
+
+#define LEVELS 4096
+#define LEVELS_PER_NAT 64
+
+typedef struct {
+  float x;
+  int place;
+} Ranked;
+
+static int by_rank(const void *a, const void *b) {  // the greatest first, of equals the one that comes first
+  const Ranked *first = a, *second = b;
+  return first->x != second->x ? (first->x < second->x ? 1 : -1) : first->place - second->place;
+}
+
+INLINE long level(float x, float top, float heat) {
+  float depth = (top - x) * heat * LEVELS_PER_NAT;
+  return depth < LEVELS - 1 ? (long)depth : LEVELS - 1;
+}
+
+// The fewest logits of each row (M, N), greatest first, that together have this share of the mass: all above cuts[row],
+// and of those that equal it the ones up to lasts[row]. Logits are counted out into levels by their height; only the
+// level at the border is sorted. False where there is no memory.
+int nucleus(const float *x, const float *tops, long n_rows, long n_all, float heat, double share, float *cuts,
+            long *lasts, int threads) {
+  int done = 1;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && n_rows * n_all > 65536)
+  for (long row = 0; row < n_rows; row++) {
+    const float *from = x + row * n_all;
+    long n = n_all, border = 0, n_ranked = 0;
+    double mass[LEVELS] = {0}, total = 0, reached = 0;
+    PARTS {
+      float w[16];
+      _mm512_storeu_ps(w, weights(HERE, from + k, tops[row], heat));
+      for (long i = 0; i < 16 && k + i < n; i++)
+        if (w[i] > 0) mass[level(from[k + i], tops[row], heat)] += w[i];
+    }
+    for (long i = 0; i < LEVELS; i++) total += mass[i];
+    while (border < LEVELS - 1 && reached + mass[border] < share * total) reached += mass[border++];
+    for (long i = 0; i < n; i++) n_ranked += level(from[i], tops[row], heat) == border;
+    Ranked *ranked = malloc((n_ranked + 1) * sizeof(Ranked));
+    if (!ranked) {
+      done = 0;
+      continue;
+    }
+    long j = 0;
+    for (long i = 0; i < n; i++)
+      if (level(from[i], tops[row], heat) == border) ranked[j++] = (Ranked){from[i], (int)i};
+    qsort(ranked, n_ranked, sizeof(Ranked), by_rank);
+    cuts[row] = tops[row], lasts[row] = n;
+    for (j = 0; j < n_ranked && (j == 0 || reached < share * total); j++) {
+      cuts[row] = ranked[j].x, lasts[row] = ranked[j].place;
+      float w[16];
+      _mm512_storeu_ps(w, weights(1, &ranked[j].x, tops[row], heat));
+      reached += w[0];
+    }
+    free(ranked);
+  }
+  return done;
+}
+
+// What every 256 logits of each row (M, N) weigh together, (M, pages); of those that `nucleus` left, where there are
+// `cuts`.
+void masses(const float *x, const float *tops, long n_rows, long n_all, float heat, const float *cuts,
+            const long *lasts, float *sums, int threads) {
+  long n_pages = (n_all + PAGE - 1) / PAGE;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n_rows * n_all > 65536)
+  for (long row = 0; row < n_rows; row++)
+    for (long page = 0; page < n_pages; page++) {
+      const float *from = x + row * n_all + page * PAGE;
+      long n = n_all - page * PAGE < PAGE ? n_all - page * PAGE : PAGE;
+      __m512 sum = _mm512_setzero_ps();
+      PARTS {
+        __mmask16 some = HERE;
+        if (cuts) {
+          __m512 at = _mm512_maskz_loadu_ps(some, from + k), cut = _mm512_set1_ps(cuts[row]);
+          long left = lasts[row] - page * PAGE - k + 1;
+          __mmask16 before = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+          some &= _mm512_cmp_ps_mask(at, cut, _CMP_GT_OQ) | (_mm512_cmp_ps_mask(at, cut, _CMP_EQ_OQ) & before);
+        }
+        sum = _mm512_add_ps(sum, weights(some, from + k, tops[row], heat));
+      }
+      sums[row * n_pages + page] = _mm512_reduce_add_ps(sum);
+    }
+}
+
+// --- new tokens through a pile of blocks -----------------------------------------------------------------------------
 
 enum { NO_NORM, LAYER_NORM, RMS_NORM };
 enum { RELU, GELU, GELU_TANH, SILU };
@@ -364,26 +558,27 @@ typedef struct {
 } Layer;
 
 typedef struct {
-  float *keys, *values;  // (rows, G, capacity, D)
-  long row, head;        // strides
+  float *keys, *values;  // (blocks, G, positions in a block, D)
+  long stride, head;     // between blocks, between heads
   const float *cross_keys, *cross_values;
   long cross_row, cross_head, cross_key;
 } Remembered;
 
+// New tokens, one or several of each row, in their order. A row's blocks are table[row]; a contiguous row is one block.
 typedef struct {
-  long n_rows, width;
-  const long *lengths;       // (B) tokens that each row remembers
-  const float *cos, *sin;    // (B or 1, R/2) or none
+  long n_tokens, width;
+  const long *rows, *places;  // (M) whose token it is, and at which position it stands
+  const long *tables;         // (B, wide)
+  long wide, block, fresh;    // positions in a block; whether one that is begun must be cleared
+  const float *cos, *sin;     // (M or 1, R/2) or none
   long half, turn_row, interleaved;
-  const float *bias;         // (B or 1, H or 1, S) added to the scores of self-attention, or none
+  const float *bias;          // (M or 1, H or 1, S) added to the scores of self-attention, or none
   long bias_row, bias_head;
-  const long *n_memory;      // (B) positions of an encoder's output, or none
+  const long *n_memory;       // (M) positions of an encoder's output, or none
 } Step;
 
 static void normalize(const Norm *norm, const float *x, float *y, long n) {
   __m512 sum = _mm512_setzero_ps(), squares = _mm512_setzero_ps();
-#define PARTS for (long k = 0; k < n; k += 16)
-#define HERE (n - k >= 16 ? 0xffff : (1u << (n - k)) - 1)
   float mean = 0;
   if (norm->kind == LAYER_NORM) {
     PARTS sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(HERE, x + k));
@@ -444,7 +639,7 @@ static void rotate(const Step *s, long row, float *x) {
 // x + y, normalized where that comes after; all of it for each row.
 static void add(const Norm *before, const Norm *after, const float *y, float *x, float *room, const Step *s) {
 #pragma omp for
-  for (long row = 0; row < s->n_rows; row++) {
+  for (long row = 0; row < s->n_tokens; row++) {
     long n = s->width;
     const float *from = y + row * n;
     if (before->kind) {
@@ -461,58 +656,90 @@ static void add(const Norm *before, const Norm *after, const float *y, float *x,
 static const float *normed(const Norm *norm, const float *x, float *room, const Step *s) {
   if (!norm->kind) return x;
 #pragma omp for
-  for (long row = 0; row < s->n_rows; row++) normalize(norm, x + row * s->width, room + row * s->width, s->width);
+  for (long row = 0; row < s->n_tokens; row++) normalize(norm, x + row * s->width, room + row * s->width, s->width);
   return room;
 }
 
-// Queries, keys and values (B, (H + 2G) D) -> what the heads bring back (B, H D); the new keys and values are kept.
-static void attend_cached(const Layer *l, const Remembered *m, const Step *s, float *joint, float *out, float *scores,
-                          long most) {
-  long share = l->n_heads / l->n_groups, n = l->size, whole = (l->n_heads + 2 * l->n_groups) * n;
-  long n_queries = l->n_heads * n, n_keys = l->n_groups * n;
+// What another token left in a block may be no number, and spoil the sums of one who masks it.
+static void clear(const Layer *layers, long n_layers, const Remembered *remembered, const Step *s) {
 #pragma omp for
-  for (long row = 0; row < s->n_rows; row++) {
-    float *q = joint + row * whole, *k = q + n_queries;
-    if (l->query_norm.kind)
-      for (long i = 0; i < n_queries; i += l->query_norm.size) normalize(&l->query_norm, q + i, q + i, l->query_norm.size);
-    if (l->key_norm.kind)
-      for (long i = 0; i < n_keys; i += l->key_norm.size) normalize(&l->key_norm, k + i, k + i, l->key_norm.size);
-    if (s->cos)
-      for (long i = 0; i < n_queries + n_keys; i += n) rotate(s, row, q + i);
-    for (long g = 0; g < l->n_groups; g++) {
-      long at = row * m->row + g * m->head + s->lengths[row] * n;
-      for (long d = 0; d < n; d++) m->keys[at + d] = k[g * n + d], m->values[at + d] = k[n_keys + g * n + d];
+  for (long i = 0; i < s->n_tokens; i++) {
+    if (s->places[i] % s->block) continue;
+    long block = s->tables[s->rows[i] * s->wide + s->places[i] / s->block];
+    for (long j = 0; j < n_layers; j++) {
+      long n = s->block * layers[j].size * sizeof(float);
+      for (long g = 0; g < layers[j].n_groups; g++) {
+        memset(remembered[j].keys + block * remembered[j].stride + g * remembered[j].head, 0, n);
+        memset(remembered[j].values + block * remembered[j].stride + g * remembered[j].head, 0, n);
+      }
     }
-  }
-#pragma omp for schedule(dynamic)
-  for (long j = 0; j < s->n_rows * l->n_heads; j++) {
-    long row = j / l->n_heads, h = j % l->n_heads, end = s->lengths[row] + 1;
-    long from = l->window && end > l->window ? end - l->window : 0;
-    long at = row * m->row + h / share * m->head + from * n;
-    const float *bias = s->bias ? s->bias + row * s->bias_row + h * s->bias_head + from : 0;
-    attend_head(joint + row * whole + h * n, m->keys + at, n, m->values + at, n, 0, bias, end - from, n, l->scale,
-                scores + j * most, out + j * n);
   }
 }
 
-static void attend_memory(const Layer *l, const Remembered *m, const Step *s, const float *q, float *out,
-                          float *scores, long most) {
-  long share = l->n_heads / l->n_groups, n = l->size;
+#define TOGETHER 16  // tokens of a row that one thread takes one after the other: they look at the same keys
+
+// How many tokens there are from i on that belong together.
+static long together(const Step *s, long i) {
+  long n = 1;
+  while (n < TOGETHER && i + n < s->n_tokens && s->rows[i + n] == s->rows[i]) n++;
+  return n;
+}
+
+// Queries, keys and values (M, (H + 2G) D) -> what the heads bring back (M, H D); the new keys and values are kept.
+// `groups` are the tokens with which each group of those that belong together begins; a thread has room for its scores.
+static void attend_cached(const Layer *l, const Remembered *m, const Step *s, float *joint, float *out,
+                          const long *groups, long n_groups, float *scores, long most) {
+  long share = l->n_heads / l->n_groups, n = l->size, whole = (l->n_heads + 2 * l->n_groups) * n;
+  long n_queries = l->n_heads * n, n_keys = l->n_groups * n;
+#pragma omp for
+  for (long i = 0; i < s->n_tokens; i++) {
+    float *q = joint + i * whole, *k = q + n_queries;
+    if (l->query_norm.kind)
+      for (long j = 0; j < n_queries; j += l->query_norm.size) normalize(&l->query_norm, q + j, q + j, l->query_norm.size);
+    if (l->key_norm.kind)
+      for (long j = 0; j < n_keys; j += l->key_norm.size) normalize(&l->key_norm, k + j, k + j, l->key_norm.size);
+    if (s->cos)
+      for (long j = 0; j < n_queries + n_keys; j += n) rotate(s, i, q + j);
+    long block = s->tables[s->rows[i] * s->wide + s->places[i] / s->block];
+    for (long g = 0; g < l->n_groups; g++) {
+      long at = block * m->stride + g * m->head + s->places[i] % s->block * n;
+      for (long d = 0; d < n; d++) m->keys[at + d] = k[g * n + d], m->values[at + d] = k[n_keys + g * n + d];
+    }
+  }
+  float *room = scores + omp_get_thread_num() * most;
 #pragma omp for schedule(dynamic)
-  for (long j = 0; j < s->n_rows * l->n_heads; j++) {
-    long row = j / l->n_heads, at = row * m->cross_row + j % l->n_heads / share * m->cross_head;
-    attend_head(q + j * n, m->cross_keys + at, m->cross_key, m->cross_values + at, m->cross_key, 0, 0,
-                s->n_memory[row], n, l->cross_scale, scores + j * most, out + j * n);
+  for (long j = 0; j < n_groups * l->n_heads; j++) {
+    long first = groups[j / l->n_heads], h = j % l->n_heads, at = h / share * m->head;
+    Seen seen = {m->keys + at, m->values + at, n, n, s->tables + s->rows[first] * s->wide, s->block, m->stride, 1};
+    for (long i = first; i < groups[j / l->n_heads + 1]; i++) {
+      long end = s->places[i] + 1, from = l->window && end > l->window ? end - l->window : 0;
+      const float *bias = s->bias ? s->bias + i * s->bias_row + h * s->bias_head + from : 0;
+      attend_head(joint + i * whole + h * n, &seen, from, 0, bias, end - from, n, l->scale, room,
+                  out + (i * l->n_heads + h) * n);
+      seen.far = 0;
+    }
+  }
+}
+
+static void attend_memory(const Layer *l, const Remembered *m, const Step *s, const float *q, float *out, float *scores,
+                          long most) {
+  long share = l->n_heads / l->n_groups, n = l->size;
+  float *room = scores + omp_get_thread_num() * most;
+#pragma omp for schedule(dynamic)
+  for (long j = 0; j < s->n_tokens * l->n_heads; j++) {
+    long i = j / l->n_heads, at = s->rows[i] * m->cross_row + j % l->n_heads / share * m->cross_head;
+    Seen seen = {m->cross_keys + at, m->cross_values + at, m->cross_key, m->cross_key, FIRST, ALL, 0, 1};
+    attend_head(q + j * n, &seen, 0, 0, 0, s->n_memory[i], n, l->cross_scale, room, out + j * n);
   }
 }
 
 static void feed_forward(const Layer *l, const Step *s, const float *x, float *hidden, float *y, char *scratch,
                          int threads) {
   long n = l->down.n_inputs, wide = l->up.n_outputs;
-  float *active = hidden + s->n_rows * wide;
-  multiply(&l->up, x, s->n_rows, hidden, scratch, threads);
+  float *active = hidden + s->n_tokens * wide;
+  multiply(&l->up, x, s->n_tokens, hidden, scratch, threads);
 #pragma omp for
-  for (long row = 0; row < s->n_rows; row++) {
+  for (long row = 0; row < s->n_tokens; row++) {
     const float *from = hidden + row * wide;
     PARTS {
       __m512 at = activate(l->act, _mm512_maskz_loadu_ps(HERE, from + k));
@@ -520,40 +747,46 @@ static void feed_forward(const Layer *l, const Step *s, const float *x, float *h
       _mm512_mask_storeu_ps(active + row * n + k, HERE, at);
     }
   }
-  multiply(&l->down, active, s->n_rows, y, scratch, threads);
+  multiply(&l->down, active, s->n_tokens, y, scratch, threads);
 }
 
 static long larger(long a, long b) { return a > b ? a : b; }
 
-// x (B, E), one new token of each row, through all layers, in place.
+// x (M, E), new tokens, through all layers, in place.
 int decode(const Layer *layers, long n_layers, const Remembered *remembered, const Step *s, float *x, int threads) {
-  long most = 1, wide = 0, joint = 0, heads = 0, bytes = 0;
-  for (long row = 0; row < s->n_rows; row++)
-    most = larger(most, larger(s->lengths[row] + 1, s->n_memory ? s->n_memory[row] : 0));
+  long most = 1, wide = 0, joint = 0, bytes = 0, n_groups = 0;
+  for (long i = 0; i < s->n_tokens; i++)
+    most = larger(most, larger(s->places[i] + 1, s->n_memory ? s->n_memory[i] : 0));
   for (const Layer *l = layers; l < layers + n_layers; l++) {
     wide = larger(wide, l->up.n_outputs + l->down.n_inputs);
     joint = larger(joint, larger(l->joint.n_outputs, l->cross_query.n_outputs));
-    heads = larger(heads, l->n_heads);
     const Matrix *all[] = {&l->joint, &l->output, &l->cross_query, &l->cross_output, &l->up, &l->down};
-    for (int i = 0; i < 6; i++) bytes = larger(bytes, room(all[i], s->n_rows));
+    for (int i = 0; i < 6; i++) bytes = larger(bytes, room(all[i], s->n_tokens));
   }
-  long n = s->n_rows, sizes[] = {n * s->width, n * s->width, n * s->width, n * joint, n * joint, n * wide, n * heads * most};
+  long n = s->n_tokens, sizes[] = {n * s->width, n * s->width, n * s->width, n * joint, n * joint, n * wide, threads * (most + 16)};
   long total = 0;
   for (int i = 0; i < 7; i++) total += sizes[i] + 16;
-  float *block = malloc(total * sizeof(float) + bytes + 64), *parts[7], *next = block;
-  if (!block) return 0;
-  for (int i = 0; i < 7; i++) parts[i] = next, next += sizes[i] + 16;
+  float *block = malloc(total * sizeof(float) + bytes + 64), *parts[7], *rest = block;
+  long *groups = malloc((n + 1) * sizeof(long));
+  if (!block || !groups) {
+    free(block), free(groups);
+    return 0;
+  }
+  for (long i = 0; i < n; i += together(s, i)) groups[n_groups++] = i;
+  groups[n_groups] = n;
+  for (int i = 0; i < 7; i++) parts[i] = rest, rest += sizes[i] + 16;
   float *room_x = parts[0], *delta = parts[1], *other = parts[2], *qkv = parts[3], *seen = parts[4];
   float *hidden = parts[5], *scores = parts[6];
-  char *scratch = (char *)next;
+  char *scratch = (char *)rest;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (long i = 0; i < n_layers; i++) {
+    if (i == 0 && s->fresh) clear(layers, n_layers, remembered, s);
     const Layer *l = layers + i;
     const Remembered *m = remembered + i;
     int post = l->residual == POST, parallel = l->residual == PARALLEL;
     const float *from = post ? x : normed(&l->attention_norm, x, room_x, s);
     multiply(&l->joint, from, n, qkv, scratch, threads);
-    attend_cached(l, m, s, qkv, seen, scores, most);
+    attend_cached(l, m, s, qkv, seen, groups, n_groups, scores, most + 16);
     multiply(&l->output, seen, n, delta, scratch, threads);
     if (parallel) {
       if (l->feedforward_norm.kind) from = normed(&l->feedforward_norm, x, room_x, s);
@@ -566,7 +799,7 @@ int decode(const Layer *layers, long n_layers, const Remembered *remembered, con
     if (l->cross_query.w) {
       from = post ? x : normed(&l->cross_norm, x, room_x, s);
       multiply(&l->cross_query, from, n, qkv, scratch, threads);
-      attend_memory(l, m, s, qkv, seen, scores, most);
+      attend_memory(l, m, s, qkv, seen, scores, most + 16);
       multiply(&l->cross_output, seen, n, delta, scratch, threads);
       Norm none = {0};
       add(&none, post ? &l->cross_norm : 0, delta, x, room_x, s);
@@ -575,6 +808,6 @@ int decode(const Layer *layers, long n_layers, const Remembered *remembered, con
     feed_forward(l, s, from, hidden, delta, scratch, threads);
     add(&l->feedforward_after, post ? &l->feedforward_norm : 0, delta, x, room_x, s);
   }
-  free(block);
+  free(block), free(groups);
   return 1;
 }

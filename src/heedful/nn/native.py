@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import mmap
 import os
 import platform
@@ -24,6 +25,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,17 +58,26 @@ _ATTEND: tuple[Any, ...] = (*[_POINTER] * 7, *[_LONG] * 5, _POINTER, ctypes.c_fl
 _DECODE: tuple[Any, ...] = (_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _INT)
 
 
+_HIGHEST: tuple[Any, ...] = (_POINTER, _LONG, _LONG, _POINTER, _POINTER, _INT)
+_ROWS: tuple[Any, ...] = (_POINTER, _POINTER, _LONG, _LONG, ctypes.c_float)
+_NUCLEUS: tuple[Any, ...] = (*_ROWS, ctypes.c_double, _POINTER, _POINTER, _INT)
+_MASSES: tuple[Any, ...] = (*_ROWS, _POINTER, _POINTER, _POINTER, _INT)
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The kernels, or None where they cannot be had."""
     loaded = load(SOURCE, NEEDS)
     if loaded is not None:
-        loaded.product.argtypes, loaded.attend_one.argtypes, loaded.decode.argtypes = (
-            _PRODUCT,
-            _ATTEND,
-            _DECODE,
-        )
-        loaded.product.restype, loaded.attend_one.restype, loaded.decode.restype = _INT, None, _INT
+        for kernel, given, returned in (
+            (loaded.product, _PRODUCT, _INT),
+            (loaded.attend_one, _ATTEND, None),
+            (loaded.decode, _DECODE, _INT),
+            (loaded.highest, _HIGHEST, None),
+            (loaded.nucleus, _NUCLEUS, _INT),
+            (loaded.masses, _MASSES, None),
+        ):
+            kernel.argtypes, kernel.restype = given, returned
     return loaded
 
 
@@ -150,6 +161,13 @@ class _Chunk:
         self.used = -(-(begin + n) // 64) * 64
         place = torch.frombuffer(self.memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
         return place.view(tensor.shape).copy_(tensor)
+
+
+def spacious(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros in large pages, each of which costs nothing until something is written to it."""
+    size = math.prod(shape)
+    memory = _Chunk(max(1, size) * dtype.itemsize).memory
+    return torch.frombuffer(memory, dtype=dtype, count=size).view(*shape)
 
 
 _chunk: _Chunk | None = None
@@ -246,3 +264,54 @@ def attend_one(
         size**-0.5 if scale is None else scale, torch.get_num_threads(),
     )  # fmt: skip
     return out.transpose(1, 2)  # (B, H, 1, D)
+
+
+# --- choosing --------------------------------------------------------------------------------------------------------
+
+
+def chooses(logits: Tensor) -> bool:
+    """Whether `highest` and `masses` can read them."""
+    return (
+        logits.ndim == 2
+        and logits.dtype == torch.float32
+        and logits.device.type == "cpu"
+        and logits.is_contiguous()
+        and logits.numel() > 0
+        and library() is not None
+    )
+
+
+def highest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest of each row (B, V) and the first place that has it, each (B,); NaN where there is one."""
+    n_rows, n_tokens = logits.shape
+    values, places = logits.new_empty(n_rows), torch.empty(n_rows, dtype=torch.long)
+    lib = library()
+    assert lib is not None
+    at = logits.data_ptr(), n_rows, n_tokens, values.data_ptr(), places.data_ptr()
+    lib.highest(*at, torch.get_num_threads())
+    return values, places
+
+
+def nucleus(logits: Tensor, highest: Tensor, heat: float, share: float) -> tuple[Tensor, Tensor]:
+    """The fewest logits of each row (B, V), greatest first, with this share of the mass of e^((logit - highest) heat):
+    those above a cut (B,), and of those that equal it the ones up to a last place (B,)."""
+    n_rows, n_tokens = logits.shape
+    cuts, lasts = logits.new_empty(n_rows), torch.empty(n_rows, dtype=torch.long)
+    lib = library()
+    assert lib is not None
+    at = logits.data_ptr(), highest.data_ptr(), n_rows, n_tokens, heat, share
+    if not lib.nucleus(*at, cuts.data_ptr(), lasts.data_ptr(), torch.get_num_threads()):
+        raise MemoryError("no memory to sort logits")
+    return cuts, lasts
+
+
+def masses(logits: Tensor, highest: Tensor, heat: float, of: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """What each page of 256 logits of a row (B, V) weighs, or the `nucleus` of it: (B, pages)."""
+    n_rows, n_tokens = logits.shape
+    found = logits.new_empty(n_rows, -(-n_tokens // 256))
+    cuts, lasts = (None, None) if of is None else (of[0].data_ptr(), of[1].data_ptr())
+    lib = library()
+    assert lib is not None
+    at = logits.data_ptr(), highest.data_ptr(), n_rows, n_tokens, heat
+    lib.masses(*at, cuts, lasts, found.data_ptr(), torch.get_num_threads())
+    return found

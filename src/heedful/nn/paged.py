@@ -7,20 +7,23 @@ its blocks. So memory is bounded and never moved, rows that begin alike share bl
 Full blocks get a name: the tokens in them and the name of the block before. A prompt whose first blocks have names is
 not read again (`adopt`). A named block that no row uses stays until room is needed; the least recently used goes first.
 
-Where we differ: PyTorch's kernels want keys side by side, so each pass gathers a copy of what a layer remembers.
+Our kernels (nn/decode.py) follow the tables. PyTorch's want keys side by side, so that way each pass gathers a copy of
+what a layer remembers.
 
     B rows, G key/value heads, S remembered positions, D head size, N blocks of P positions
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import count
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from heedful.nn.native import spacious
 from heedful.nn.state import Cache, KeyValueState, State, without
 
 Name = tuple[int, tuple[int, ...]]  # the number of the block before (-1: none), and the tokens in this one
@@ -39,20 +42,24 @@ class Pool:
         self._named: dict[Name, tuple[int, int]] = {}  # its block, and a number that is never given twice
         self._name_of: dict[int, Name] = {}
         self._numbers = count()
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values, each (N, P, G, D)
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values, each (N, G, P, D)
 
     @property
     def n_used(self) -> int:
         return self.n_blocks - len(self._free) - len(self._idle)
 
     def layer(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's blocks, made when the first keys and values (B, G, T, D) show their size and type."""
-        if index not in self._layers:
-            self._layers[index] = (
-                k.new_zeros(self.n_blocks, self.block, k.shape[1], k.shape[3]),
-                v.new_zeros(self.n_blocks, self.block, v.shape[1], v.shape[3]),
-            )
-        return self._layers[index]
+        """A layer's blocks, made when the first keys and values (B, G, T, D) show their size and type.
+
+        On a CPU blocks that nobody has used yet take no memory.
+        """
+        if index not in self.layers:
+            self.layers[index] = self._room(k), self._room(v)
+        return self.layers[index]
+
+    def _room(self, like: Tensor) -> Tensor:
+        shape = self.n_blocks, like.shape[1], self.block, like.shape[3]
+        return spacious(shape, like.dtype) if like.device.type == "cpu" else like.new_empty(shape)
 
     def take(self) -> int:
         """A block for one user to write to."""
@@ -86,7 +93,7 @@ class Pool:
         if self.users[block] == 1 and block not in self._name_of:
             return block
         copy = self.take()
-        for keys, values in self._layers.values():
+        for keys, values in self.layers.values():
             keys[copy], values[copy] = keys[block], values[block]
         self.release([block])
         return copy
@@ -129,14 +136,35 @@ class PagedCache(Cache):
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         end = self.state.n_keys(k.shape[2])
-        places, tables, fresh = self.state.blocks(k.shape[2], k.device)
+        blocks = self.state.blocks(k.shape[2], k.device)
         out = []
         for pool, new in zip(self.state.pool.layer(self.index, k, v), (k, v), strict=True):
-            if len(fresh):  # what is left in them may be no number, and spoils sums although it is masked
-                pool.index_fill_(0, fresh, 0)
-            pool.flatten(0, 1).index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))  # (B x T, G, D)
-            out.append(pool[tables].flatten(1, 2)[:, :end].transpose(1, 2))  # (B, G, S, D)
+            if len(
+                blocks.fresh
+            ):  # what is left in them may be no number, and spoils sums although it is masked
+                pool.index_fill_(0, blocks.fresh, 0)
+            new = new.transpose(1, 2).flatten(0, 1)  # (B x T, G, D)
+            pool[blocks.of, :, blocks.at] = new if blocks.real is None else new[blocks.real]
+            seen = pool[blocks.tables].transpose(1, 2)  # (B, G, blocks, P, D)
+            out.append(seen.flatten(2, 3)[:, :, :end])  # (B, G, S, D)
         return out[0], out[1]
+
+    def room(self, n_rows: int, end: int, n_heads: int, size: int) -> tuple[Tensor, Tensor]:
+        found = self.state.pool.layers.get(self.index)
+        if found is None:
+            like = torch.empty(0, n_heads, 0, size)
+            found = self.state.pool.layer(self.index, like, like)
+        return found
+
+
+class Blocks(NamedTuple):
+    """Where the new tokens of a pass go, the same for all layers; tokens that are padding go nowhere."""
+
+    of: Tensor  # (M,) the block of each token
+    at: Tensor  # (M,) and its place in it
+    real: Tensor | None  # (M,) which of B x T tokens they are, None if all
+    tables: Tensor  # (B, blocks) every row's blocks, shorter rows filled up with their last
+    fresh: Tensor  # blocks that were taken for this pass
 
 
 class PagedState(KeyValueState):
@@ -147,27 +175,63 @@ class PagedState(KeyValueState):
         self.pool = pool
         self.caches = [PagedCache(self, i) for i in range(n_layers)]
         self.tables: list[list[int]] = [[] for _ in range(n_rows)]
-        self._pass: tuple[list[int], int, Tensor, Tensor, Tensor] | None = None
+        self._pass: tuple[list[int], list[int], Blocks] | None = None
 
-    def blocks(self, n: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the next n tokens of each row go (B x n) among all positions, every row's blocks (B, blocks), shorter
-        rows filled up with their last, and which blocks are new.
+    def part(self, rows: Sequence[int]) -> Self:
+        """The same blocks, not a second time: rows go on in the part or here, and only one of the two is let go."""
+        part = copy.copy(self)
+        part.caches = [PagedCache(part, i) for i in range(len(self.caches))]
+        part.tables, part.lengths = [self.tables[row] for row in rows], [self.lengths[row] for row in rows]
+        part._pass = None
+        return part
 
-        Blocks are taken, or made the row's own, as needed; once per pass, for all layers.
-        """
-        if self._pass is None or self._pass[0] != self.lengths or self._pass[1] != n:
-            size = self.pool.block
-            pairs = zip(self.tables, self.lengths, strict=True)
-            fresh = [block for table, length in pairs for block in self._prepare(table, length, n)]
+    @classmethod
+    def beside(cls, states: Sequence[PagedState]) -> PagedState:
+        """The rows of several states as one, for a pass; they stay where they are as well (see `apart`)."""
+        whole = cls(states[0].pool, len(states[0].caches))
+        whole.tables = [table for state in states for table in state.tables]
+        whole.lengths = [length for state in states for length in state.lengths]
+        return whole
+
+    def apart(self, states: Sequence[PagedState]) -> None:
+        """Let those of `beside` know what their rows have become."""
+        lengths = iter(self.lengths)
+        for state in states:
+            state.lengths, state._pass = [next(lengths) for _ in state.lengths], None
+
+    def blocks(self, n: int, device: torch.device) -> Blocks:
+        """Where the next n tokens of each row go. Blocks are taken, or made the row's own, as needed; once per pass."""
+        counts = [n] * self.n_rows if self.real is None else self.real
+        if self._pass is None or self._pass[:2] != (self.lengths, counts):
+            size, fresh = self.pool.block, self._prepare(counts)
             wide = -(-self.n_keys(n) // size)
             tables = torch.tensor([t + t[-1:] * (wide - len(t)) for t in self.tables], device=device)
             at = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(n, device=device)  # (B, n)
-            places = (tables.gather(1, at // size) * size + at % size).flatten()
+            of, at, real = tables.gather(1, at // size).flatten(), (at % size).flatten(), None
+            if self.real is not None:
+                there = torch.tensor(counts, device=device)[:, None] > torch.arange(n, device=device)
+                real = there.flatten().nonzero()[:, 0]
+                of, at = of[real], at[real]
             new = torch.tensor(fresh, dtype=torch.long, device=device)
-            self._pass = list(self.lengths), n, places, tables, new
-        return self._pass[2:]
+            self._pass = list(self.lengths), list(counts), Blocks(of, at, real, tables, new)
+        return self._pass[2]
 
-    def _prepare(self, table: list[int], length: int, n: int) -> list[int]:
+    def table(self, n: int) -> Tensor:
+        """Every row's blocks (B, blocks), ready for n more tokens of each row, for one who follows and fills them."""
+        self._prepare([n] * self.n_rows if self.real is None else self.real)
+        wide = max(map(len, self.tables))
+        return torch.tensor([t + [0] * (wide - len(t)) for t in self.tables])
+
+    def _prepare(self, counts: Sequence[int]) -> list[int]:
+        """Make each row's table ready for so many more tokens; the blocks that are added."""
+        self._pass = None
+        return [
+            block
+            for table, length, n in zip(self.tables, self.lengths, counts, strict=True)
+            for block in self._extended(table, length, n)
+        ]
+
+    def _extended(self, table: list[int], length: int, n: int) -> list[int]:
         """Make a row's table ready for n more tokens; the blocks that are added."""
         size = self.pool.block
         kept = -(-length // size)
@@ -180,17 +244,18 @@ class PagedState(KeyValueState):
         return table[kept:]
 
     def adopt(self, row: int, tokens: Sequence[int]) -> int:
-        """Let an empty row begin with what is known of `tokens`; how many of them need not be read.
+        """Let a row that is reading `tokens` go on from what is known of them, if that is more than it has read; how
+        many of them it has then.
 
         The last token is always left to read, since what follows it is what one wants to know.
         """
-        assert self.lengths[row] == 0 and not self.tables[row]
         found = self.pool.find(tokens[:-1])
-        for block in found:
-            self.pool.share(block)
-        self._pass = None
-        self.tables[row] = found
-        self.lengths[row] = len(found) * self.pool.block
+        if len(found) * self.pool.block > self.lengths[row]:
+            for block in found:
+                self.pool.share(block)
+            self.pool.release(self.tables[row])
+            self.tables[row], self._pass = found, None
+            self.lengths[row] = len(found) * self.pool.block
         return self.lengths[row]
 
     def publish(self, row: int, tokens: Sequence[int]) -> None:

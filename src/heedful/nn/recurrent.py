@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from heedful.nn.attention import Watch, weigh
-from heedful.nn.state import Memory
+from heedful.nn.memory import Memory
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 
@@ -162,9 +162,16 @@ class Align(nn.Module):
 
     def forward(self, q: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
         """Queries (B, T, E) -> contexts (B, T, E) and weights (B, 1, T, S), exactly 0 on padding."""
-        scores = self.score(q, memory.keys)[:, None]
-        weights = weigh(scores, memory.allowed, self.watch)
-        return (weights @ memory.values[:, None])[:, 0], weights
+        k, v, watch = memory.keys, memory.values, self.watch
+        if watch.on:
+            q, k, v = (
+                watch.queries(q[:, None])[:, 0],
+                watch.keys(k[:, None])[:, 0],
+                watch.values(v[:, None])[:, 0],
+            )
+        weights = weigh(self.score(q, k)[:, None], memory.allowed, watch)
+        context = weights @ v[:, None]  # (B, 1, T, E)
+        return (watch.heads(context) if watch.on else context)[:, 0], weights
 
 
 class Decoded(NamedTuple):

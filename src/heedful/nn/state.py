@@ -4,20 +4,19 @@ A `State` has one row per sequence. Rows are independent: `select` reorders or r
 forgets the newest tokens (speculative decoding), `free` empties a row so that another sequence can take its place,
 `join` takes in rows of another state and `drop` lets one go, each at the cost of that row alone (continuous batching).
 A Transformer remembers keys and values (`KeyValueState`), in one block per layer, allocated ahead and doubled when
-full; a recurrent network its hidden states (`RecurrentState`).
+full; a recurrent network its hidden states (nn/memory.py).
 
-    B rows, G key/value heads, S remembered positions, D head size, L layers, C all of one layer's recurrent state
+    B rows, G key/value heads, S remembered positions, D head size
 """
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 T = TypeVar("T")
@@ -52,6 +51,16 @@ class State(ABC):
         order = self._checked(rows)
         self.lengths = [self.lengths[r] for r in order]
         self._select(order)
+
+    def part(self, rows: Sequence[int]) -> Self:
+        """These rows in a state of their own; those here stay as they are."""
+        part = copy.copy(self)
+        part._part()
+        part.select(rows)
+        return part
+
+    def _part(self) -> None:  # noqa: B027  # most have nothing to do
+        """This is a copy: let nothing that `select` changes be another's too."""
 
     def _checked(self, rows: Sequence[int] | Tensor) -> list[int]:
         order = [int(r) for r in rows]
@@ -105,11 +114,11 @@ def without(rows: list[T], row: int) -> list[T]:
     return kept
 
 
-def _room(have: int, need: int) -> int:
+def doubled(have: int, need: int) -> int:
     return have if have >= need else max(need, 2 * have)
 
 
-def _grown(x: Tensor, n_rows: int, n_places: int, dim: int) -> Tensor:
+def grown(x: Tensor, n_rows: int, n_places: int, dim: int) -> Tensor:
     """x, or its copy in a larger block of this many rows and places (along `dim`), the new ones 0."""
     have_rows, have_places = x.shape[0], x.shape[dim]
     if have_rows >= n_rows and have_places >= n_places:
@@ -121,7 +130,7 @@ def _grown(x: Tensor, n_rows: int, n_places: int, dim: int) -> Tensor:
     return larger
 
 
-def _taken(x: Tensor, rows: list[int]) -> Tensor:
+def taken(x: Tensor, rows: list[int]) -> Tensor:
     """x[rows], several times as fast: whole rows are copied, not numbers."""
     return x.index_select(0, torch.tensor(rows, dtype=torch.long, device=x.device))
 
@@ -162,13 +171,19 @@ class Cache:
             self.keys = k.new_zeros(n_rows, k.shape[1], capacity, k.shape[3])
             self.values = v.new_zeros(n_rows, v.shape[1], capacity, v.shape[3])
         else:
-            size = _room(self.keys.shape[0], n_rows), _room(self.keys.shape[2], end)
-            self.keys, self.values = _grown(self.keys, *size, 2), _grown(self.values, *size, 2)
+            size = doubled(self.keys.shape[0], n_rows), doubled(self.keys.shape[2], end)
+            self.keys, self.values = grown(self.keys, *size, 2), grown(self.values, *size, 2)
         return self.keys, self.values
+
+    def copy(self, state: KeyValueState) -> Cache:
+        """The same for another state, until one of them is changed."""
+        other = copy.copy(self)
+        other.state = state
+        return other
 
     def select(self, rows: list[int]) -> None:
         if self.keys is not None and self.values is not None:
-            self.keys, self.values = _taken(self.keys, rows), _taken(self.values, rows)
+            self.keys, self.values = taken(self.keys, rows), taken(self.values, rows)
 
     def join(self, other: Cache, rows: list[int], n: int) -> None:
         """Take in the first n positions of these rows."""
@@ -230,7 +245,7 @@ class CrossCache:
             return
         sources = [self.sources[r] for r in rows]
         if sources != self.sources:
-            self.fill(_taken(self.keys, rows), _taken(self.values, rows))
+            self.fill(taken(self.keys, rows), taken(self.values, rows))
             self.sources = sources
 
     def join(self, other: CrossCache, rows: list[int]) -> None:
@@ -239,8 +254,8 @@ class CrossCache:
         if self._keys is None or self._values is None:
             return self.fill(other.keys[rows], other.values[rows])
         at, end, n = self.n_rows, self.n_rows + len(rows), other.keys.shape[2]
-        n_rows = _room(self._keys.shape[0], end)
-        self._keys, self._values = _grown(self._keys, n_rows, n, 2), _grown(self._values, n_rows, n, 2)
+        n_rows = doubled(self._keys.shape[0], end)
+        self._keys, self._values = grown(self._keys, n_rows, n, 2), grown(self._values, n_rows, n, 2)
         self._keys[at:end, :, :n] = other.keys[rows]
         self._values[at:end, :, :n] = other.values[rows]
         self.sources = self.sources + [object() for _ in rows]
@@ -261,11 +276,18 @@ class KeyValueState(State):
         self.caches = [Cache(self) for _ in range(n_layers)]
         self.cross = [CrossCache() for _ in range(n_layers)] if cross else []
         self.memory_lengths: Tensor | None = None  # (B,) of the encoder's output, None if none is padded
+        self.real: list[int] | None = None  # tokens of each row in a pass that has padding too, for its time
         self._where: tuple[list[int], int, Tensor, Tensor] | None = None
 
     def n_keys(self, n_new: int) -> int:
         """How many key positions there are once every row has n_new more."""
         return max(self.lengths) + n_new
+
+    def longest(self, n_new: int) -> int:
+        """The longest row after a pass of n_new tokens for each, padding left out."""
+        if self.real is None:
+            return self.n_keys(n_new)
+        return max(at + n for at, n in zip(self.lengths, self.real, strict=True))
 
     def where(self, n_new: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows (B, 1) and places (B, n_new) of the next tokens: the same for all layers, so made once per pass."""
@@ -274,6 +296,10 @@ class KeyValueState(State):
             places = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(n_new, device=device)
             self._where = list(self.lengths), n_new, rows, places
         return self._where[2:]
+
+    def _part(self) -> None:
+        self.caches = [cache.copy(self) for cache in self.caches]
+        self.cross = [copy.copy(fixed) for fixed in self.cross]
 
     def free(self, row: int) -> None:
         super().free(row)
@@ -323,73 +349,3 @@ class KeyValueState(State):
             fixed.drop(row)
         if self.memory_lengths is not None:
             self.memory_lengths = self.memory_lengths[without(list(range(self.n_rows)), row)]
-
-
-@dataclass
-class Memory:
-    """What a recurrent encoder leaves to its decoder."""
-
-    last: Tensor  # (B, L, C) the hidden state it ends in, with which the decoder begins
-    values: Tensor  # (B, S, E) its outputs ("annotations")
-    keys: Tensor  # (B, S, E) what a score compares with, computed once
-    allowed: Tensor | None  # (B, 1, 1, S) True where the source is real, None if all of it is
-
-    def select(self, rows: list[int]) -> Memory:
-        allowed = None if self.allowed is None else self.allowed[rows]
-        return Memory(self.last[rows], self.values[rows], self.keys[rows], allowed)
-
-    def join(self, other: Memory) -> Memory:
-        """The rows of both; the shorter sources are padded."""
-        n = max(self.values.shape[1], other.values.shape[1])
-        both = self, other
-        allowed = None
-        if self.allowed is not None or other.allowed is not None or self.values.shape != other.values.shape:
-            allowed = torch.cat([F.pad(m._allowed(), (0, n - m.values.shape[1])) for m in both])
-        values = torch.cat([F.pad(m.values, (0, 0, 0, n - m.values.shape[1])) for m in both])
-        keys = torch.cat([F.pad(m.keys, (0, 0, 0, n - m.keys.shape[1])) for m in both])
-        return Memory(torch.cat([m.last for m in both]), values, keys, allowed)
-
-    def _allowed(self) -> Tensor:
-        if self.allowed is not None:
-            return self.allowed
-        n_rows, n, _ = self.values.shape
-        return torch.ones(n_rows, 1, 1, n, dtype=torch.bool, device=self.values.device)
-
-
-class RecurrentState(State):
-    """The hidden state after each token, since a recurrent network cannot go back; and the memory of the source."""
-
-    def __init__(self, memory: Memory, *, capacity: int = 0) -> None:
-        super().__init__(memory.last.shape[0])
-        self.memory = memory
-        self.past = memory.last.new_zeros(self.n_rows, 1 + capacity, *memory.last.shape[1:])
-        self.past[:, 0] = memory.last  # (B, 1 + capacity, L, C): after n tokens at n
-
-    def now(self) -> Tensor:
-        """Each row's hidden state after the tokens it has read.  (B, L, C)"""
-        return self.past[torch.arange(self.n_rows, device=self.past.device), self.lengths]
-
-    def extend(self, states: Tensor) -> None:
-        """Note the hidden states (B, T, L, C) after each of T new tokens; `advance` says how many of them are real."""
-        n = states.shape[1]
-        self._reserve(self.n_rows, max(self.lengths) + 1 + n)
-        rows = torch.arange(self.n_rows, device=states.device)[:, None]
-        lengths = torch.tensor(self.lengths, device=states.device)[:, None]
-        self.past[rows, lengths + 1 + torch.arange(n, device=states.device)] = states
-
-    def _reserve(self, n_rows: int, end: int) -> None:
-        self.past = _grown(self.past, _room(self.past.shape[0], n_rows), _room(self.past.shape[1], end), 1)
-
-    def _select(self, rows: list[int]) -> None:
-        self.past, self.memory = _taken(self.past, rows), self.memory.select(rows)
-
-    def _join(self, other: Self, rows: list[int]) -> None:
-        at, end = self.n_rows, self.n_rows + len(rows)
-        n = 1 + max((other.lengths[r] for r in rows), default=0)
-        self._reserve(end, n)
-        self.past[at:end, :n] = other.past[rows, :n]
-        self.memory = self.memory.join(other.memory.select(rows))
-
-    def _drop(self, row: int) -> None:
-        self.past[row] = self.past[self.n_rows - 1]
-        self.memory = self.memory.select(without(list(range(self.n_rows)), row))
