@@ -26,6 +26,8 @@ ORDER = [
     "serve",
     "lessons",
 ]
+# Serving is a way to reach models, as the command line is: of what stands above, it may import this.
+ABOVE = {"serve": ["loaded", "embedding", "info", "tasks", "zoo"]}
 
 
 def imports(path: Path) -> set[str]:
@@ -43,7 +45,7 @@ def test_imports_go_one_way(path):
     package = path.relative_to(SOURCE).parts[0]
     if package not in ORDER:
         return
-    allowed = ORDER[: ORDER.index(package) + 1]
+    allowed = [*ORDER[: ORDER.index(package) + 1], *ABOVE.get(package, [])]
     for module in imports(path):
         parts = module.split(".")
         if parts[0] == "heedful" and len(parts) > 1:

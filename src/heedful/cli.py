@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful import __version__, converse
+from heedful import __version__, converse, show
 
 Command = Callable[[argparse.Namespace], int]
+KINDS = ["float32", "bfloat16", "float16", "int8", "int4"]  # of weights
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,12 +59,19 @@ def parser() -> argparse.ArgumentParser:
     c.add_argument("prompt", nargs="?", help="the text to continue, or to translate by an encoder-decoder")
     c.add_argument(
         "--quantize",
-        choices=["float32", "bfloat16", "float16", "int8", "int4"],
+        choices=KINDS,
         help="the weights in this type (default: as they are stored)",
     )
     converse.add_options(c)
 
     _add_training(add)
+    _add_serving(add)
+
+    show.add_show(
+        add("show", show.show, "look inside a model: attention, layers, positions; a page or a picture"),
+        model,
+    )
+    show.add_fill(add("fill", show.fill, "what a model puts into a blank, and what that goes with"), model)
 
     c = add("export", export, "write a model as a folder in the hub's layout")
     c.add_argument("model", help=model)
@@ -111,6 +120,54 @@ def _add_training(add: Callable[[str, Command, str], argparse.ArgumentParser]) -
     )
     c.add_argument("what", help=what)
     c.add_argument("--set", **changes, help="change one setting of the recipe; repeatable")
+
+
+def _add_serving(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    c = add("serve", serve, "the playground's page, and OpenAI's HTTP API: completions, chats, embeddings")
+    c.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="names that ship, folders, runs, .gguf files or hub ids; NAME=PATH gives one another name "
+        "(default: all that ship). The first is loaded now, the others when asked for",
+    )
+
+    def number(name: str, kind: Callable[[str], Any], default: Any, metavar: str, about: str) -> None:
+        about += "" if default is None else f" (default {default})"
+        c.add_argument(name, type=kind, default=default, metavar=metavar, help=about)
+
+    c.add_argument("--host", default="127.0.0.1", help="the address (default 127.0.0.1, this machine only)")
+    number("--port", int, 8000, "N", "the port; 0 picks a free one")
+    c.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help="clients must send this key; repeatable. HEEDFUL_API_KEY or --api-key-file are better: other users of "
+        "this machine can see arguments",
+    )  # fmt: skip
+    c.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="read the keys from a file, one per line"
+    )
+    c.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="let web pages of this origin call the server, as https://example.org; repeatable",
+    )  # fmt: skip
+    c.add_argument("--device", help="where models run (default: the CPU)")
+    c.add_argument("--quantize", choices=KINDS, help="the weights in this type (default: as they are stored)")
+    number("--memory", float, None, "GB", "what loaded models may take together; idle ones make room")
+    number("--max-rows", int, 64, "N", "answers written at once by a model")
+    number("--queue", int, 256, "N", "requests that may wait for a model; beyond that the answer is 429")
+    number("--cache-tokens", int, None, "N", "tokens that a model's answers may remember together")
+    number("--chunk", int, 256, "N", "tokens of new prompts read between two tokens of running answers")
+    number(
+        "--max-tokens-per-request", int, 65_536, "N", "prompts x answers x max_tokens that one may ask for"
+    )
+    number("--max-body", int, 8 * 2**20, "BYTES", "the largest request")
+    number("--drain", float, 30.0, "SECONDS", "running requests may take so long when the server is stopped")
+    c.add_argument(
+        "--runs", default="runs", metavar="FOLDER", help="the page shows the trainings in it (default: runs)"
+    )
+    c.add_argument("--lazy", action="store_true", help="load the first model, too, when it is asked for")
+    c.add_argument("--verbose", action="store_true", help="a line per request, on stderr")
+    c.add_argument("--open", action="store_true", help="open the playground in the browser")
 
 
 def models(options: argparse.Namespace) -> int:
@@ -177,6 +234,37 @@ def estimate(options: argparse.Namespace) -> int:
     _, recipe = resolve(options.what)
     print(describe(Recipe.from_dict(merged(recipe, parse_changes(options.set)))))
     return 0
+
+
+def serve(options: argparse.Namespace) -> int:
+    keys, source = _api_keys(options)
+    from heedful.serve.options import Options
+
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("run", "api_key", "api_key_file", "allow_origin")
+    }
+    given["models"] = tuple(options.models)
+    settings = Options(**given, api_keys=keys, key_source=source, allow_origins=tuple(options.allow_origin))
+    settings.check_public()
+    from heedful.serve.server import serve
+
+    return serve(settings)
+
+
+def _api_keys(options: argparse.Namespace) -> tuple[tuple[str, ...], str]:
+    """The keys, and where they came from: the options, else the environment."""
+    keys, sources = list(options.api_key), ["--api-key"] if options.api_key else []
+    if options.api_key_file is not None:
+        lines = options.api_key_file.read_text(encoding="utf-8").splitlines()
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise ValueError(f"{options.api_key_file} has no key in it: write one per line")
+        keys, sources = keys + found, [*sources, str(options.api_key_file)]
+    if not keys and "HEEDFUL_API_KEY" in os.environ:
+        keys, sources = [os.environ["HEEDFUL_API_KEY"]], ["HEEDFUL_API_KEY"]
+    return tuple(keys), " and ".join(sources)
 
 
 def export(options: argparse.Namespace) -> int:

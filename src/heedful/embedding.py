@@ -128,17 +128,33 @@ def embed(
     model: Model, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, *, budget: int = BUDGET
 ) -> Tensor:
     """The vectors of the texts (N, E), in float32. `budget` is how many tokens are read at a time."""
+    rows = tokenize(tokenizer, texts, longest(model, pooling))
+    vectors = torch.empty(len(rows), model.config.d_model, device=model.device)
+    for batch, found in embed_rows(model, rows, pooling, budget=budget):
+        vectors[batch] = found
+    return vectors
+
+
+def embed_rows(
+    model: Model, rows: Sequence[Sequence[int]], pooling: Pooling, *, budget: int = BUDGET
+) -> Iterator[tuple[list[int], Tensor]]:
+    """The same of token ids, batch by batch, for who has other things to do in between: the places of some rows, and
+    their vectors (B, E)."""
+    pool = pool_of(model, pooling)
+    for batch in batches([len(row) for row in rows], budget):
+        with torch.inference_mode():  # not while somebody else has his turn
+            vectors = vectors_of(model, [rows[i] for i in batch], pool)
+            if pooling.normalize:
+                vectors /= vectors.norm(dim=-1, keepdim=True).clamp_(min=1e-12)
+        yield batch, vectors
+
+
+def pool_of(model: Model, pooling: Pooling) -> str:
+    """Which of POOLS; ValueError where the model's files ask for another."""
     pool = pooling.pool or ("last" if isinstance(model, DecoderModel) else "mean")
     if pool not in POOLS:
         raise ValueError(f"{pool!r} is no way to pool that heedful has; pool can be {', '.join(POOLS)}")
-    rows = tokenize(tokenizer, texts, longest(model, pooling))
-    vectors = torch.empty(len(rows), model.config.d_model, device=model.device)
-    with torch.inference_mode():
-        for batch in batches([len(row) for row in rows], budget):
-            vectors[batch] = vectors_of(model, [rows[i] for i in batch], pool)
-        if pooling.normalize:
-            vectors /= vectors.norm(dim=-1, keepdim=True).clamp_(min=1e-12)
-    return vectors
+    return pool
 
 
 def longest(model: Model, pooling: Pooling) -> int | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from functools import lru_cache
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, Unpack, cast, overload
 
 import torch
 from torch import Tensor
 
+from heedful import tasks
 from heedful.embedding import Pooling, embed
 from heedful.generate import beam, speculative
 from heedful.generate.answer import Event
@@ -18,7 +19,13 @@ from heedful.generate.draft import Drafter, DraftModel, PromptLookup
 from heedful.generate.engine import Engine, Speaker
 from heedful.generate.request import Request, Result, Sampling
 from heedful.models.base import DecoderModel, GenerativeModel, Model
+from heedful.models.encoder import EncoderModel
+from heedful.models.image_gpt import ImageGPT
 from heedful.nn.packed import Kind
+from heedful.observe.capture import Activations, Edit, capture
+from heedful.observe.fill import Filled, fill
+from heedful.settings import ANSWERING, SEARCH, Settings, same_tokens, searching
+from heedful.tasks import Label, Span
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapted import base_of, is_adapter, with_adapter
@@ -43,44 +50,6 @@ TOKENIZER_FILES = (
 Prompt = str | Messages  # a text, or with chat the turns of a conversation
 
 
-class Settings(TypedDict, total=False):
-    """How to generate; what is not given is the default. See `heedful.generate.request` for what each means."""
-
-    max_tokens: int  # 200
-    temperature: float
-    top_k: int | None
-    top_p: float
-    min_p: float
-    typical_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: Mapping[int, float]
-    seed: int | None
-    stop: str | Sequence[str]  # texts that end the answer and are not part of it
-    chat: bool  # put the prompt into the model's chat template
-    n: int  # how many answers to each prompt; for `complete`, as the next three
-    best_of: int | None
-    logprobs: int | None
-    echo: bool
-    beams: int  # more than 1: beam search, as heedful.generate.beam tells, and nothing by chance
-    length_penalty: float
-    early_stopping: bool | Literal["never"]
-    beam_groups: int
-    diversity: float
-    draft: Literal["lookup"] | Loaded | None  # guesses tokens ahead, for speed: heedful.generate.draft
-
-
-# What a request has beside its sampling; more than this default only `complete` can show.
-ANSWERING: dict[str, int | None] = {"n": 1, "best_of": None, "logprobs": None, "echo": False}
-# The settings of a beam search, by the names that it has for them.
-SEARCH = {
-    "beams": "beams",
-    "length_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-    "beam_groups": "groups",
-    "diversity": "diversity",
-}
 BEAMS = 4  # of a translation: Vaswani et al. 2017, section 6.1
 
 
@@ -174,7 +143,7 @@ class Loaded:
         engine, requests = self._engine(), self._requests(prompts, settings)
         if search := searching(settings):
             model = cast(GenerativeModel[Any], self.model)
-            return beam.search(model, engine.tokenizer, requests, never=self._never, **search)
+            return beam.search(model, engine.tokenizer, requests, never=self.never, **search)
         drafter = self._drafter(settings.get("draft"))
         if drafter is None:
             return engine.run(requests)
@@ -193,6 +162,10 @@ class Loaded:
 
         T5 wants to read what to do: "translate English to German: ...".
         """
+        return self.generate(text, **self.translating(**settings))
+
+    def translating(self, **settings: Unpack[Settings]) -> Settings:
+        """The settings of `translate`, for `complete`; those given come first."""
         self.require("translate")
         theirs = self.model.generation
         usual: dict[str, Any] = {"beams": theirs.get("num_beams") or BEAMS}
@@ -205,10 +178,10 @@ class Loaded:
             usual |= {name: theirs[name] for name in names if theirs.get(name) is not None}
         else:
             usual["temperature"] = 0
-        return self.generate(text, **cast(Settings, usual | settings))
+        return cast(Settings, usual | settings)
 
     @property
-    def _never(self) -> list[int]:
+    def never(self) -> list[int]:
         """The tokens that the model's authors do not let it say, as Marian's padding."""
         return [ids[0] for ids in self.model.generation.get("bad_words_ids") or () if len(ids) == 1]
 
@@ -252,14 +225,14 @@ class Loaded:
         chat, stop, max_tokens = rest.pop("chat", False), rest.pop("stop", ()), rest.pop("max_tokens", 200)
         more = {name: rest.pop(name) for name in ANSWERING if name in rest}
         rest = {name: value for name, value in rest.items() if name not in SEARCH and name != "draft"}
-        if self._never:
-            rest["logit_bias"] = dict.fromkeys(self._never, -100.0) | rest.get("logit_bias", {})
+        if self.never:
+            rest["logit_bias"] = dict.fromkeys(self.never, -100.0) | rest.get("logit_bias", {})
         how = Sampling(**rest)
         more["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
         more["stop_ids"] = frozenset(self.eos_ids)
-        return [Request(*self._read(p, chat), max_tokens, how, **more) for p in prompts]
+        return [Request(*self.read(p, chat), max_tokens, how, **more) for p in prompts]
 
-    def _read(self, prompt: Prompt, chat: bool) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def read(self, prompt: Prompt, chat: bool = False) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """What the decoder continues, and what the encoder reads."""
         assert self.tokenizer is not None
         if chat:
@@ -296,6 +269,46 @@ class Loaded:
         vectors = embed(self.model, self.tokenizer, [texts] if isinstance(texts, str) else texts, how)
         return vectors[0] if isinstance(texts, str) else vectors
 
+    def capture(
+        self, patterns: str | Sequence[str] = (), edit: Mapping[str, Edit] | None = None
+    ) -> AbstractContextManager[Activations]:
+        """See and change what the model computes: `with loaded.capture("*.weights") as acts`; heedful.observe."""
+        self.require("capture")
+        return capture(self.model, patterns, edit)
+
+    def fill(self, template: str, *, words: Sequence[str] | None = None, n: int | None = 30) -> Filled:
+        """What fills the blank of "In [Texas|New York], they like to buy _.", see heedful.observe.fill."""
+        self.require("fill")
+        return fill(self.model, self._text_tokenizer, template, words=words, n=n)
+
+    def classify(self, what: str | Tensor, second: str | None = None) -> list[Label]:
+        """The labels of a text, of two, or of an image (C, height, width) from -1 to 1, likeliest first."""
+        self.require("classify")
+        return tasks.classify(self.model, self.tokenizer, what, second)
+
+    def answer(self, question: str, passage: str) -> Span:
+        """The piece of a passage that answers a question."""
+        self.require("answer")
+        return tasks.answer(cast(EncoderModel, self.model), self._text_tokenizer, question, passage)
+
+    def tag(self, text: str) -> list[Span]:
+        """The entities of a text."""
+        self.require("tag")
+        return tasks.tag(cast(EncoderModel, self.model), self._text_tokenizer, text)
+
+    def complete_image(
+        self, begun: Tensor, n: int = 1, *, temperature: float = 1.0, seed: int | None = 0
+    ) -> Tensor:
+        """Ways to go on with an image's first pixels (N,): whole images as colours (n, pixels)."""
+        self.require("complete_image")
+        return tasks.complete_image(cast(ImageGPT, self.model), begun, n, temperature=temperature, seed=seed)
+
+    @property
+    def _text_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer, and reads no text")
+        return self.tokenizer
+
     def save(self, folder: str | Path, *, max_shard: int = MAX_SHARD, overwrite: bool = False) -> None:
         """Write a folder that `load` and transformers' from_pretrained read."""
         also = self.pooling.files(self.model)
@@ -304,33 +317,6 @@ class Loaded:
     def __repr__(self) -> str:
         count = f"{self.model.n_parameters() / 1e6:.1f}M parameters"
         return f"Loaded({self.name}: {type(self.model).__name__}, {count}, on {self.model.device})"
-
-
-def searching(settings: Settings) -> dict[str, Any]:
-    """What a beam search is to be told; nothing if none is asked for."""
-    search = {theirs: settings[ours] for ours, theirs in SEARCH.items() if ours in settings}  # type: ignore[literal-required]
-    beams = search.get("beams", 1)
-    if beams < 1:
-        raise ValueError(f"beams is {beams}: it must be 1 or more")
-    if beams == 1:
-        if wrong := [name for name in SEARCH if name in settings and name != "beams"]:
-            raise ValueError(f"{', '.join(wrong)}: for beam search alone; give beams=2 or more")
-        return {}
-    sampling = [field.name for field in fields(Sampling)]
-    usual: dict[str, Any] = {**ANSWERING, "draft": None}
-    other = [name for name in usual if name != "n" and settings.get(name, usual[name]) != usual[name]]
-    if wrong := [name for name in sampling if name in settings] + other:
-        raise ValueError(
-            f"beam search and {', '.join(wrong)} do not go together: leave one out, or give beams=1"
-        )
-    return search
-
-
-@lru_cache(maxsize=8)
-def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether ids mean the same to both, on both sides of a translation."""
-    pairs = (one, other), (one.target, other.target)
-    return all(a is b or a.backend.get_vocab() == b.backend.get_vocab() for a, b in pairs)
 
 
 def load(
@@ -363,7 +349,7 @@ def _load(name: str | Path, place: torch.device, dtype: torch.dtype | None) -> L
             model = load_folder(path, device=place, dtype=dtype)
         has_tokenizer = any((path / file).exists() for file in TOKENIZER_FILES)
         tokenizer = Tokenizer.from_folder(path) if has_tokenizer else None
-        loaded = Loaded(model, tokenizer, _name(name, path))
+        loaded = Loaded(model, tokenizer, name_of(name, path))
         loaded.pooling = Pooling.from_folder(path)
         return loaded
     refuse_pickle(path)
@@ -380,7 +366,7 @@ def _from_gguf(path: Path, name: str, device: torch.device, dtype: torch.dtype |
     return Loaded(model, tokenizer, name)
 
 
-def _name(given: str | Path, path: Path) -> str:
+def name_of(given: str | Path, path: Path) -> str:
     """What to call it: the name it was asked for by, a folder's own name for a path (a run's, not its checkpoint's)."""
     if "snapshots" in path.parts:
         return str(given)

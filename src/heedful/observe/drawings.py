@@ -1,0 +1,325 @@
+"""More pictures: the logit lens, tokens with their surprise, positions, embeddings, and what fills a blank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from heedful.observe.figures import CELL, SLATE, _draw, _label, _name, colours, new, shown, style
+from heedful.train.picture import ACCENT, GREY, INK, PALE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from heedful.observe.fill import Filled
+    from heedful.observe.lens import Lens
+
+MONOSPACE = "DejaVu Sans Mono"
+MOST_POSITIONS = 24  # of the lens: its cells hold words
+LINE = 84  # characters of a line of tokens
+LABELLED = 14  # points of a chart on each side that have names
+
+
+def lens(found: Lens, tokens: Sequence[str], pieces: Sequence[Sequence[str]], *, title: str = "") -> Figure:
+    """The best token after each layer (rows, the first at the bottom) at each position, tinted by its probability."""
+    chances = np.asarray(found.probabilities[:, :, 0], dtype=float)
+    first = max(0, chances.shape[1] - MOST_POSITIONS)
+    chances, tokens = chances[:, first:], tokens[first:]
+    words = [[shown(word, 9) for word in row[first:]] for row in pieces]
+    n_layers, n_tokens = chances.shape
+    longest = max(4, *(len(word) for row in words for word in row), *(len(shown(t, 9)) for t in tokens))
+    wide, tall = 0.085 * longest + 0.06, 0.25
+    with style():
+        figure = new(n_tokens * wide + 1.2, n_layers * tall + 0.9)
+        axes = figure.add_subplot()
+        image = axes.imshow(chances, cmap=colours(), vmin=0, vmax=1, aspect=tall / wide, origin="lower")
+        for layer in range(n_layers):
+            for place in range(n_tokens):
+                colour = "white" if chances[layer, place] > 0.5 else INK
+                axes.text(
+                    place, layer, words[layer][place], ha="center", va="center", fontsize=7.5, color=colour
+                )
+        axes.set_xticks(range(n_tokens), [shown(t, 9) for t in tokens], fontsize=7.5)
+        axes.set_yticks(range(n_layers), found.layers, fontsize=7.5)
+        _quiet(axes)
+        axes.set_ylabel("after layer", fontsize=8, color=GREY)
+        left = f" (the last {n_tokens} of {n_tokens + first})" if first else ""
+        axes.set_xlabel(f"read{left}", fontsize=8, color=GREY)
+        if title:
+            axes.set_title(title, fontsize=9, loc="left", pad=8)
+        _bar(figure, image, axes, "probability")
+    return figure
+
+
+def tokens(
+    labels: Sequence[str], ids: Sequence[int], surprise: Sequence[float | None], *, title: str = ""
+) -> Figure:
+    """A text cut into its tokens, each with its number, tinted by how surprised the model was (bits)."""
+    boxes, lines, at = [], 0, 0.0
+    for label, index, bits in zip(labels, ids, surprise, strict=True):
+        text = shown(label, 24) if label.strip() else label
+        width = max(len(text), len(str(index)) * 0.8) + 1.2
+        if at and at + width > LINE:
+            at, lines = 0.0, lines + 1
+        boxes.append((at, lines, width, text, index, bits))
+        at += width + 0.35
+    across = max((x + width for x, _, width, *_ in boxes), default=1.0)
+    known = [bits for bits in surprise if bits is not None]
+    most = max([*known, 8.0])
+    with style():
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import Normalize
+        from matplotlib.patches import FancyBboxPatch
+
+        figure = new(across * 0.082 + (1.0 if known else 0.3), (lines + 1) * 0.46 + (0.5 if title else 0.2))
+        axes = figure.add_subplot()
+        scale = colours()
+        for x, line, width, text, index, bits in boxes:
+            tint = "#f4f4f2" if bits is None else scale(0.85 * bits / most)
+            dark = bits is not None and bits / most > 0.62
+            style_of: Any = {
+                "boxstyle": "round,pad=0,rounding_size=0.28",
+                "linewidth": 0,
+                "mutation_aspect": 0.3,
+            }
+            axes.add_patch(FancyBboxPatch((x, -line - 0.36), width, 0.66, facecolor=tint, **style_of))
+            middle = x + width / 2
+            axes.text(
+                middle, -line + 0.06, text, ha="center", va="center", fontsize=8, family=MONOSPACE,
+                color="white" if dark else INK,
+            )  # fmt: skip
+            axes.text(
+                middle, -line - 0.23, str(index), ha="center", va="center", fontsize=5, family=MONOSPACE,
+                color="white" if dark else GREY,
+            )  # fmt: skip
+        axes.set(xlim=(-0.2, across + 0.2), ylim=(-lines - 0.55, 0.45))
+        axes.axis("off")
+        if title:
+            axes.set_title(title, fontsize=9, loc="left", color=INK)
+        if known:
+            image = ScalarMappable(Normalize(0, most), colours())
+            _bar(figure, image, axes, "surprise (bits)", shrink=min(1.0, 1.2 / ((lines + 1) * 0.46)))
+    return figure
+
+
+def positions(values: Tensor | np.ndarray, *, title: str = "", column_name: str = "dimension") -> Figure:
+    """What tells positions (rows) apart, dimension by dimension: the stripes of Vaswani et al."""
+    matrix = np.asarray(values, dtype=float)
+    n, width = matrix.shape
+    with style():
+        figure = new(5.6, max(1.6, min(6.0, 4.6 * n / width)) + 0.7)
+        axes = figure.add_subplot()
+        most = float(np.quantile(np.abs(matrix), 0.998)) or 1.0  # a few outliers must not make the rest pale
+        image = _draw(axes, matrix, True, most)
+        axes.set_aspect("auto")
+        for axis, count in ((axes.xaxis, width), (axes.yaxis, n)):
+            axis.set_ticks(_round_ticks(count))
+            axis.set_tick_params(length=2, width=0.5, labelsize=7.5)
+        _name(axes, "position", column_name)
+        if title:
+            axes.set_title(title, fontsize=9, loc="left", pad=8)
+        _bar(figure, image, axes, "")
+    return figure
+
+
+def curves(x: Sequence[float], lines: Tensor | np.ndarray, *, title: str, x_name: str, y_name: str) -> Figure:
+    """A line for each head (H, N): what distance adds to the scores."""
+    values = np.asarray(lines, dtype=float)
+    with style():
+        figure = new(5.2, 2.9)
+        axes = figure.add_subplot()
+        for i, row in enumerate(values):
+            axes.plot(x, row, color=colours()(0.3 + 0.65 * i / max(1, len(values) - 1)), linewidth=1.0)
+            axes.annotate(
+                str(i), (x[-1], row[-1]), xytext=(4, 0), textcoords="offset points", fontsize=6.5, color=GREY,
+                va="center", annotation_clip=False,
+            )  # fmt: skip
+        axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel(x_name, fontsize=8, color=GREY)
+        axes.set_ylabel(y_name, fontsize=8, color=GREY)
+        axes.set_title(title, fontsize=9, loc="left", pad=8)
+    return figure
+
+
+def similarities(
+    matrices: Sequence[Tensor], names: Sequence[str], labels: Sequence[str], *, title: str = ""
+) -> Figure:
+    """Cosines between the tokens of a text, in several layers: how context makes them alike."""
+    count, n = len(matrices), len(labels)
+    cell = min(CELL * 0.8, 7.0 / (count * n))
+    room = 0.075 * max((len(shown(label)) for label in labels), default=0)
+    with style():
+        figure = new(count * (n * cell + 0.15) + room + 0.8, n * cell + room + 0.6)
+        grid: Any = figure.subplots(1, count, squeeze=False)[0]
+        image: Any = None
+        for i, axes in enumerate(grid):
+            image = _draw(axes, np.asarray(matrices[i], dtype=float), True, 1.0)
+            _label(axes, labels if i == 0 else None, labels, cell)
+            axes.set_xlabel(names[i], fontsize=7.5, color=GREY)
+        if title:
+            figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+        bar = figure.colorbar(image, ax=list(grid), fraction=0.03, pad=0.02, shrink=0.7, aspect=18)
+        _trim(bar, "cosine")
+    return figure
+
+
+def over_image(image: Tensor, weights: Tensor, *, title: str = "", said: str = "") -> Figure:
+    """An image (C, height, width) from -1 to 1, and how much of each patch (rows, columns) came to [CLS]."""
+    pixels = np.clip((np.asarray(image, dtype=float).transpose(1, 2, 0) + 1) / 2, 0, 1)
+    pixels = pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels
+    heat = np.asarray(weights, dtype=float)
+    height, width = pixels.shape[:2]
+    with style():
+        from matplotlib.colors import to_rgb
+
+        figure = new(4.6, 2.5)
+        grid: Any = figure.subplots(1, 2)
+        for axes in grid:
+            axes.imshow(pixels, interpolation="nearest", extent=(0, width, height, 0))
+            _quiet(axes)
+            axes.set(xticks=[], yticks=[])
+        tint = np.broadcast_to(np.array(to_rgb(ACCENT)), (*heat.shape, 3))
+        veil = np.dstack(
+            [tint, 0.9 * heat / (heat.max() or 1.0)]
+        )  # the more it looked, the less one sees through
+        grid[1].imshow(veil, interpolation="nearest", extent=(0, width, height, 0))
+        grid[0].set_xlabel(said, fontsize=8, color=GREY)
+        grid[1].set_xlabel(f"where [CLS] looked (at most {100 * heat.max():.0f} %)", fontsize=8, color=GREY)
+        if title:
+            figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    return figure
+
+
+# --- what fills a blank ----------------------------------------------------------------------------------------------
+
+
+def blank(found: Filled, *, title: str = "", pairs: Sequence[tuple[int, int]] | None = None) -> Figure:
+    """One sentence: bars. Two: the likelihoods of each word in both, and the difference against the mean. More: the
+    likelihoods of chosen pairs, side by side (the first sentence with each other one unless given)."""
+    n = len(found.sentences)
+    if n == 1:
+        return _bars(found, title)
+    if n == 2:
+        chosen: list[tuple[int, int, bool]] = [(0, 1, False), (0, 1, True)]
+    else:
+        chosen = [(a, b, False) for a, b in (pairs or [(0, i) for i in range(1, min(n, 7))])]
+    across = min(3, len(chosen)) if len(chosen) != 4 else 2
+    down = -(-len(chosen) // across)
+    with style():
+        figure = new(across * 3.3, down * 3.3 + (0.3 if title else 0))
+        grid: Any = figure.subplots(down, across, squeeze=False)
+        for axes in list(grid.flat)[len(chosen) :]:
+            axes.axis("off")
+        for axes, (a, b, difference) in zip(grid.flat, chosen, strict=False):
+            _scatter(axes, found, a, b, difference)
+        if title:
+            figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+    return figure
+
+
+def _bars(found: Filled, title: str) -> Figure:
+    best = found.top(0, 20)
+    with style():
+        figure = new(4.6, 0.19 * len(best) + 0.7)
+        axes = figure.add_subplot()
+        chances = [100 * p for _, p in best]
+        axes.barh(range(len(best)), chances, color=ACCENT, height=0.68)
+        axes.set_yticks(range(len(best)), [shown(word, 24) for word, _ in best], fontsize=8)
+        axes.invert_yaxis()
+        for i, chance in enumerate(chances):
+            axes.annotate(
+                f"{chance:.2g} %", (chance, i), xytext=(3, 0), textcoords="offset points", fontsize=7, color=GREY,
+                va="center",
+            )  # fmt: skip
+        axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_xticks([])
+        axes.margins(x=0.12)
+        axes.set_title(title or shown(str(found.sentences[0]), 70), fontsize=9, loc="left")
+    return figure
+
+
+def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> None:
+    """Each word a point: its likelihood in both sentences; or the mean of both, and by how much they differ."""
+    rows = found.logprobs.numpy() / np.log(10)
+    one, other = rows[a], rows[b]
+    gap = one - other
+    x, y = ((one + other) / 2, gap) if difference else (other, one)
+    most = max(float(np.abs(gap).max()), 1e-6)
+    axes.scatter(
+        x, y, c=gap, cmap=colours(signed=True), vmin=-most, vmax=most, s=9, linewidths=0.25, edgecolors=GREY
+    )
+    names = shown(found.sentences[a].name, 24), shown(found.sentences[b].name, 24)
+    if difference:
+        axes.axhline(0, color=PALE, linewidth=0.7, zorder=0)
+        axes.set_xlabel("mean of log₁₀ p", fontsize=8, color=GREY)
+        axes.set_ylabel(f"← {names[1]}    log₁₀ ratio    {names[0]} →", fontsize=8, color=GREY)
+    else:
+        low, high = float(min(one.min(), other.min())), float(max(one.max(), other.max()))
+        axes.plot([low, high], [low, high], color=PALE, linewidth=0.7, zorder=0)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set_xlabel(f"log₁₀ p   {names[1]}", fontsize=8, color=GREY)
+        axes.set_ylabel(f"log₁₀ p   {names[0]}", fontsize=8, color=GREY)
+    axes.margins(0.1)
+    _name_points(axes, found.words, (x, y), gap, left=not difference)
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _name_points(
+    axes: Axes, words: Sequence[str], points: tuple[np.ndarray, np.ndarray], gap: np.ndarray, *, left: bool
+) -> None:
+    """Names for the most extreme words, as many as do not lie on one another, and for the likeliest; those above the
+    diagonal have them on the `left`."""
+    x, y = points
+    extreme = np.argsort(-np.abs(gap), kind="stable")[: 2 * LABELLED]
+    likely = np.argsort(-x, kind="stable")[:LABELLED]
+    taken: list[tuple[float, float]] = []
+    wide = (float(np.ptp(x)) or 1.0) * 1.2
+    tall = (float(np.ptp(y)) or 1.0) * 1.2
+    for i in dict.fromkeys([*extreme.tolist(), *likely.tolist()]):
+        near = any(abs(x[i] - u) / wide < 0.16 and abs(y[i] - v) / tall < 0.042 for u, v in taken)
+        if near or len(taken) >= 2 * LABELLED:
+            continue
+        taken.append((x[i], y[i]))
+        above = gap[i] > 0
+        place: Any = (
+            {"xytext": (-3, 2), "ha": "right"}
+            if above and left
+            else {"xytext": (3, -2), "ha": "left", "va": "top"}
+        )
+        axes.annotate(
+            shown(words[i], 16), (x[i], y[i]), textcoords="offset points", fontsize=6.5,
+            color=ACCENT if above else SLATE, **place,
+        )  # fmt: skip
+
+
+# --- small things ----------------------------------------------------------------------------------------------------
+
+
+def _quiet(axes: Axes) -> None:
+    axes.tick_params(length=0, pad=3, labelcolor=INK)
+    for spine in axes.spines.values():
+        spine.set(edgecolor=PALE, linewidth=0.6)
+
+
+def _bar(figure: Figure, image: Any, axes: Axes, name: str, shrink: float = 0.7) -> None:
+    _trim(figure.colorbar(image, ax=axes, fraction=0.05, pad=0.02, shrink=shrink, aspect=18), name)
+
+
+def _trim(bar: Any, name: str) -> None:
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2, width=0.5, labelsize=7)
+    bar.set_label(name, fontsize=7.5)
+
+
+def _round_ticks(count: int) -> list[int]:
+    step = next(
+        s for s in (1, 2, 5, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 512, 10**9) if count / s <= 9
+    )
+    return list(range(0, count, step))

@@ -1,0 +1,61 @@
+"""Changes for `capture(edit=...)`: ablation and patching. Each makes a function of one tensor.
+
+zeroed()      nothing comes from here        averaged()    the same from every position, their mean
+replaced(x)   as it was in another run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from heedful.observe.capture import Edit
+
+
+def zeroed(heads: Sequence[int] | None = None) -> Edit:
+    """Zero, of these heads alone where they are given: of (B, H, T, D) or (B, H, T, S)."""
+    return _of_heads(heads, torch.zeros_like)
+
+
+def averaged(heads: Sequence[int] | None = None) -> Edit:
+    """The mean over batch and positions in place of each: what is left is what all inputs have in common."""
+
+    def mean(x: Tensor) -> Tensor:
+        positions = (0, *range(1 if x.ndim < 4 else 2, x.ndim - 1))
+        return x.mean(dim=positions, keepdim=True).expand_as(x)
+
+    return _of_heads(heads, mean)
+
+
+def replaced(by: Tensor, positions: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> Edit:
+    """Activations of another run (activation patching, Vig et al. 2020), at these positions alone where given."""
+
+    def put(x: Tensor) -> Tensor:
+        if by.shape[1:] != x.shape[1:] or by.shape[0] not in (1, x.shape[0]):
+            raise ValueError(
+                f"{tuple(by.shape)} cannot replace {tuple(x.shape)}: run both on inputs of one length"
+            )
+        other = by.to(x).expand_as(x)
+        if positions is None:
+            return other
+        made = x.clone()
+        made[..., list(positions), :] = other[..., list(positions), :]
+        return made
+
+    return _of_heads(heads, put)
+
+
+def _of_heads(heads: Sequence[int] | None, change: Edit) -> Edit:
+    if heads is None:
+        return change
+
+    def edit(x: Tensor) -> Tensor:
+        if x.ndim != 4 or not all(0 <= h < x.shape[1] for h in heads):
+            raise ValueError(f"heads {list(heads)} of {tuple(x.shape)}: dimension 1 has to be the heads")
+        made = x.clone()
+        made[:, list(heads)] = change(x)[:, list(heads)]
+        return made
+
+    return edit

@@ -1,0 +1,121 @@
+"""What a model already knows halfway: the logit lens, nearest tokens, and embeddings by layer.
+
+B batch, T positions, E width, L layers, K best tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from heedful.models.base import Batch, Model
+from heedful.nn.embed import nearest
+from heedful.nn.head import LanguageHead, MaskedHead
+from heedful.nn.stack import Stack
+from heedful.observe.capture import capture, matching
+from heedful.observe.table import halves, names
+
+# What BERT's authors tried as features (Devlin et al. 2019, table 7); "first" is what enters the first layer.
+FEATURES = ("first", "last", "second_to_last", "sum_last_four", "concat_last_four", "sum_all")
+
+
+@dataclass(frozen=True)
+class Lens:
+    """The most likely tokens after every layer. Row 0 is what enters the first; the last row is what the model says."""
+
+    layers: list[str]
+    ids: Tensor  # (L, T, K), best first
+    probabilities: Tensor  # (L, T, K)
+    final: Tensor  # (L, T): the probability, after each layer, of the token that is best at the end
+    entropy: Tensor  # (L, T), in bits
+
+
+@torch.no_grad()
+def logit_lens(model: Model, batch: Batch, k: int = 5) -> Lens:
+    """The residual stream of row 0 after each layer, read by the last norm and the head (nostalgebraist 2020)."""
+    stack, head = getattr(model, halves(model)[-1], None), getattr(model, "head", None)
+    if not isinstance(stack, Stack) or not isinstance(head, LanguageHead | MaskedHead):
+        raise ValueError(
+            f"the logit lens needs blocks and a head over a vocabulary; this {model.family} has not both"
+        )
+    places = _stream(model)
+    with capture(model, [*places, "logits"]) as acts:
+        model(batch)
+    norm = stack.norm if stack.norm is not None else nn.Identity()
+    last = acts["logits"][0].float()  # (T, V)
+    best = last.argmax(dim=-1, keepdim=True)
+    ids, chances, final, spread = [], [], [], []
+    for place in places:
+        logits = last if place == places[-1] else head(norm(acts[place][0])).float()
+        chance = logits.softmax(dim=-1)
+        top = chance.topk(min(k, chance.shape[-1]), dim=-1)
+        ids.append(top.indices)
+        chances.append(top.values)
+        final.append(chance.gather(-1, best)[:, 0])
+        spread.append(-(chance * chance.clamp(min=1e-30).log2()).sum(dim=-1))
+    layers = ["in", *(str(i) for i in range(len(places) - 1))]
+    stacked = [torch.stack(x).cpu() for x in (ids, chances, final, spread)]
+    return Lens(layers, *stacked)
+
+
+def _stream(model: Model, half: str | None = None) -> list[str]:
+    """The names of the residual stream: before the first layer, and after each."""
+    half = half or halves(model)[-1]
+    known = list(names(model))
+    after = matching(known, f"{half}.*.after")
+    return [f"{half}.0.before", *after] if f"{half}.0.before" in known else [f"{half}.embeddings", *after]
+
+
+@torch.no_grad()
+def embeddings(model: Model, batch: Batch, half: str | None = None) -> Tensor:
+    """The embeddings of every token by layer (L + 1, B, T, E): as they come in, then after each layer."""
+    places = _stream(model, half or halves(model)[0])
+    with capture(model, places) as acts:
+        model(batch)
+    found = [acts[place] for place in places]
+    if len({x.shape for x in found}) > 1:  # a recurrent model's embeddings are not as wide as its state
+        found = found[1:]
+    return torch.stack(found).float()
+
+
+def features(model: Model, batch: Batch, which: str = "last") -> Tensor:
+    """One vector for each token (B, T, E), or (B, T, 4 E) of "concat_last_four", made of its layers; see FEATURES."""
+    if which not in FEATURES:
+        raise ValueError(f"features can be {', '.join(FEATURES)}, not {which!r}")
+    layers = embeddings(model, batch)
+    if which.endswith("four") and len(layers) < 5:
+        raise ValueError(f"{which} needs 4 layers, and this model has {len(layers) - 1}")
+    made = {
+        "first": lambda: layers[0],
+        "last": lambda: layers[-1],
+        "second_to_last": lambda: layers[-2],
+        "sum_last_four": lambda: layers[-4:].sum(dim=0),
+        "concat_last_four": lambda: torch.cat(list(layers[-4:].flip(0)), dim=-1),
+        "sum_all": lambda: layers[1:].sum(dim=0),
+    }
+    return made[which]()
+
+
+def matrix(model: Model, half: str | None = None) -> Tensor:
+    """The embedding of every token (V, E) of a half, the first unless given."""
+    own = {"encoder": "source_embed", "decoder": "target_embed"}[half or halves(model)[0]]
+    table = getattr(model, own, None) or getattr(model, "embed", None)
+    weight = getattr(table, "weight", None)
+    if not isinstance(table, nn.Module) or weight is None:
+        raise ValueError(f"a {model.family} model has no embeddings of tokens")
+    return table(torch.arange(len(weight), device=model.device)).detach().float()
+
+
+def nearest_tokens(
+    model: Model, vector: Tensor, k: int = 10, *, half: str | None = None
+) -> list[tuple[int, float]]:
+    """The tokens whose embeddings point most in a vector's direction (E,), with the cosines, best first."""
+    rows = matrix(model, half)
+    if vector.shape != rows.shape[1:]:
+        raise ValueError(
+            f"a vector of {tuple(vector.shape)}, and the embeddings have {rows.shape[1]} dimensions"
+        )
+    ids, cosines = nearest(rows, vector.to(rows), min(k, len(rows)))
+    return list(zip(ids.tolist(), cosines.tolist(), strict=True))

@@ -1,0 +1,144 @@
+"""Sentences with a blank and with alternatives: "In [Texas|New York], they like to buy _."
+
+One `_` (or several together) that touches no letter is the blank. [a|b] stands for a or b; an alternative may be empty.
+Every combination becomes a sentence. A backslash makes the character after it ordinary: \\_ \\[ \\| \\] \\\\.
+After "What Have Language Models Learned?" (Pearce 2021).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+LONGEST = 5_000  # characters
+MOST_ALTERNATIVES = 20  # of one bracket
+MOST_SENTENCES = 64  # of one template
+MARKS = "_[]|\\"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One combination: what stands before and after its blank, and which alternative each bracket has in it."""
+
+    before: str
+    after: str
+    choices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.before}_{self.after}"
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others."""
+        return " / ".join(choice or "∅" for choice in self.choices) or str(self)
+
+    def with_word(self, word: str) -> str:
+        return f"{self.before}{word}{self.after}"
+
+
+@dataclass(frozen=True)
+class Template:
+    text: str
+    slots: tuple[tuple[str, ...], ...]  # the alternatives of each bracket
+    sentences: tuple[Sentence, ...]
+
+
+BLANK = object()  # in the list of a template's parts
+
+
+def parse(text: str) -> Template:
+    """The sentences that a template means; ValueError says what is wrong with it, and where."""
+    if len(text) > LONGEST:
+        raise ValueError(f"the template has {len(text):,} characters: at most {LONGEST:,} are read")
+    if not text.strip():
+        raise ValueError("the template is empty: write a sentence with _ where a word is missing")
+    parts = _parts(text)
+    slots = [part for part in parts if isinstance(part, tuple)]
+    count = 1
+    for slot in slots:
+        count *= len(slot)
+    if count > MOST_SENTENCES:
+        sizes = " x ".join(str(len(slot)) for slot in slots)
+        raise ValueError(f"{sizes} = {count} sentences: a template may mean {MOST_SENTENCES} at most")
+    sentences = tuple(_sentence(parts, choices) for choices in itertools.product(*slots))
+    return Template(text, tuple(slots), sentences)
+
+
+def _parts(text: str) -> list[object]:
+    """Pieces of text (str), the alternatives of brackets (tuple), and BLANK where a blank is outside of brackets."""
+    parts: list[object] = []
+    place, piece = 0, ""
+    while place < len(text):
+        mark = text[place]
+        if mark == "\\" and text[place + 1 : place + 2] in (*MARKS,):
+            piece, place = piece + text[place + 1], place + 2
+        elif mark == "[":
+            alternatives, end = _bracket(text, place)
+            parts += [piece, alternatives]
+            piece, place = "", end
+        elif mark == "]":
+            raise ValueError(f"character {place + 1}: this ] closes nothing; write \\] for a plain one")
+        elif mark == "_":
+            end = place
+            while text[end : end + 1] == "_":
+                end += 1
+            around = text[place - 1 : place] + text[end : end + 1]
+            if any(c.isalnum() for c in around):
+                piece += text[place:end]  # snake_case
+            else:
+                parts += [piece, BLANK]
+                piece = ""
+            place = end
+        else:
+            piece, place = piece + mark, place + 1
+    return [*parts, piece]
+
+
+def _bracket(text: str, begin: int) -> tuple[tuple[str, ...], int]:
+    """The alternatives of the bracket that opens at `begin`, and where the text goes on."""
+    found, piece, place = [], "", begin + 1
+    while place < len(text):
+        mark = text[place]
+        if mark == "\\" and text[place + 1 : place + 2] in (*MARKS,):
+            piece, place = piece + text[place + 1], place + 2
+            continue
+        if mark == "[":
+            raise ValueError(f"character {place + 1}: a bracket inside a bracket; write \\[ for a plain one")
+        if mark in "|]":
+            found.append(piece)
+            piece = ""
+            if len(found) > MOST_ALTERNATIVES:
+                raise ValueError(
+                    f"the bracket at character {begin + 1} has more than {MOST_ALTERNATIVES} alternatives"
+                )
+            if mark == "]":
+                return _checked(found, begin), place + 1
+        else:
+            piece += mark
+        place += 1
+    raise ValueError(f"the bracket that opens at character {begin + 1} is not closed: [a|b]")
+
+
+def _checked(found: list[str], begin: int) -> tuple[str, ...]:
+    if len(found) < 2:
+        raise ValueError(
+            f"the bracket at character {begin + 1} has one alternative: write [a|b], or \\[ for a plain bracket"
+        )
+    if len(set(found)) < len(found):
+        raise ValueError(f"the bracket at character {begin + 1} has an alternative twice")
+    return tuple(found)
+
+
+def _sentence(parts: list[object], choices: tuple[str, ...]) -> Sentence:
+    left = iter(choices)
+    text, blanks = "", []
+    for part in parts:
+        if part is BLANK:
+            blanks.append(len(text))
+        else:
+            text += next(left) if isinstance(part, tuple) else str(part)
+    if len(blanks) != 1:
+        raise ValueError(
+            f"a template has one blank, not {len(blanks)}: write _ where the word is missing, \\_ for a plain one"
+        )
+    return Sentence(text[: blanks[0]], text[blanks[0] :], choices)

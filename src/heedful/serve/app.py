@@ -1,0 +1,75 @@
+"""The ASGI application: all routes, the guard around them, errors in one shape, and a truthful /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+
+from heedful import __version__
+from heedful.serve import chat, completions, embeddings, errors, metrics, models, playground
+from heedful.serve.guard import OPEN_PATHS, Guard
+from heedful.serve.metrics import Metrics
+from heedful.serve.options import Options
+from heedful.serve.playground.desk import Desks
+from heedful.serve.shelf import Shelf
+
+ABOUT = "OpenAI's API on models of the whole Transformer family."
+# FastAPI's own tracing would note the bodies of requests wherever OpenTelemetry is set up; ours are private.
+NO_TRACES: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+
+
+def create_app(shelf: Shelf, options: Options, counts: Metrics | None = None) -> FastAPI:
+    """The server's application for the models of a shelf, which it stops at its own end."""
+    counts = counts or getattr(shelf, "metrics", None) or Metrics()
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await shelf.stop()
+
+    app = FastAPI(
+        title="heedful",
+        version=__version__,
+        description=ABOUT,
+        docs_url=None,  # its page would come from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=life,
+        responses=errors.documented(*errors.MEANINGS),
+        telemetry=NO_TRACES,
+    )
+    app.state.shelf, app.state.options, app.state.metrics = shelf, options, counts
+    app.state.desks = Desks()
+    for part in (completions, chat, embeddings, models, metrics, playground):
+        app.include_router(part.router)
+    app.add_exception_handler(errors.ApiError, errors.on_api_error)
+    app.add_exception_handler(HTTPException, errors.on_http)
+    app.add_exception_handler(RequestValidationError, errors.on_validation)
+    app.add_middleware(Guard, options=options, metrics=counts)
+    app.openapi = lambda: openapi(app, options)  # type: ignore[method-assign]
+    return app
+
+
+def openapi(app: FastAPI, options: Options) -> dict[str, Any]:
+    """The schema of the API, made once; without FastAPI's 422, which our 400 stands for."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, description=ABOUT, routes=app.routes)
+        for path, methods in schema["paths"].items():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+                if options.api_keys and path in OPEN_PATHS:
+                    operation["security"] = []
+        parts = schema.setdefault("components", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            parts.get("schemas", {}).pop(name, None)
+        if options.api_keys:
+            parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            schema["security"] = [{"key": []}]
+        app.openapi_schema = schema
+    return app.openapi_schema

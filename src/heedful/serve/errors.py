@@ -1,0 +1,191 @@
+"""What went wrong, as clients read it: always `{"error": {"message", "type", "param", "code"}}`, all four keys.
+
+A route raises ApiError. What it calls raises exceptions of its own; `from_exception` says what they are to a client,
+where it is the client's input that was tried. Anything else that escapes from a route is a bug of ours: 500, its
+traceback in the log and not in the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from heedful.generate.sampling import ImpossibleLogits
+from heedful.serve.responses import ErrorResponse
+from heedful.serve.ticket import Busy, Gone
+
+MOST_SHOWN = 200  # characters of what a client sent that we repeat to it
+
+# OpenAI's words for the kinds of errors; the Python client chooses its exception by the status alone.
+TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    429: "rate_limit_exceeded",
+    431: "headers_too_large",
+    503: "unavailable",
+}
+# What each status means, for the OpenAPI schema.
+MEANINGS = {
+    400: "The request is wrong: `param` names the field, the message says what it may be",
+    401: "The API key is missing or wrong",
+    403: "The Host or Origin is not allowed here",
+    404: "There is no such model or path",
+    405: "This path has other methods",
+    413: "The body is larger than this server takes",
+    415: "The body is not JSON",
+    429: "Too many requests are waiting: try again after `retry-after` seconds",
+    500: "The server failed, and logged why under the request's id",
+    503: "The server is stopping, or the model cannot be had now",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error; its type follows from the status, and its code where none is given."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.code = code or CODES.get(status)
+        self.headers = dict(headers or {})
+        if status in (429, 503):
+            self.headers.setdefault("retry-after", "1")
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        kind = TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def encoded(self) -> bytes:
+        """The body as JSON. In ASCII: what clients sent and we repeat may hold half a surrogate pair."""
+        return json.dumps(self.body()).encode("ascii")
+
+    def response(self) -> Response:
+        return Response(self.encoded(), self.status, self.headers, "application/json")
+
+
+def internal(request_id: str | None = None) -> ApiError:
+    """What a client is told of a bug of ours."""
+    which = f" (request {request_id})" if request_id else ""
+    return ApiError(500, f"internal error{which}: the server's log says more", code="internal_error")
+
+
+def from_exception(error: Exception) -> ApiError:
+    """What an exception means to the client whose request raised it."""
+    match error:
+        case ApiError():
+            return error
+        case Busy():
+            return ApiError(429, str(error) or "too many requests are waiting: try again in a moment")
+        case Gone():
+            return ApiError(503, str(error) or "the server is stopping")
+        case ImpossibleLogits():
+            return ApiError(
+                500,
+                "the model computed no possible next token (its logits are not finite)",
+                code="model_failed",
+            )
+        case ValueError():
+            return ApiError(400, str(error))
+        case MemoryError():
+            return ApiError(500, "out of memory: ask for less, or try again later", code="out_of_memory")
+    if type(error) is LookupError:  # not KeyError and IndexError, which are bugs
+        return ApiError(404, str(error), param="model", code="model_not_found")
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, of an accelerator
+        return ApiError(500, "out of memory: ask for less, or try again later", code="out_of_memory")
+    return internal()
+
+
+# --- what the framework raises --------------------------------------------------------------------------------------
+
+
+SHORT = reprlib.Repr()
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 3, 50, 50
+
+
+def shown(value: object) -> str:
+    """What was sent, cut: it may be megabytes, nested thousandfold, or a number that Python does not print."""
+    if isinstance(value, str):
+        text = json.dumps(value[: MOST_SHOWN + 1])
+    elif isinstance(value, bool | None):
+        text = json.dumps(value)
+    else:
+        try:
+            text = SHORT.repr(value)
+        except ValueError:
+            text = f"a very large {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first thing that is wrong with a body, by the name of its field."""
+    first = errors[0]
+    place = [str(part) for part in first["loc"][1:]]
+    where = first["loc"][0] if first["loc"] else "body"
+    kind, value, message = first["type"], first.get("input"), str(first["msg"])
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['ctx']['error']} at character {place[0]}")
+    if not place and where == "body":
+        if kind == "missing":
+            return ApiError(400, "the body is empty or null: send a JSON object")
+        if kind != "value_error":
+            return ApiError(400, f"the body must be a JSON object, not {shown(value)}")
+    if kind == "value_error":  # of a validator of ours, which says where in the field, or which field
+        problem = first["ctx"]["error"]
+        inner = [part for part in getattr(problem, "param", "").split(".") if part]
+        place = place[:-1] + inner if place and inner[:1] == place[-1:] else place + inner
+        message = getattr(problem, "problem", str(problem))
+    name = ".".join(place)
+    if kind == "missing":
+        message = "is missing"
+    elif kind != "value_error":
+        message = f"is {shown(value)}: {message[:1].lower()}{message[1:]}"
+    return ApiError(400, f"{name} {message}", param=name)
+
+
+async def on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def on_validation(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return from_validation(error.errors()).response()
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    """Starlette's own: unknown paths, wrong methods, bodies that are not JSON."""
+    assert isinstance(error, HTTPException)
+    path, status = request.scope["path"][:MOST_SHOWN], error.status_code
+    message = str(error.detail)
+    if status == 404:
+        message = f"there is no {path} here"
+    elif status == 405:
+        message = f"{path} does not answer {request.method}"
+    elif isinstance(error.__cause__, RecursionError):
+        message = "the body is not valid JSON: it is nested too deeply"
+    elif isinstance(error.__cause__, ValueError):  # json's: a number with more digits than Python reads
+        message = f"the body is not valid JSON: {error.__cause__}"
+    return ApiError(status, message, headers=error.headers).response()
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of a route, for the OpenAPI schema."""
+    return {status: {"model": ErrorResponse, "description": MEANINGS[status]} for status in statuses}

@@ -1,0 +1,82 @@
+"""The options of the server: what `heedful serve` can be told, with the same names."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from heedful.nn.packed import Kind
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to serve; checked when made."""
+
+    models: tuple[str, ...] = ()  # none: all that ship and can generate or embed
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: a free one
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # in nobody's log
+    key_source: str = ""  # where the key came from, for the line at the start
+    allow_origins: tuple[
+        str, ...
+    ] = ()  # pages that may call this server, as "https://example.org"; "*" for all
+    device: str | None = None
+    quantize: Kind | None = None
+    memory: float | None = None  # GB that loaded models may take together; None: 80 % of what is free
+    max_rows: int = 64  # answers written at once, per model
+    queue: int = 256  # requests that wait, per model
+    cache_tokens: int | None = None  # tokens that all answers of a model may hold; None: the engine's choice
+    chunk: int = 256  # tokens of prompts read per step
+    max_tokens_per_request: int = 65_536  # prompts x answers x max_tokens of one request
+    max_body: int = 8 * 2**20  # bytes
+    drain: float = 30.0  # seconds that running requests have to finish when the server is stopped
+    runs: str = "runs"  # the folder whose training runs the page shows
+    lazy: bool = False  # load the first model when it is asked for, not at the start
+    verbose: bool = False  # a line per request
+    open: bool = False  # show the playground in this machine's browser
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port is {self.port}: it must be from 0 (any free one) to 65535")
+        for name in ("max_rows", "queue", "chunk", "cache_tokens", "max_tokens_per_request", "max_body"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: it must be 1 or more")
+        if self.memory is not None and not (math.isfinite(self.memory) and self.memory > 0):
+            raise ValueError(f"memory is {self.memory}: it must be above 0 (in GB)")
+        if not (math.isfinite(self.drain) and self.drain >= 0):
+            raise ValueError(f"drain is {self.drain}: it must be 0 or more (in seconds)")
+        for key in self.api_keys:
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise ValueError("an API key must be made of printable ASCII characters without spaces")
+        for origin in self.allow_origins:
+            scheme, _, rest = origin.partition("://")
+            if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
+                raise ValueError(
+                    f"{origin!r} is not an origin: give it as https://example.org, without a path, or *"
+                )
+
+    def check_public(self) -> None:
+        """ValueError for an address that others can reach, unless they need a key."""
+        if not self.api_keys and not only_local(self.host):
+            raise ValueError(
+                f"others can reach {self.host}: set an API key (HEEDFUL_API_KEY or --api-key-file) to serve there, "
+                "or stay with --host 127.0.0.1"
+            )
+
+
+def only_local(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise ValueError(
+            f"there is no address called {host!r}: give one of this machine's, as 127.0.0.1"
+        ) from None
+    return bool(host) and all(
+        ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback for info in found
+    )

@@ -1,0 +1,168 @@
+"""POST /api/fill and /api/fill/token: how likely each word is in a blank of several sentences, or in place of a token.
+
+With two models every sentence is filled by both, and the words are those that both know as one token.
+
+    N sentences, W words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from torch import Tensor
+
+from heedful.models.base import Batch, DecoderModel
+from heedful.observe.fill import METHODS, RESCORED, Filled
+from heedful.observe.fill import fill as fill_in
+from heedful.observe.template import MOST_SENTENCES, Template, parse
+from heedful.serve.asks import told
+from heedful.serve.errors import ApiError
+from heedful.serve.playground.desk import Desk, ask, ask_in_turns
+from heedful.serve.playground.shapes import Index, Name, OfText, Passage, reply
+from heedful.serve.playground.text import cut
+from heedful.serve.schema import Body, Count
+
+router = APIRouter()
+SHOWN = 30  # words in place of a token
+
+Words = Annotated[list[Passage], Field(min_length=1, max_length=RESCORED)]
+
+
+class FillBody(Body):
+    models: Annotated[list[Name], Field(min_length=1, max_length=2)]
+    texts: Annotated[list[Passage], Field(min_length=1, max_length=MOST_SENTENCES)] | None = None
+    template: Passage | None = None
+    words: Words | None = None  # compare these alone
+    n: Annotated[Count, Field(ge=0)] = 30  # of each sentence; 0: all
+
+
+class TokenBody(OfText):
+    index: Index
+
+
+@router.post("/api/fill")
+async def fill(http: HttpRequest, body: FillBody) -> Response:
+    with told():
+        template = template_of(body)
+    several = len(body.models) > 1
+    n = None if several or not body.n else body.n
+
+    found = []
+    for name in body.models:
+        part = await ask_in_turns(http, name, partial(turns, template, body.words, n))
+        assert part is not None, "the last thing it yields"
+        found.append(part)
+    words, logprobs = found[0].words, found[0].logprobs
+    if several:
+        with told():
+            words, logprobs = together(found, None if body.words else body.n or None)
+    sentences = [
+        {"text": str(sentence), "model": name, "choices": list(sentence.choices)}
+        for name in body.models
+        for sentence in template.sentences
+    ]
+    note = "; ".join(dict.fromkeys(METHODS[part.method] for part in found))
+    return await reply({"sentences": sentences, "words": words, "logprobs": logprobs, "note": note})
+
+
+def turns(template: Template, words: list[str] | None, n: int | None, desk: Desk) -> Iterator[Filled | None]:
+    """What `observe.fill.fill` finds, the last thing that is yielded. A causal model reads each candidate with what
+    follows the blank, which takes its time: one sentence a turn."""
+    desk.loaded.require("fill")
+    model, tokenizer = desk.model, desk.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{desk.loaded.name} has no tokenizer, and reads no text")
+    key = ("fill", template.sentences, tuple(words or ()), n)
+    found: Filled | None = desk.kept(key)
+    causal = isinstance(model, DecoderModel)
+    rescore = causal and any(c.isalnum() for sentence in template.sentences for c in sentence.after)
+    if found is None and (words is None or not causal):
+        found = fill_in(model, tokenizer, template, words=words, n=n, rescore=False if causal else None)
+        if rescore and len(found.words) <= RESCORED:
+            words, found = found.words, None
+            yield None
+    if found is None:
+        parts = []
+        for sentence in template.sentences:
+            one = Template(str(sentence), (), (sentence,))
+            parts.append(fill_in(model, tokenizer, one, words=words, rescore=rescore))
+            yield None
+        logprobs = torch.cat([part.logprobs for part in parts])
+        found = Filled(template, parts[0].words, logprobs, parts[0].method)
+    desk.put(key, found)
+    yield found
+
+
+def template_of(body: FillBody) -> Template:
+    """The sentences that are meant, of one template or of several texts."""
+    if (body.texts is None) == (body.template is None):
+        raise ApiError(400, "give either texts or a template: sentences with _ where a word is missing")
+    if body.template is not None:
+        return parse(body.template)
+    sentences = tuple(sentence for text in body.texts or () for sentence in parse(text).sentences)
+    if len(sentences) > MOST_SENTENCES:
+        raise ValueError(f"these are {len(sentences)} sentences: at most {MOST_SENTENCES} can be compared")
+    return Template("\n".join(body.texts or ()), (), sentences)
+
+
+def together(found: list[Filled], n: int | None) -> tuple[list[str], Tensor]:
+    """The words that all models know and their log probabilities, one model's sentences under the other's: (N, W)."""
+    known = [{word: i for i, word in enumerate(part.words)} for part in found]
+    words = [word for word in known[0] if all(word in places for places in known)]
+    if not words:
+        raise ValueError("these models have no word in common that is one token of both: give the words")
+    rows = [
+        part.logprobs[:, [places[word] for word in words]] for part, places in zip(found, known, strict=True)
+    ]
+    logprobs = torch.cat(rows)
+    if n is not None:
+        order = logprobs.argsort(dim=1, descending=True, stable=True)[:, :n]
+        kept = list(dict.fromkeys(order.flatten().tolist()))
+        words, logprobs = [words[i] for i in kept], logprobs[:, kept]
+    return words, logprobs
+
+
+# --- in place of a token ----------------------------------------------------------------------------------------------
+
+
+@router.post("/api/fill/token")
+async def fill_token(http: HttpRequest, body: TokenBody) -> Response:
+    return await reply(await ask(http, body.model, lambda desk: replace(desk, body.text, body.index)))
+
+
+def replace(desk: Desk, text: str, index: int) -> dict[str, Any]:
+    """The likeliest tokens in the place of one: of a masked model with all others around it, of a causal one after
+    those before it. Special tokens are not among them."""
+    desk.loaded.require("fill")
+    model, tokenizer = desk.model, desk.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{desk.loaded.name} has no tokenizer, and reads no text")
+    tokens = cut(desk, text)
+    ids = [token["id"] for token in tokens]
+    model.check_length(len(ids))
+    if index >= len(ids):
+        raise ValueError(f"there is no token {index}: this text has 0 to {len(ids) - 1}")
+    if isinstance(model, DecoderModel):
+        begin = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
+        shown, place = ids[:index] or begin, max(index - 1, 0)
+        if not shown:
+            raise ValueError("nothing stands before this token, and this model has none to begin a text with")
+    else:
+        if tokens[index]["special"] or tokenizer.mask_id is None:
+            raise ValueError(f"{tokens[index]['raw']} stands around every text: choose one of the text's own")
+        shown, place = [*ids[:index], tokenizer.mask_id, *ids[index + 1 :]], index
+    logits = model(Batch(torch.tensor([shown], device=model.device))).logits
+    assert logits is not None, "the ability promises a head"
+    chances = logits[0, place].float().softmax(dim=-1)
+    special = set(tokenizer.special_tokens.values())
+    best = chances.argsort(descending=True, stable=True)[: SHOWN + len(special)].tolist()
+    chosen = [i for i in best if i not in special][:SHOWN]
+    words = [{"word": desk.token(i)["text"], "probability": float(chances[i])} for i in chosen]
+    return {"tokens": tokens, "words": words}

@@ -1,0 +1,176 @@
+"""POST /api/image/classify and /api/image/complete, GET /api/images: images, as levels from 0 to 1 row by row.
+
+C channels, H height, W width, L layers, N pixels, K levels of grey
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from contextlib import AsyncExitStack
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
+
+import torch
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from torch import Tensor
+
+from heedful.generate.answer import Event
+from heedful.generate.request import Request, Sampling
+from heedful.loaded import Loaded
+from heedful.models.base import Model
+from heedful.models.image_gpt import ImageGPT
+from heedful.models.vit import ViT
+from heedful.observe import attention as look
+from heedful.observe.reading import Reading, read_image
+from heedful.serve.asking import Asking
+from heedful.serve.asks import Part, told
+from heedful.serve.playground.desk import Desk, ask
+from heedful.serve.playground.shapes import Image, Index, Name, reply
+from heedful.serve.respond import EventStream
+from heedful.serve.schema import MOST, Body, Count, Number
+
+router = APIRouter()
+MOST_LEVELS = 256  # a larger palette is one of colours, and not in a model's files
+
+
+class ImageBody(Body):
+    model: Name
+    image: Image
+
+
+class CompleteBody(ImageBody):
+    n_given: Index
+    temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
+    seed: Annotated[Count, Field(ge=0, le=MOST - 64)] | None = None
+    n: Annotated[Count, Field(ge=1, le=16)] = 1
+
+
+@router.get("/api/images")
+async def examples() -> Response:
+    return await reply({"digits": digits()})
+
+
+@router.post("/api/image/classify")
+async def classify(http: HttpRequest, body: ImageBody) -> Response:
+    return await reply(await ask(http, body.model, lambda desk: labels(desk, body.image)))
+
+
+@cache
+def digits() -> list[dict[str, Any]]:
+    """Two of each of the digits that come with scikit-learn; the file says whose they are."""
+    text = resources.files("heedful.serve.playground").joinpath("digits.json").read_text(encoding="utf-8")
+    told = json.loads(text)
+    top = told["top"]
+    return [
+        {"label": digit["label"], "image": [[level / top for level in row] for row in digit["image"]]}
+        for digit in told["digits"]
+    ]
+
+
+# --- classify ---------------------------------------------------------------------------------------------------------
+
+
+def to_tensor(model: Model, image: list[Any]) -> Tensor:
+    """An image as a vision model reads it, (C, H, W) from -1 to 1."""
+    if not isinstance(model, ViT):
+        raise ValueError(f"a {model.family} model does not read images as they are")
+    size, channels = model.config.patch_size, model.config.n_channels
+    rows = [[pixel if isinstance(pixel, list) else [pixel] * channels for pixel in row] for row in image]
+    height, width = len(rows), len(rows[0])
+    if any(len(row) != width for row in rows):
+        raise ValueError("the rows of the image are not all of one length")
+    if any(len(pixel) != channels for row in rows for pixel in row):
+        raise ValueError(f"this model reads pixels of {channels} channels")
+    if height % size or width % size:
+        raise ValueError(
+            f"the image is {height} x {width}: its sides must be multiples of {size}, the patches'"
+        )
+    return torch.tensor(rows).permute(2, 0, 1) * 2 - 1
+
+
+def grid_of(model: Model, image: list[Any]) -> list[int]:
+    """How many rows and columns of patches an image has."""
+    assert isinstance(model, ViT)
+    return [len(image) // model.config.patch_size, len(image[0]) // model.config.patch_size]
+
+
+def over_image(model: Model, reading: Reading, image: list[Any]) -> Tensor:
+    """How much of each patch has come to [CLS] by each layer, (L, rows, columns)."""
+    return look.rolled_out(model, reading)[:, 0, 1:].unflatten(1, grid_of(model, image))
+
+
+def labels(desk: Desk, image: list[Any]) -> dict[str, Any]:
+    desk.loaded.require("classify")
+    model = desk.model
+    pixels = to_tensor(model, image)
+
+    def make() -> dict[str, Any]:
+        reading = read_image(model, pixels)
+        found = [{"label": label.name, "probability": label.score} for label in desk.loaded.classify(pixels)]
+        weights = torch.stack(list(look.attention(model, reading).values()))
+        rollout = over_image(model, reading, image)[-1]
+        return {"labels": found, "grid": grid_of(model, image), "rollout": rollout, "weights": weights}
+
+    return desk.keep(("image", tuple(pixels.flatten().tolist()), tuple(pixels.shape)), make)
+
+
+# --- complete ---------------------------------------------------------------------------------------------------------
+
+
+@router.post("/api/image/complete")
+async def complete(http: HttpRequest, body: CompleteBody) -> Response:
+    """A stream of pixels: {"index", "pixel", "value"} each, then [DONE]."""
+    async with AsyncExitStack() as held:
+        with told():
+            worker = await held.enter_async_context(http.app.state.shelf.borrow(body.model))
+            begun, top, longest = beginning(worker.loaded, body)
+            # Torch's own state is the same whenever a server starts.
+            seed = secrets.randbits(30) if body.seed is None else body.seed
+            parts = []
+            for i in range(body.n):
+                how = Sampling(temperature=body.temperature, seed=seed + i)
+                parts.append(Part(Request(begun, None, longest - body.n_given, how), i, i, 1))
+            asking = Asking(worker, parts, every_token=True)
+        return EventStream(asking, Pixels(body.n_given, top), held.pop_all())
+
+
+def beginning(loaded: Loaded, body: CompleteBody) -> tuple[tuple[int, ...], int, int]:
+    """The first pixels as tokens, the brightest level, and how many pixels an image has."""
+    loaded.require("complete_image")
+    model = loaded.model
+    assert isinstance(model, ImageGPT)
+    top, longest = model.config.vocab_size - 2, model.config.max_len
+    if top >= MOST_LEVELS:
+        raise ValueError(f"{loaded.name} has a palette of {top + 1} colours, which is not in its files")
+    flat = [pixel for row in body.image for pixel in row if not isinstance(pixel, list)]
+    if len(flat) != longest:
+        raise ValueError(f"{loaded.name} reads {longest} grey pixels, not {len(flat)}")
+    if body.n_given >= longest:
+        raise ValueError(
+            f"n_given is {body.n_given}: fewer than {longest} pixels leave something to complete"
+        )
+    return (model.start_id, *(round(pixel * top) for pixel in flat[: body.n_given])), top, longest
+
+
+class Pixels:
+    """What the stream says."""
+
+    def __init__(self, first: int, top: int) -> None:
+        self.first, self.top = first, top
+        self.written: dict[int, int] = {}
+
+    def chunk(self, part: Part, event: Event) -> str:
+        if event.token is None:
+            return ""
+        place = self.written.get(part.first, 0)
+        self.written[part.first] = place + 1
+        said = {"index": part.first, "pixel": self.first + place, "value": event.token / self.top}
+        return f"data: {json.dumps(said)}\n\n"
+
+    def end(self) -> str:
+        return ""

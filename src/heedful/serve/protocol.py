@@ -1,0 +1,62 @@
+"""The HTTP protocol with bounds: uvicorn's, with a limit on headers, and errors in the shape of all the others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from heedful.serve.errors import ApiError
+
+MOST_HEADERS = 64 * 2**10  # bytes of a request before its body
+TOO_LARGE = ApiError(431, f"the headers are larger than {MOST_HEADERS:,} bytes")
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_headers, self._n_headers, self._n_messages = True, 0, 0
+        self._problem = ApiError(400, "this is not valid HTTP")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # One that connects and says nothing is not kept longer than one that has said all.
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def data_received(self, data: bytes) -> None:
+        before, n_messages = self._in_headers, self._n_messages
+        super().data_received(data)
+        # The parser keeps an unfinished header to itself: only here can its size be seen.
+        only_headers = before and self._in_headers and n_messages == self._n_messages
+        self._n_headers = self._n_headers + len(data) if only_headers else 0
+        if self._n_headers > MOST_HEADERS and not self.transport.is_closing():
+            self._refuse(TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._n_messages += 1
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MOST_HEADERS:
+            self._problem = TOO_LARGE
+            raise ValueError(TOO_LARGE.message)  # out of the parser, which calls send_400_response
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._problem)
+
+    def _refuse(self, error: ApiError) -> None:
+        body = error.encoded()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
+            body
+        )
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()

@@ -1,0 +1,94 @@
+"""How much memory a model takes: before it is loaded, by its files and their shapes alone, and afterwards.
+
+weights        as stored, or as `quantize` packs them (weights/pack.py); a packed head is apart from its table
+key/value pool what all answers together may come to remember: a bound, taken bit by bit
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from heedful.models.base import GenerativeModel, Model
+from heedful.nn.block import Block
+from heedful.nn.packed import Kind
+from heedful.train.cost import free_memory
+from heedful.weights.adapted import base_of, is_adapter
+from heedful.weights.find import find
+from heedful.weights.folder import build, read_config, weight_files
+from heedful.weights.gguf import as_hub_config
+from heedful.weights.gguf_file import GgufFile
+
+PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.625}
+SHARE = 0.8  # of the memory there is, for models; the rest is for what a pass needs, and for others
+USUAL = 2048  # tokens of one answer with its prompt, where the model has no end
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model needs, in bytes."""
+
+    abilities: tuple[str, ...]
+    weights: int
+    per_token: int  # of what an answer remembers
+    context: int  # tokens that there must be room for: the longest answer's, if nobody says otherwise
+
+    @property
+    def least(self) -> int:
+        """With the smallest pool."""
+        return self.weights + self.per_token * self.context
+
+
+def budget(memory: float | None, device: str | None) -> int | None:
+    """Bytes for all models together: what was given in GB, or most of what there is; None where nobody knows."""
+    if memory is not None:
+        return int(memory * 1e9)
+    free = free_memory(device or "cpu")
+    return None if free is None else int(free * SHARE)
+
+
+def need_of(path: Path, quantize: Kind | None = None, cache_tokens: int | None = None) -> Need:
+    """What the model at a folder or a GGUF file will need; its weights are not read."""
+    model, stored = imagine(path)
+    weights = float(stored) if quantize is None else model.n_parameters() * PER_WEIGHT[quantize]
+    if quantize is not None or isinstance(model, GenerativeModel):
+        # It will be packed, and a head that shares its numbers with the table is packed apart from it.
+        twice = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
+        weights *= twice / max(1, model.n_parameters())
+    context = cache_tokens or min(model.longest or USUAL, USUAL)
+    return Need(model.abilities, math.ceil(weights), per_token(model), context)
+
+
+def imagine(path: Path) -> tuple[Model, int]:
+    """The model without its weights, and the bytes that those take as they are stored."""
+    if path.is_dir() and is_adapter(path):
+        base, stored = imagine(find(base_of(path)))
+        has_own = (path / "config.json").exists()  # perhaps with another head
+        return (build(read_config(path)) if has_own else base), stored
+    if (
+        path.is_dir()
+        and not (path / "config.json").exists()
+        and len(files := sorted(path.glob("*.gguf"))) == 1
+    ):
+        path = files[0]
+    if path.is_dir():
+        return build(read_config(path)), sum(file.stat().st_size for file in weight_files(path))
+    with GgufFile(path) as file:
+        sizes = [math.prod(file.shape(name)) * file.dtype(name).itemsize for name in file.names()]
+        return build(as_hub_config(file)), sum(sizes)
+
+
+def per_token(model: Model) -> int:
+    """Bytes that one more token of one answer may take: keys and values in float32, of the target and the source."""
+    if "generate" not in model.abilities:
+        return 0
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    caches = [part for block in blocks for part in (block.attention, block.cross) if part is not None]
+    return sum(2 * 4 * cache.n_kv_heads * cache.d_head for cache in caches)
+
+
+def pool_tokens(need: Need, max_rows: int, room: float) -> int:
+    """How many tokens all answers may remember: all rows their fill, unless that is more than the room there is."""
+    most = max_rows * need.context
+    return most if most * need.per_token <= room else max(need.context, int(room / need.per_token))

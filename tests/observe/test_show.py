@@ -1,0 +1,113 @@
+"""`heedful show` and `heedful fill`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+import heedful
+from heedful.cli import main
+from heedful.observe.attention import attention
+from heedful.observe.reading import read
+from heedful.observe.views import VIEWS
+from heedful.show import WHAT, WITHOUT_TEXT
+
+EVIL = "<script>alert('$x$')</script> & \"you\""
+
+
+def test_the_command_knows_every_view():
+    assert set(WHAT) == {*VIEWS, "names"}
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_pages_show_texts_as_text(what: str, tmp_path):
+    model, text = ("reversal", "3 1 4 1 5") if what == "alignment" else ("bert-books", EVIL)
+    out = tmp_path / "page.html"
+    given = [] if what in WITHOUT_TEXT else [text]
+    assert main(["show", model, *given, "--what", what, "--out", str(out)]) == 0
+    page = out.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "<script>alert" not in page
+    assert not re.search(r"(src|href)=[\"']https?:", page.replace('xlink:href="#', ""))  # nothing is fetched
+    assert ("<svg" in page) and ("</html>" in page)
+
+
+@pytest.mark.parametrize("what", ["attention", "alignment"])
+def test_the_numbers_of_a_page_are_the_librarys(what: str, tmp_path):
+    text, out = "3 1 4 1 5 9", tmp_path / "page.html"
+    assert main(["show", "reversal", text, "--what", what, "--out", str(out)]) == 0
+    found = re.search(r'id="data">(.*?)</script>', out.read_text(encoding="utf-8"), flags=re.S)
+    assert found is not None
+    (shown,) = json.loads(found[1])["maps"]
+    loaded = heedful.load("reversal")
+    ((_, weights),) = attention(loaded.model, read(loaded.model, None, text)).items()
+    assert shown["columns"] == text.split() and shown["rows"] == text.split()[::-1]
+    assert torch.allclose(torch.tensor(shown["weights"]), weights, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ending"),
+    [
+        (["show", "reversal", "3 1 4 1 5 9 2 6", "--what", "alignment"], ".png"),
+        (["show", "tiny", "To be, or not", "--what", "attention", "--layer", "1", "--head", "0"], ".svg"),
+        (["show", "tiny", EVIL[:20], "--what", "tokens"], ".svg"),
+        (["show", "tiny", "To be", "--what", "lens"], ".svg"),
+        (["show", "bert-books", "the man", "--second", "the sea", "--what", "heads"], ".pdf"),
+        (["fill", "bert-books", "the [man|woman|child] is _ .", "--words", "good,bad"], ".svg"),
+        (["fill", "bert-books", "the man is _ ."], ".png"),
+    ],
+)
+def test_pictures(arguments: list[str], ending: str, tmp_path, capsys):
+    out = tmp_path / f"picture{ending}"
+    assert main([*arguments, "--out", str(out)]) == 0
+    begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[ending]
+    assert out.read_bytes().startswith(begins)
+    assert str(out) in capsys.readouterr().out
+    if ending == ".svg":
+        assert b"<script" not in out.read_bytes()
+
+
+def test_images(tmp_path):
+    pillow = pytest.importorskip("PIL.Image", reason="image files want the package Pillow")
+    pillow.new("RGB", (16, 16), "white").save(tmp_path / "image.png")
+    arguments = ["show", "digits-vit", str(tmp_path / "image.png"), "--what", "rollout"]
+    assert main([*arguments, "--out", str(tmp_path / "rollout.svg")]) == 0
+    assert (tmp_path / "rollout.svg").stat().st_size > 1000
+
+
+def test_names_are_listed(capsys):
+    assert main(["show", "reversal", "--what", "names"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^decoder\.0\.cross\.weights +\(B, 1, T, S\)$", out, flags=re.M)
+
+
+def test_fill_prints_a_table(capsys):
+    assert main(["fill", "bert-books", "the [man|woman] took off _ hat .", "--words", "his,her"]) == 0
+    out = capsys.readouterr().out
+    assert "the woman took off _ hat ." in out and "log ratio, man : woman" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "tiny"], "give a text"),
+        (["show", "tiny", "x", "--out", "x.bmp"], "written as"),
+        (["show", "tiny", "x", "--layer", "7"], "there is no layer 7"),
+        (["show", "tiny", "x", "--head", "7"], "there is no head 7"),
+        (["show", "tiny", "x", "--kind", "cross"], "no cross attention"),
+        (["show", "tiny", "x", "--what", "alignment"], "looks at no source"),
+        (["show", "tiny", "x" * 100], "shorten the text"),
+        (["show", "digits-vit", "x"], "reads images"),
+        (["show", "reversal", "1 2", "--what", "lens"], "logit lens needs"),
+        (["fill", "tiny", "[a|"], "not closed"),
+        (["fill", "reversal", "1 _"], "cannot fill"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,234 @@
+"""POST /v1/embeddings: the same vectors as `Loaded.embed`, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import struct
+import threading
+
+import pytest
+import torch
+
+import heedful
+from heedful.embedding import Pooling
+from heedful.serve import embeddings
+from heedful.text import train_wordpiece
+from heedful.weights.pack import pack_as_stored
+from heedful.weights.save import save
+from support.application import asking, serving
+from support.tiny import tiny
+
+TEXTS = ["The cat sat.", "a", "A much longer sentence, about nothing at all.", "été", "The cat sat."]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A small BERT for 64 tokens, with weights that are large enough to tell texts apart."""
+    tokenizer = train_wordpiece(["the cat sat on the mat and the dog did not", *TEXTS] * 5, 100)
+    folder = tmp_path_factory.mktemp("models") / "reader"
+    save(tiny("bert", d_model=128, vocab_size=100).eval(), folder, tokenizer)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def model(place):
+    return heedful.load(place)
+
+
+@pytest.fixture(scope="module")
+def bert(place):
+    with asking(place) as ask:
+        yield ask
+
+
+@pytest.fixture(scope="module")
+def ask(bert, place):
+    """The status and the JSON of one request to the BERT, or to others for which a server is made."""
+
+    def ask(*names, pooling=None, **body):
+        if not names and pooling is None:
+            return bert("POST", "/v1/embeddings", json=body)
+        with asking(*(names or [place]), pooling=pooling) as other:
+            return other("POST", "/v1/embeddings", json=body)
+
+    return ask
+
+
+def vectors(reply) -> torch.Tensor:
+    assert [item["index"] for item in reply["data"]] == list(range(len(reply["data"])))
+    return torch.tensor([item["embedding"] for item in reply["data"]])
+
+
+def test_the_vectors_are_those_of_embed(ask, model):
+    status, reply = ask(input=TEXTS, model="reader")
+    assert status == 200 and reply["object"] == "list" and reply["model"] == "reader"
+    assert {item["object"] for item in reply["data"]} == {"embedding"}
+    assert torch.equal(vectors(reply), model.embed(TEXTS))
+    n = sum(len(model.tokenizer.encode(text, add_special=True)) for text in TEXTS)
+    assert reply["usage"] == {"prompt_tokens": n, "total_tokens": n}
+
+
+def test_a_text_several_its_ids_and_several_ids(ask, model):
+    ids = [model.tokenizer.encode(text, add_special=True) for text in TEXTS]
+    expected = model.embed(TEXTS)
+    alone = model.embed(TEXTS[2])
+    assert torch.equal(vectors(ask(input=TEXTS[2])[1])[0], alone)
+    assert torch.equal(vectors(ask(input=ids[2])[1])[0], alone)
+    assert torch.equal(vectors(ask(input=ids)[1]), expected)
+
+
+def test_base64_is_little_endian_float32(ask, model):
+    status, reply = ask(input=TEXTS, encoding_format="base64")
+    assert status == 200
+    for item, expected in zip(reply["data"], model.embed(TEXTS), strict=True):
+        raw = base64.b64decode(item["embedding"])
+        assert list(struct.unpack(f"<{len(raw) // 4}f", raw)) == expected.tolist()
+
+
+def test_fewer_dimensions_are_cut_and_scaled_again(ask, model):
+    whole = model.embed(TEXTS)
+    _, reply = ask(input=TEXTS, dimensions=5)
+    assert torch.allclose(vectors(reply), torch.nn.functional.normalize(whole[:, :5]), atol=1e-6)
+    assert torch.equal(vectors(ask(input=TEXTS, dimensions=whole.shape[1])[1]), whole)
+    status, reply = ask(input=TEXTS, dimensions=whole.shape[1] + 1)
+    assert (
+        status == 400 and reply["error"]["param"] == "dimensions" and "have 128" in reply["error"]["message"]
+    )
+
+
+def test_a_decoder_embeds_too(ask):
+    status, reply = ask("shakespeare", input=["To be", "or not"])
+    loaded = heedful.load("shakespeare")
+    pack_as_stored(loaded.model)  # as it is served
+    assert status == 200 and torch.equal(vectors(reply), loaded.embed(["To be", "or not"]))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"input": []}, "input", "empty"),
+        ({"input": ""}, "input", "empty"),
+        ({"input": ["a", ""]}, "input", "at 1"),
+        ({"input": [[]]}, "input.0", ""),
+        ({"input": ["a"] * 2049}, "input", "2049"),
+        ({"input": [[1]] * 2049}, "input", "2049"),
+        ({"input": ["a", 1]}, "input.1", ""),
+        ({"input": [[1], "a"]}, "input.1", ""),
+        ({"input": {"a": 1}}, "input", ""),
+        ({}, "input", "missing"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", ""),
+        ({"input": "a", "dimensions": 0}, "dimensions", ""),
+        (
+            {"input": [1, 2, 100, 99999]},
+            "input",
+            "token 100 (at 2 of text 0): the vocabulary",
+        ),
+        ({"input": [[1], [-1]]}, "input.1.0", ""),
+        ({"input": [[1], [5, 100256]]}, "input", "check_embedding_ctx_length=False"),
+        ({"input": [7] * 65}, "input", "65 tokens, and reader reads at most 64"),
+        ({"input": [7] * 65}, "input", "check_embedding_ctx_length=False"),
+        ({"input": ["a cat", "cat " * 70]}, "input", "text 1 has 72 tokens, and reader reads at most 64"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused(ask, body, param, words):
+    status, reply = ask(**body)
+    error = reply["error"]
+    assert status == 400 and error["type"] == "invalid_request_error"
+    assert error["param"] == param and words in error["message"]
+
+
+def test_a_model_that_cannot_says_what_it_can(ask, tmp_path):
+    heedful.load("reversal").save(tmp_path / "reversal")
+    status, reply = ask(str(tmp_path / "reversal"), input="a")
+    assert status == 400 and "cannot embed; it can: generate, stream, translate" in reply["error"]["message"]
+    status, reply = ask("tiny", "shakespeare", input="a", model="gpt-4")
+    assert status == 404 and reply["error"]["code"] == "model_not_found"
+    pooling = Pooling("max")
+    status, reply = ask(input="a", pooling=pooling)
+    assert status == 400 and "'max' is no way to pool" in reply["error"]["message"]
+
+
+def test_where_the_models_files_cut_texts_are_cut_and_ids_are_not(ask, place, model):
+    pooling = Pooling("mean", normalize=True, cut=True, max_tokens=10)
+    long = "the cat sat on the mat and the dog did not " * 30
+    status, reply = ask(input=[long, "a"], pooling=pooling)
+    loaded = heedful.load(place)
+    loaded.pooling = pooling
+    assert status == 200 and torch.equal(vectors(reply), loaded.embed([long, "a"]))
+    assert reply["usage"]["prompt_tokens"] == 10 + len(model.tokenizer.encode("a", add_special=True))
+    status, reply = ask(input=[5] * 11, pooling=pooling)
+    assert (
+        status == 400
+        and "11 tokens" in reply["error"]["message"]
+        and "at most 10" in reply["error"]["message"]
+    )
+
+
+def test_two_thousand_texts_come_back_in_order(ask, model):
+    texts = [f"{'cat ' * (i % 9)}{i}" for i in range(2048)]
+    status, reply = ask(input=texts, encoding_format="base64")
+    found = [
+        struct.unpack(f"<{model.model.config.d_model}f", base64.b64decode(d["embedding"]))
+        for d in reply["data"]
+    ]
+    assert status == 200 and torch.equal(torch.tensor(found), model.embed(texts))
+
+
+def test_a_pass_that_fails_is_500_and_the_next_one_works(place, monkeypatch):
+    async def main():
+        async with serving(place) as client:
+            loaded = (await client.app.state.shelf.worker(None)).loaded
+            with monkeypatch.context() as patch:
+                patch.setattr(loaded.model, "hidden", lambda batch: [][0])
+                reply = await client.post("/v1/embeddings", json={"input": "a"})
+                assert reply.status_code == 500 and "internal error" in reply.json()["error"]["message"]
+                patch.setattr(loaded.model, "hidden", lambda batch: torch.full((1, 3, 128), torch.nan))
+                reply = await client.post("/v1/embeddings", json={"input": "a"})
+                assert reply.status_code == 500 and "not finite" in reply.json()["error"]["message"]
+            assert (await client.post("/v1/embeddings", json={"input": "a"})).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_a_client_that_goes_away_ends_its_work(place, monkeypatch):
+    began, go_on, n_passes = threading.Event(), threading.Event(), 0
+    real = embeddings.embed_rows
+
+    def slow(*arguments, **more):
+        nonlocal n_passes
+        for found in real(*arguments, **more, budget=1):
+            n_passes += 1
+            began.set()
+            assert go_on.wait(30)
+            yield found
+
+    monkeypatch.setattr(embeddings, "embed_rows", slow)
+
+    async def main():
+        async with serving(place) as client:
+            messages = [{"type": "http.request", "body": json.dumps({"input": ["a"] * 50}).encode()}]
+
+            async def receive():
+                if messages:
+                    return messages.pop()
+                await asyncio.to_thread(began.wait, 30)
+                return {"type": "http.disconnect"}
+
+            async def send(message):
+                pass
+
+            headers = [(b"host", b"localhost:8000"), (b"content-type", b"application/json")]
+            scope = {
+                "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+                "path": "/v1/embeddings", "raw_path": b"/v1/embeddings", "query_string": b"", "root_path": "",
+                "client": ("127.0.0.1", 5), "server": ("127.0.0.1", 8000), "headers": headers,
+            }  # fmt: skip
+            await client.app(scope, receive, send)
+            go_on.set()
+            worker = await client.app.state.shelf.worker(None)
+            await worker.run(iter([1])).result()  # behind the one that was given up
+            assert n_passes == 1 and not worker.busy
+
+    asyncio.run(main())

@@ -1,0 +1,291 @@
+"""What the playground does is what the library does: fill, translate, label, answer, tag, see and draw images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import heedful
+from heedful.models.bert import Bert, BertConfig
+from heedful.models.registry import FAMILIES
+from heedful.observe import attention as look
+from heedful.observe.reading import read_image
+from heedful.observe.template import parse
+from heedful.serve.playground.desk import Desk, Kept
+from heedful.serve.playground.fill import turns as turns_of
+from heedful.text import train_bpe, train_wordpiece
+from heedful.weights.find import shipped
+from heedful.weights.save import save
+from support.folders import tiny_gpt
+from support.playground import array, asked, exact, pieces, same
+from support.serving import Inside, assert_error, events, serving
+
+JOB = "In [1908|2018], [he|she] was employed as a _."
+PROSE = "the whale rose out of the sea and anna saw it from the house on the hill in berlin"
+HEADS = {"classify": ("no", "yes"), "tag": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), "answer": ("a", "b")}
+
+
+def small_bert(folder: Path, head: str) -> Path:
+    torch.manual_seed(1)
+    tokenizer = train_wordpiece([PROSE] * 3, 120)
+    labels = HEADS[head]
+    config = BertConfig(d_model=32, n_layers=2, n_heads=4, d_ff=48, vocab_size=len(tokenizer), max_len=64,
+        head=head, n_labels=len(labels), labels=labels, dropout=0.0, attention_dropout=0.0)  # fmt: skip
+    model = Bert.create(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape) * 0.3 + (p.ndim == 1))
+    save(model.eval(), folder / head, tokenizer)
+    return folder / head
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("tasks")
+    words = train_bpe([PROSE] * 3, 300, special=["<|endoftext|>"])
+    save(tiny_gpt(vocab_size=len(words), max_len=64), place / "words", words)
+    return {**{head: small_bert(place, head) for head in HEADS}, "words": place / "words"}
+
+
+@pytest.fixture(scope="module")
+def page(folders) -> Iterator[Inside]:
+    zoo = "tiny", "shakespeare", "bert-books", "reversal", "translator", "digits-vit", "digits-gpt"
+    with serving(*zoo, *folders.values()) as found:
+        yield found
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_models_are_described_without_being_loaded():
+    with serving() as page:
+        found = {model["id"]: model for model in page.get("/api/models").json()["models"]}
+        assert set(found) == set(shipped()) and not any(model["loaded"] for model in found.values())
+        asked(page, "tokens", model="tiny", text="a")
+        loaded = {m["id"] for m in page.get("/api/models").json()["models"] if m["loaded"]}
+    assert loaded == {"tiny"}
+    kinds = {
+        "tiny": "decoder", "bert-books": "encoder", "translator": "encoder-decoder", "reversal": "recurrent",
+        "digits-vit": "image-classifier", "digits-gpt": "image-decoder",
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        expected, model = heedful.load(name), found[name]
+        assert model["kind"] == kind and model["family"] == expected.model.family
+        assert model["parameters"] == expected.model.n_parameters() and model["about"]
+        assert tuple(model["abilities"]) == expected.abilities and model["context"] == expected.model.longest
+        maps = look.kinds(expected.model)
+        assert bool(maps) == bool(model["n_heads"]) and model["n_layers"] and not model["chat"]
+    assert (
+        found["tiny"]["vocabulary"] == 66 and found["tiny"]["n_heads"] == 2 and found["tiny"]["image"] is None
+    )
+    assert found["tiny"]["about"] != FAMILIES["gpt"].about  # its card's
+    assert found["digits-vit"]["labels"] == list("0123456789")
+    assert found["digits-vit"]["image"] == {"size": 8, "channels": 1, "levels": 256}
+    assert found["digits-gpt"]["image"] == {"size": 8, "channels": 1, "levels": 16}
+    assert [found[n]["reads"] for n in ("tiny", "reversal", "digits-gpt")] == ["text", "numbers", "image"]
+
+
+# --- fill -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert-books", "shakespeare", "words"])
+@pytest.mark.parametrize("n", [5, 0])
+@pytest.mark.parametrize("template", [JOB, "the [whale|sea] _ out of the house"])
+def test_fill_of_a_template(page, folders, name, n, template):
+    expected = exact(folders.get(name, name)).fill(template, n=n or None)
+    found = asked(page, "fill", models=[name], template=template, n=n)
+    assert [s["text"] for s in found["sentences"]] == list(map(str, expected.sentences))
+    assert {s["model"] for s in found["sentences"]} == {name} and found["note"]
+    assert sorted(found["words"]) == sorted(expected.words)
+    order = [found["words"].index(word) for word in expected.words]
+    same(array(found["logprobs"])[:, order].tolist(), expected.logprobs, atol=1e-4)
+
+
+def test_fill_of_two_texts_and_of_chosen_words(page):
+    texts, words = ["He was a _.", "She was a _."], ["man", "woman", "schoolmistress"]
+    found = asked(page, "fill", models=["bert-books"], texts=texts, words=words)
+    assert found["words"] == words and [s["text"] for s in found["sentences"]] == texts
+    expected = exact("bert-books").fill("[He|She] was a _.", words=words)
+    same(found["logprobs"], expected.logprobs, atol=1e-4)
+
+
+def test_fill_by_two_models_compares_the_words_both_know(page):
+    found = asked(page, "fill", models=["tiny", "shakespeare"], texts=["thou _"], n=4)
+    assert [s["model"] for s in found["sentences"]] == ["tiny", "shakespeare"]
+    assert 4 <= len(found["words"]) <= 8
+    for row, name in zip(array(found["logprobs"]), ("tiny", "shakespeare"), strict=True):
+        all_words = dict(exact(name).fill("thou _", n=None).top(0, 1000))
+        same(row.exp().tolist(), torch.tensor([all_words[word] for word in found["words"]]))
+        assert set(sorted(all_words, key=all_words.get)[-4:]) <= set(found["words"])
+
+
+def test_a_clicked_token_becomes_the_blank(page):
+    text, bert = "He was a man of great learning.", exact("bert-books")
+    found = asked(page, "fill/token", model="bert-books", text=text, index=4)
+    assert pieces(found["tokens"])[4] == "man"
+    expected = bert.fill("He was a _ of great learning.", n=None)
+    known = dict(zip(expected.words, expected.probabilities[0].tolist(), strict=True))
+    shared = [w for w in found["words"] if w["word"] in known]
+    assert len(shared) >= 20
+    same([w["probability"] for w in shared], torch.tensor([known[w["word"]] for w in shared]))
+    chances = [w["probability"] for w in found["words"]]
+    assert chances == sorted(chances, reverse=True) and len(chances) == 30
+    causal = asked(page, "fill/token", model="tiny", text="To be", index=3)["words"]
+    after = asked(page, "next", model="tiny", text="To ", top_k=3)["next"]
+    assert [w["word"] for w in causal[:3]] == [c["token"]["text"] for c in after]
+    same([w["probability"] for w in causal[:3]], torch.tensor([c["probability"] for c in after]))
+    assert "nothing stands before" in assert_error(
+        page.post("/api/fill/token", {"model": "tiny", "text": "a", "index": 0}), 400
+    )
+    assert "[CLS]" in assert_error(
+        page.post("/api/fill/token", {"model": "bert-books", "text": text, "index": 0}), 400
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("In [a|, they _", "not closed"),
+        (f"[{'|'.join(map(str, range(50)))}] is _", "more than 20 alternatives"),
+        ("_ " + "x" * 1_000_000, "1,000,002 characters: at most 20,000"),
+        ("_ " + "x" * 6_000, "5,000"),
+        ("[a|b][a|b][a|b][a|b][a|b][a|b][a|b] _", "64 at most"),
+        ("no blank", "one blank"),
+        ("", "empty"),
+    ],
+)
+def test_templates_that_are_wrong_say_how(page, template, problem):
+    body = {"models": ["tiny"], "template": template}
+    assert problem in assert_error(page.post("/api/fill", body), 400)
+    with pytest.raises(ValueError):
+        parse(template)
+
+
+def test_a_fill_that_takes_long_lets_others_have_their_turn():
+    desk = Desk(exact("tiny"), shipped()["tiny"], Kept(), 0)
+    template = parse("[a|b|c] is _ and so on")
+    *turns, found = turns_of(template, None, 5, desk)
+    assert turns == [None] * 4  # which words, then one sentence after the other
+    same(found.logprobs.tolist(), exact("tiny").fill(template, n=5).logprobs)
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beams", [1, 3, None])
+def test_translate(page, beams):
+    loaded, text = exact("translator"), "Two dogs run on the grass."
+    settings = {} if beams is None else {"beams": beams}
+    found = asked(page, "translate", model="translator", text=text, **settings)
+    assert found["text"] == loaded.translate(text, **settings)
+    ids = [t["id"] for t in found["target"]]
+    assert loaded.tokenizer.target.decode(ids) == found["text"] and ids[-1] in loaded.eos_ids
+    weights = array(found["weights"])
+    assert weights.shape == (len(ids), len(found["source"]))
+    whole = asked(page, "alignment", model="translator", source=text, target=found["text"])
+    if [t["id"] for t in whole["target"]] == ids:
+        same(weights.tolist(), array(whole["weights"])[-1].mean(0))
+    same(weights.sum(-1).tolist(), torch.ones(len(ids)), atol=1e-5)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_reversal_translates_numbers(page, beams):
+    found = asked(page, "translate", model="reversal", text="1 2 3 4 5 6", beams=beams)
+    assert found["text"] == "6 5 4 3 2 1" and pieces(found["target"]) == list("654321")
+    assert array(found["weights"]).shape == (6, 6)
+
+
+def test_classify_answer_and_tag(page, folders):
+    text, question = "anna saw the whale in berlin", "the house ?"
+    expected = heedful.load(folders["classify"]).classify(text)
+    found = asked(page, "classify", model="classify", text=text)
+    assert [label["label"] for label in found["labels"]] == [label.name for label in expected]
+    same([label["probability"] for label in found["labels"]], torch.tensor([e.score for e in expected]))
+    assert pieces(found["tokens"])[0] == "[CLS]"
+    span = heedful.load(folders["answer"]).answer(question, PROSE)
+    (answer,) = asked(page, "answer", model="answer", question=question, passage=PROSE)["answers"]
+    assert (answer["text"], answer["start"], answer["end"]) == (span.text, span.begin, span.end)
+    assert math.isclose(answer["probability"], span.score, rel_tol=1e-4)
+    assert PROSE[answer["start"] : answer["end"]] == answer["text"]
+    spans = heedful.load(folders["tag"]).tag(text)
+    words = asked(page, "tag", model="tag", text=text)["words"]
+    assert [(w["text"], w["start"], w["end"], w["label"]) for w in words] == [
+        (s.text, s.begin, s.end, s.label) for s in spans
+    ]
+    assert asked(page, "tag", model="tag", text="")["words"] == []
+
+
+@pytest.mark.parametrize("path", ["translate", "classify", "tag", "next", "fill/token"])
+def test_a_model_that_cannot_says_what_it_can(page, path):
+    body = {"model": "digits-vit", "text": "a", "index": 0}
+    message = assert_error(page.post(f"/api/{path}", body), 400)
+    assert "classif" in message
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def examples(page: Inside) -> list[dict]:
+    return page.get("/api/images").json()["digits"]
+
+
+def test_the_examples_are_digits_that_the_classifier_knows(page):
+    digits = examples(page)
+    assert [d["label"] for d in digits] == [i // 2 for i in range(20)]
+    loaded = exact("digits-vit")
+    for digit in digits:
+        image = torch.tensor(digit["image"])
+        assert image.shape == (8, 8) and 0 <= image.min() and image.max() == 1
+        found = asked(page, "image/classify", model="digits-vit", image=digit["image"])
+        expected = loaded.classify(image[None] * 2 - 1)
+        assert [label["label"] for label in found["labels"]] == [label.name for label in expected]
+        same([label["probability"] for label in found["labels"]], torch.tensor([e.score for e in expected]))
+    reading = read_image(loaded.model, image[None] * 2 - 1)
+    same(found["weights"], torch.stack(list(look.attention(loaded.model, reading).values())))
+    rollout = look.rolled_out(loaded.model, reading)[:, 0, 1:].view(-1, 4, 4)
+    same(found["rollout"], rollout[-1])
+    over = asked(page, "rollout", model="digits-vit", image=digit["image"])
+    assert over["grid"] == [4, 4]
+    same(over["weights"], rollout)
+
+
+@pytest.mark.parametrize(("n_given", "n", "temperature"), [(32, 2, 1.0), (0, 1, 0.8), (63, 1, 0)])
+def test_half_an_image_is_completed_pixel_by_pixel(page, n_given, n, temperature):
+    image = examples(page)[7]["image"]
+    body = {"model": "digits-gpt", "image": image, "n_given": n_given, "n": n, "temperature": temperature}
+    with page.http.stream("POST", "/api/image/complete", json={**body, "seed": 5}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        said = events(b"".join(response.iter_raw()))
+    begun = (torch.tensor(image).flatten()[:n_given] * 15).round().long()
+    expected = heedful.load("digits-gpt").complete_image(begun, n, temperature=temperature, seed=5)
+    for index in range(n):
+        mine = [event for event in said if event["index"] == index]
+        assert [event["pixel"] for event in mine] == list(range(n_given, 64))
+        assert [round(15 * event["value"]) for event in mine] == expected[index, n_given:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "problem"),
+    [
+        ("classify", {"image": [[0.0] * 7] * 8}, "multiples of 2"),
+        ("classify", {"image": [[0.0] * 8] * 7 + [[0.0] * 6]}, "one length"),
+        ("classify", {"image": [[[0.0, 0.0, 0.0]] * 8] * 8}, "1 channels"),
+        ("classify", {"image": [[2.0] * 8] * 8}, "less than or equal to 1"),
+        ("classify", {"image": [[0.0] * 65] * 8}, "64"),
+        ("classify", {"image": [[0.0] * 8] * 65}, "64"),
+        ("classify", {"model": "digits-gpt"}, "cannot classify"),
+        ("complete", {"image": [[0.0] * 8] * 9, "n_given": 3}, "64 grey pixels"),
+        ("complete", {"n_given": 64}, "fewer than 64"),
+        ("complete", {"n_given": 3, "n": 17}, "16"),
+        ("complete", {"n_given": 3, "model": "digits-vit"}, "cannot complete_image"),
+        ("complete", {"n_given": 3, "temperature": 3}, "2"),
+    ],
+)
+def test_wrong_images_are_refused(page, path, change, problem):
+    body = {"model": {"classify": "digits-vit", "complete": "digits-gpt"}[path], "image": [[0.0] * 8] * 8}
+    assert problem in assert_error(page.post(f"/api/image/{path}", body | change), 400)

@@ -1,0 +1,62 @@
+"""A client of the server's application, without a socket between them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx2 as httpx
+
+from heedful.serve.app import create_app
+from heedful.serve.metrics import Metrics
+from heedful.serve.options import Options
+from heedful.serve.shelf import Shelf
+
+
+@asynccontextmanager
+async def serving(*names, pooling=None, **options):
+    """A client of an application with these models; `pooling` is what the first one's files would say."""
+    chosen, counts = Options(**options), Metrics()
+    shelf = Shelf(names or ("bert-books",), chosen, counts)
+    app = create_app(shelf, chosen, counts)
+    if pooling is not None:
+        (await shelf.worker(shelf.names[0])).loaded.pooling = pooling
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
+            client.app = app
+            yield client
+    finally:
+        await shelf.stop()
+
+
+class Asker:
+    """The same for tests that are not asynchronous: the application lives in a thread of its own."""
+
+    def __init__(self, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        self.client, self.loop = client, loop
+
+    def __call__(self, method: str, path: str, **more: Any) -> tuple[int, Any]:
+        """The status and the JSON of the answer."""
+        sent = asyncio.run_coroutine_threadsafe(self.client.request(method, path, **more), self.loop)
+        reply = sent.result(60)
+        return reply.status_code, reply.json()
+
+
+@contextmanager
+def asking(*names, pooling=None, **options) -> Iterator[Asker]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    held = serving(*names, pooling=pooling, **options)
+    try:
+        client = asyncio.run_coroutine_threadsafe(held.__aenter__(), loop).result(60)
+        yield Asker(client, loop)
+        asyncio.run_coroutine_threadsafe(held.__aexit__(None, None, None), loop).result(60)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
