@@ -1,18 +1,33 @@
-# make play    installs, then opens the best there is to play with
+# make play    installs, builds the page and opens it: everything there is to play with
+# make page    builds the playground's page (web/) where it is missing or old
+# make screenshots   pictures of every tab, into docs/images (needs chromium)
 # make test    installs, then runs the tests
 # make check   tests, lint and types: what CI runs
 # make real    installs packages with real weights (180 MB), for the tests that skip without them
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: play test check lint types real parity clean
-play: .venv/ready
-	$(BIN)/heedful generate shakespeare
+.PHONY: play page screenshots test check lint types web real parity clean
+play: .venv/ready page
+	$(BIN)/heedful serve --open
 
+page: .venv/ready
+	$(BIN)/python hatch_build.py
+
+screenshots: .venv/ready page
+	$(BIN)/python docs/screenshots.py
+
+# The page is built where npm is; without it the tests in a browser say why they skip.
 test: .venv/ready
+	-if command -v npm > /dev/null; then $(BIN)/python hatch_build.py; fi
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-check: lint types test
+check: lint types web test
+
+# Types and unit tests of the page, where what it is built with was installed.
+web: .venv/ready
+	if [ -d web/node_modules ] && command -v npm > /dev/null; then cd web && npm run --silent check && npm test --silent; \
+	else echo "web: not checked, since web/node_modules is missing (npm ci)"; fi
 
 lint: .venv/ready
 	$(BIN)/ruff check .

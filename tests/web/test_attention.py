@@ -1,0 +1,410 @@
+"""The tab Attention: what it draws is what the library computes, and the same for every way to look at it."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+import torch
+from torch import Tensor
+
+import heedful
+from heedful.models.gpt import GPT, GPTConfig
+from heedful.observe import attention as look
+from heedful.observe.capture import capture
+from heedful.observe.reading import Reading, read
+from heedful.weights.save import save
+from support.serving import Server, words
+
+TO_BE = "To be, or not to be"
+SHIP = "The ship sailed across the sea."
+HUND = "Ein Hund läuft über die Straße."
+DIGITS = "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4"
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The heads and layers of GPT-2 with random weights, narrow, so that it is quick."""
+    torch.manual_seed(0)
+    tokenizer = words()
+    model = GPT.create(
+        GPTConfig(d_model=48, n_layers=12, n_heads=12, vocab_size=len(tokenizer), max_len=512, dropout=0.0)
+    )
+    model.special = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
+    folder = tmp_path_factory.mktemp("models") / "long"
+    save(model.eval(), folder, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(long_model: Path) -> Iterator[Server]:
+    page = Path(heedful.__file__).parent / "serve" / "page" / "index.html"
+    if not page.is_file():
+        pytest.skip("the playground's page is not built: make page")
+    with Server("shakespeare", "bert-books", "translator", "reversal", long_model) as started:
+        yield started
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def reading_of(name: str, text: str) -> tuple[Any, Reading]:
+    loaded = heedful.load(name, dtype=torch.float32)
+    return loaded.model, read(loaded.model, loaded.tokenizer, text)
+
+
+def table(page: Any) -> list[dict[str, str]]:
+    """The numbers that the page saves."""
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as found:
+        page.get_by_role("menuitem", name="Numbers (CSV)").click()
+    with open(found.value.path(), encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def weights_of(rows: list[dict[str, str]], shape: tuple[int, ...]) -> Tensor:
+    found = torch.zeros(shape)
+    for row in rows:
+        found[int(row["head"]), int(row["from"]), int(row["to"])] = float(row["weight"])
+    return found
+
+
+def pixels(page: Any, rows: int, columns: int) -> Tensor:
+    """The colours (rows, columns, 4) in the middle of the cells of the heatmap, as they are drawn."""
+    found = page.locator(".heatmap canvas").evaluate(
+        """(canvas, [rows, columns]) => {
+            // Cells are square and end at the right and at the bottom, a pixel before the edge.
+            const ratio = canvas.width / canvas.clientWidth
+            const pen = canvas.getContext('2d')
+            const whole = pen.getImageData(0, 0, canvas.width, canvas.height)
+            const names = document.createElement('canvas').getContext('2d')
+            let left = 0, top = 0
+            const clear = (x, y) => whole.data[4 * (y * canvas.width + x) + 3] === 0
+            const side = window.heatmapSide ?? (() => {
+                // the top left cell of these maps is never empty: its edge is a long run of colour
+                for (let x = 0; x < canvas.width; x++) {
+                    let run = 0
+                    for (let y = canvas.height - 3; y >= 0 && !clear(x, y); y--) run++
+                    if (run > 0.5 * canvas.height) return (canvas.width - 1 - x) / columns
+                }
+            })()
+            left = canvas.width - ratio - side * columns
+            top = canvas.height - ratio - side * rows
+            const out = []
+            for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
+                const [x, y] = [Math.floor(left + (c + 0.4) * side), Math.floor(top + (r + 0.4) * side)]
+                out.push(...whole.data.slice(4 * (y * canvas.width + x), 4 * (y * canvas.width + x) + 4))
+            }
+            return out
+        }""",
+        [rows, columns],
+    )
+    return torch.tensor(found).view(rows, columns, 4)
+
+
+def in_address(page: Any, name: str) -> str | None:
+    found = parse_qs(page.url.partition("?")[2]).get(name)
+    return found[0] if found else None
+
+
+def n_lines(page: Any) -> int:
+    return int(page.locator("canvas[data-lines]").get_attribute("data-lines"))
+
+
+def until(page: Any, ready: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if ready():
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError("it did not come to that")
+
+
+# --- what is drawn is so ----------------------------------------------------------------------------------------------
+
+
+def test_reversal_looks_along_the_anti_diagonal(open_tab, page):
+    open_tab("attention", model="reversal", text=DIGITS, view="matrix")
+    model, reading = reading_of("reversal", DIGITS)
+    expected = look.alignment(model, reading)
+    assert page.get_by_text(" ".join(map(str, reading.said))).is_visible()
+    torch.testing.assert_close(weights_of(table(page), (1, 20, 20))[0], expected, atol=1e-6, rtol=0)
+    colours = pixels(page, 20, 20)[..., :3].sum(dim=-1)  # dark is strong
+    away = (colours.argmin(dim=1) - torch.arange(19, -1, -1)).abs()
+    assert away.max() <= 1 and (away == 0).sum() >= 16
+
+
+def test_a_causal_model_shows_nothing_above_the_diagonal(open_tab, page):
+    open_tab("attention", model="shakespeare", text=TO_BE, view="matrix", layer=4)
+    alpha = pixels(page, 19, 19)[..., 3]
+    below = torch.ones(19, 19).tril().bool()
+    assert (alpha[below] == 255).all() and (alpha[~below] == 0).all()
+    rows = table(page)
+    assert {row["layer"] for row in rows} == {"4"}
+    assert all(int(row["to"]) <= int(row["from"]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "which", "kind", "layer"),
+    [
+        ("shakespeare", TO_BE, "self", "decoder", 3),
+        ("bert-books", SHIP, "self", "encoder", 1),
+        ("translator", HUND, "cross", "cross", 2),
+        ("translator", HUND, "encoder", "encoder", 0),
+        ("translator", HUND, "self", "decoder", 1),
+    ],
+)
+def test_the_numbers_are_the_librarys(open_tab, page, name, text, which, kind, layer):
+    model, reading = reading_of(name, text)
+    expected = next(iter(look.attention(model, reading, kind, layer).values()))
+    open_tab("attention", model=name, text=text, which=which, layer=layer)
+    torch.testing.assert_close(weights_of(table(page), tuple(expected.shape)), expected, atol=1e-6, rtol=0)
+    shown = [page.locator(f".{side} .token") for side in ("from", "to")]
+    assert [tokens.count() for tokens in shown] == list(expected.shape[1:])
+    row = 2
+    shown[0].nth(row).hover()
+    mean = expected.mean(dim=0)[row]
+    best = int(mean.argmax())
+    page.locator("[data-said]", has_text=" looks at: ").wait_for(state="attached")
+    said = page.locator("[data-said]").text_content()
+    assert f"{shown[1].nth(best).inner_text()} {round(100 * float(mean[best]))} %" in said
+
+
+def test_all_layers_of_an_alignment_are_the_librarys(open_tab, page):
+    model, reading = reading_of("translator", HUND)
+    open_tab("attention", model="translator", text=HUND, view="matrix")
+    page.get_by_role("radio", name="all", exact=True).click()
+    until(page, lambda: in_address(page, "all") == "true")
+    page.get_by_role("application", name="the mean of all layers").wait_for()
+    maps = torch.stack(list(look.attention(model, reading, "cross").values()))  # (L, H, T, S)
+    rows = table(page)
+    assert len(rows) == maps.numel()
+    total = sum(float(row["weight"]) for row in rows if row["from"] == "1" and row["to"] == "1")
+    assert total / 12 == pytest.approx(float(look.alignment(model, reading)[1, 1]), abs=1e-6)
+
+
+def test_a_query_against_its_keys(open_tab, page):
+    model, reading = reading_of("bert-books", SHIP)
+    name = "encoder.2.self"
+    with torch.no_grad(), capture(model, [f"{name}.*"]) as acts:
+        model(reading.batch)
+    open_tab("attention", model="bert-books", text=SHIP, view="neuron", layer=2, head=3, token=4)
+    weights, scores = acts[f"{name}.weights"][0, 3, 4], acts[f"{name}.scores"][0, 3, 4]
+    rows = page.get_by_role("group", name="Keys, products, scores and weights").get_by_role("listitem")
+    assert rows.count() == len(reading.tokens)
+    best = int(weights.argmax())
+    assert f"{float(scores[best]):.3g}" in rows.nth(best).inner_text()
+    assert f"{round(100 * float(weights[best]))} %" in rows.nth(best).inner_text()
+    saved = table(page)
+    query = torch.tensor([float(saved[0][f"k{i}"]) for i in range(64)])
+    torch.testing.assert_close(query, acts[f"{name}.queries"][0, 3, 4], atol=1e-5, rtol=1e-5)
+    for i, row in enumerate(saved[1:]):
+        products = sum(float(row[f"qk{d}"]) for d in range(64))
+        assert products / 8 == pytest.approx(float(scores[i]), abs=1e-3)
+        assert float(row["weight"]) == pytest.approx(float(weights[i]), abs=1e-5)
+    page.get_by_role("switch", name="Strongest first").check()
+    until(page, lambda: rows.first.inner_text().startswith(reading.tokens[best]))
+
+
+def test_rollout(open_tab, page):
+    model, reading = reading_of("bert-books", SHIP)
+    expected = look.rolled_out(model, reading)[3]
+    open_tab("attention", model="bert-books", text=SHIP, view="rollout", layer=3)
+    rows = table(page)
+    found = torch.tensor([[float(x) for x in list(row.values())[1:]] for row in rows])
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+# --- what one can do --------------------------------------------------------------------------------------------------
+
+
+def test_heads_by_click_and_double_click(open_tab, page):
+    open_tab("attention", model="shakespeare", text=TO_BE, layer=5)
+    squares = page.get_by_role("group", name="Heads", exact=True).get_by_role(
+        "button", name=re.compile(r"Head \d")
+    )
+    on = lambda: [i for i in range(6) if squares.nth(i).get_attribute("aria-pressed") == "true"]  # noqa: E731
+    page.mouse.move(0, 0)
+    everything = n_lines(page)
+    assert on() == list(range(6)) and everything > 0
+    squares.nth(1).click()
+    page.mouse.move(0, 0)
+    until(page, lambda: n_lines(page) < everything)
+    assert on() == [0, 2, 3, 4, 5] and in_address(page, "off") == "[1]"
+    squares.nth(2).dblclick()
+    assert on() == [2]
+    squares.nth(2).dblclick()
+    assert on() == list(range(6))
+    squares.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+Enter")
+    assert on() == [1]
+    page.get_by_role("button", name="show all").click()
+    assert on() == list(range(6))
+
+
+def test_a_token_has_its_lines_alone(open_tab, page):
+    open_tab("attention", model="shakespeare", text=TO_BE, layer=5)
+    everything = n_lines(page)
+    tokens = page.locator(".from .token")
+    tokens.nth(3).hover()
+    until(page, lambda: n_lines(page) <= 4 * 6)  # it sees four tokens
+    page.mouse.move(0, 0)
+    until(page, lambda: n_lines(page) == everything)
+    tokens.nth(0).focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
+        page.keyboard.press(key)
+    page.locator("[data-said]", has_text="is looked at by").wait_for(state="attached")
+    page.keyboard.press("Enter")  # holds it
+    assert (in_address(page, "token"), in_address(page, "side")) == ("2", "to")
+    page.keyboard.press("Escape")
+    until(page, lambda: in_address(page, "token") is None)
+
+
+def test_the_top_of_the_attention(open_tab, page):
+    open_tab("attention", model="shakespeare", text=TO_BE, layer=4, off="[0,1,2,3,5]", top=50)
+    model, reading = reading_of("shakespeare", TO_BE)
+    weights = look.attention(model, reading, "decoder", 4)["decoder.4.self.weights"][4]
+    largest = weights.sort(dim=-1, descending=True).values
+    needed = ((largest.cumsum(dim=-1) - largest) < 0.5 - 1e-6).sum()  # as many as make half of each row
+    assert n_lines(page) == int(needed)
+
+
+def test_a_masked_token_is_read_no_more(open_tab, page):
+    open_tab("attention", model="translator", text=HUND, layer=1)
+    before = page.locator(".answer .hint").locator("..").inner_text()
+    page.locator(".to .token").nth(1).dblclick()
+    page.get_by_text("One token is hidden from the model.").wait_for()
+    until(page, lambda: page.locator(".answer .hint").locator("..").inner_text() != before)
+    assert in_address(page, "masked") == "[1]"
+    assert all(row["to"] != "1" for row in table(page))  # nobody looks at it
+    page.get_by_role("button", name="Show it again").click()
+    until(page, lambda: page.locator(".answer .hint").locator("..").inner_text() == before)
+
+
+def test_bert_reads_a_mask(open_tab, page):
+    open_tab("attention", model="bert-books", text=SHIP)
+    page.locator(".from .token").nth(2).focus()
+    page.keyboard.press("m")
+    page.locator(".to .token").nth(2).get_by_text("[MASK]").wait_for()
+    page.get_by_label("Text", exact=True).fill("Another text.")  # masks are of the text that was
+    page.locator(".to .token").nth(1).get_by_text("another").wait_for()
+    until(page, lambda: in_address(page, "masked") is None)
+    assert page.get_by_text("[MASK]").count() == 0
+    page.get_by_role("switch", name="Hide special tokens").check()
+    until(page, lambda: page.locator(".to .token").first.inner_text() == "another")
+
+
+def test_every_head_and_one_opened(open_tab, page):
+    open_tab("attention", model="shakespeare", text=TO_BE, view="model")
+    thumbnails = page.get_by_role("grid", name="Every layer and head").get_by_role("button")
+    assert thumbnails.count() == 36
+    thumbnails.first.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.locator("canvas[data-lines]").wait_for()
+    assert page.get_by_role("radio", name="1", exact=True).is_checked()
+    pressed = page.locator(".head[aria-pressed=true]")
+    assert pressed.count() == 1 and pressed.get_attribute("aria-label") == "Head 2"
+
+
+def test_a_link_reopens_it(visit, open_tab, page):
+    open_tab("attention", model="bert-books", text=SHIP)
+    page.get_by_role("radio", name="2", exact=True).click()
+    page.get_by_role("button", name="Head 1").click()
+    page.locator(".from .token").nth(3).click()
+    until(page, lambda: in_address(page, "token") == "3")
+    again = visit()
+    again.goto(page.url)
+    again.locator("canvas[data-lines]").wait_for()
+    for seen in (page, again):
+        assert seen.get_by_role("radio", name="2", exact=True).is_checked()
+        assert seen.get_by_role("button", name="Head 1").get_attribute("aria-pressed") == "false"
+        assert seen.locator(".from .token[aria-pressed=true]").inner_text() == "sailed"
+
+
+def test_nonsense_in_a_link_does_no_harm(open_tab, page):
+    open_tab(
+        "attention",
+        model="shakespeare",
+        text="<b>To</b>",
+        layer=99,
+        off="[77]",
+        token=50,
+        head=-3,
+        view="?",
+        which="cross",
+    )
+    assert page.locator(".from .token").all_inner_texts() == list("<b>To</b>")
+    assert page.get_by_role("radio", name="5", exact=True).is_checked()
+
+
+def test_a_text_that_it_cannot_read(open_tab, page, problems):
+    open_tab("attention", model="reversal", text="words")
+    assert "numbers" in page.get_by_role("alert").inner_text()
+    page.get_by_role("button", name="Use an example").click()
+    page.locator("canvas[data-lines]").wait_for()
+    problems[:] = [said for said in problems if "400" not in said]  # which the console tells, too
+
+
+def test_the_drawing_is_saved_as_lines(open_tab, page):
+    open_tab("attention", model="reversal", text=DIGITS)
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as found:
+        page.get_by_role("menuitem", name="Drawing (SVG)").click()
+    drawing = Path(found.value.path()).read_text(encoding="utf-8")
+    assert drawing.count("<path") >= 4 and drawing.count("<text") == 40 and "<image" not in drawing
+    assert page.locator("body > svg").count() == 0
+
+
+def test_the_code_runs(open_tab, page):
+    open_tab("attention", model="bert-books", text='A "ship"\nsailed.', layer=2, masked="[3]", off="[0]")
+    page.get_by_role("button", name="View code").click()
+    code = page.get_by_role("dialog").locator("pre").first.inner_text()
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert "encoder.2.self.weights torch.Size([4, 8, 8])" in ran.stdout
+
+
+# --- long texts -------------------------------------------------------------------------------------------------------
+
+
+def test_512_tokens_of_12_layers_of_12_heads(open_tab, page):
+    text = "\n".join(f"{i % 10}" for i in range(256))
+    asked: list[Any] = []
+    page.on("response", lambda answer: answer.url.endswith("/api/attention") and asked.append(answer))
+    open_tab("attention", model="long", text=text, layer=0)
+    assert 500 <= page.locator(".from .token").count() <= 512
+    assert len(asked) == 1  # one layer at a time
+    canvas = page.locator("canvas[data-lines]")
+    assert 0 < n_lines(page) <= 3000
+    assert canvas.evaluate("canvas => canvas.clientHeight") < 800  # no larger than what is seen of it
+    rows = page.get_by_role("group", name="Attention between tokens")
+    rows.evaluate("window => (window.scrollTop = 5000)")
+    page.locator(".from .token").nth(255).hover()
+    page.locator("[data-said]", has_text=" looks at: ").wait_for(state="attached")
+    assert n_lines(page) <= 256 * 12
+    page.get_by_role("radio", name="11", exact=True).click()
+    until(page, lambda: len(asked) == 2)
+    page.get_by_role("radio", name="Model", exact=True).click()
+    thumbnails = page.get_by_role("grid", name="Every layer and head").get_by_role("button")
+    thumbnails.nth(143).wait_for()
+    assert thumbnails.count() == 144
+
+
+@pytest.mark.parametrize("view", ["heads", "model", "neuron", "matrix", "rollout"])
+def test_narrow_screens_do_not_scroll_sideways(visit, open_tab, view):
+    page = open_tab(
+        "attention",
+        model="bert-books",
+        text=SHIP,
+        view=view,
+        on=visit(viewport={"width": 390, "height": 844}),
+    )
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

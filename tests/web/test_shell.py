@@ -1,0 +1,204 @@
+"""The page around the tabs: keyboard, colours, addresses, narrow screens, text that stays text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+TABS = ["Write", "Complete", "Fill in", "Attention", "Step by step", "Tasks", "Images", "Runs"]
+IDS = ["write", "complete", "fill", "attention", "steps", "tasks", "images", "runs"]
+NARROW = {"width": 390, "height": 844}
+
+
+def test_tabs_go_round_by_the_keyboard(open_tab, page):
+    open_tab()
+    assert [
+        tab.inner_text() for tab in page.get_by_role("tablist", name="What to do").get_by_role("tab").all()
+    ] == TABS
+    page.keyboard.press("Tab")  # the link that skips all this
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.get_by_role("tab", name="Write").focus()
+    for key, name, hash_ in [
+        ("ArrowRight", "Complete", "#/complete"),
+        ("End", "Runs", "#/runs"),
+        ("ArrowRight", "Write", "#/write"),
+        ("ArrowLeft", "Runs", "#/runs"),
+        ("Home", "Write", "#/write"),
+    ]:
+        page.keyboard.press(key)
+        chosen = page.get_by_role("tab", name=name, exact=True)
+        chosen.and_(page.locator("[aria-selected=true]")).wait_for()
+        assert page.evaluate("document.activeElement.textContent") == name
+        page.wait_for_function("start => location.hash.startsWith(start)", arg=hash_)
+    panel = page.get_by_role("tab", name="Write").get_attribute("aria-controls")
+    assert page.locator(f"#{panel}").get_attribute("role") == "tabpanel"
+
+
+def test_focus_is_seen(open_tab, page):
+    open_tab("write")
+    name_of = "e => e.labels?.[0]?.textContent || e.ariaLabel || e.textContent"
+    for name in ["Skip to the content", "Model", "Use dark colours", "Write"]:  # from the top on
+        page.keyboard.press("Tab")
+        focused = page.locator(":focus")
+        assert name in focused.evaluate(name_of)
+        assert focused.evaluate("e => getComputedStyle(e).outline").endswith("solid 2px")
+
+
+NAMELESS = """() => [...document.querySelectorAll('button, input, select, textarea, [role=application]')]
+  .filter(e => e.checkVisibility() && !(e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby')
+               || e.textContent.trim() || e.title))
+  .map(e => e.outerHTML.slice(0, 120))"""
+
+
+def test_every_tab_has_a_heading_a_title_and_names_for_all_its_controls(open_tab, page):
+    for tab, label in zip(IDS, TABS, strict=True):
+        open_tab(tab)
+        assert page.get_by_role("heading", level=1).count() == 1, tab
+        page.wait_for_function("start => document.title === start + ' · heedful'", arg=label)
+        assert page.evaluate(NAMELESS) == [], tab
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+        assert len(ids) == len(set(ids)), tab
+
+
+def test_markup_in_a_text_stays_text(open_tab, page):
+    for tab in IDS:
+        open_tab(tab, text='<script>window.hit = 1</script><img src=x onerror="window.hit = 1">')
+        assert page.evaluate("window.hit") is None, tab
+        assert page.locator("main img[src=x], main script").count() == 0, tab
+
+
+def test_a_narrow_screen_does_not_scroll_sideways(visit, open_tab):
+    page = visit(viewport=NARROW, has_touch=True, is_mobile=True)
+    for tab in IDS:
+        open_tab(tab, on=page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"], tab
+        assert page.evaluate("document.body.scrollWidth") <= NARROW["width"], tab
+        chosen = page.get_by_role("tab", selected=True).first.bounding_box()
+        assert chosen["x"] >= 0 and chosen["x"] + chosen["width"] <= NARROW["width"], tab
+
+
+def test_dark_and_light_by_the_system_and_by_hand(visit, open_tab):
+    light = "rgb(253, 252, 250)"
+    page = open_tab("write", on=visit(color_scheme="dark"))
+    paper = "getComputedStyle(document.documentElement).backgroundColor"
+    dark = page.evaluate(paper)
+    assert dark != light
+    page.get_by_role("button", name="Use light colours").click()
+    assert page.evaluate(paper) == light
+    page.reload()  # it is remembered
+    page.get_by_role("button", name="Use dark colours").wait_for()
+    assert page.evaluate(paper) == light
+    page.get_by_role("button", name="Use dark colours").click()
+    assert page.evaluate(paper) == dark
+    assert page.context.cookies() == []
+
+
+def test_a_link_reopens_what_was_seen(visit, open_tab):
+    text = 'To be & <b>?</b> #1 100% "é"'  # what tiny reads at once
+    page = open_tab("attention", model="tiny", text=text)
+    page.get_by_role("tab", name="Fill in").click()  # the text is shared
+    page.wait_for_function("location.hash.startsWith('#/fill')")
+    again = visit()
+    again.goto(page.url)
+    again.get_by_role("heading", level=1).wait_for()
+    for seen in (page, again):
+        assert seen.get_by_role("tab", selected=True).first.inner_text() == "Fill in"
+        assert seen.get_by_label("Model").first.input_value() == "tiny"
+        said = seen.evaluate("Object.fromEntries(new URLSearchParams(location.hash.split('?')[1]))")
+        assert said["text"] == text and said["model"] == "tiny"
+
+
+def test_back_returns_to_the_tab_before(open_tab, page):
+    open_tab("write", model="shakespeare")
+    page.get_by_role("tab", name="Attention").click()
+    page.wait_for_function("location.hash.startsWith('#/attention')")
+    page.go_back()
+    page.wait_for_function("location.hash.startsWith('#/write')")
+    assert page.get_by_role("tab", name="Write").get_attribute("aria-selected") == "true"
+
+
+def test_the_model_is_shared_where_it_fits(open_tab, page):
+    open_tab("write", model="tiny")
+    page.get_by_role("tab", name="Attention").click()
+    assert page.get_by_label("Model").first.input_value() == "tiny"
+    page.get_by_role("tab", name="Images").click()  # not for tiny
+    page.wait_for_function("document.querySelector('header select').value.startsWith('digits')")
+    page.get_by_role("tab", name="Write").click()
+    assert page.get_by_label("Model").first.input_value() == "tiny"
+
+
+@pytest.mark.parametrize("hash_", ["#/nowhere", "#", "#/write?model=../../etc/passwd", "#/%E0%A4%A?x=%"])
+def test_nonsense_in_the_address_is_survived(server, page, hash_):
+    page.goto(f"{server.url}/{hash_}")
+    page.get_by_role("heading", level=1).wait_for()
+    assert page.get_by_role("tab", name="Write").get_attribute("aria-selected") == "true"
+    assert page.get_by_label("Model").first.input_value() != ""
+
+
+# Texts whose contrast with what is behind them is below 4.5 (WCAG AA).
+CONTRAST = """() => {
+  const parse = c => (c.match(/[\\d.]+/g) || []).map(Number)
+  const linear = x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b)
+  const behind = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor)
+    if (c.length === 3 || c[3] === 1) return c } return [255, 255, 255] }
+  const seen = e => e.checkVisibility({ opacityProperty: true, visibilityProperty: true })
+  const low = []
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())
+    if (!own || !seen(e) || e.closest('svg, option, .unseen, :disabled')) continue
+    const colour = getComputedStyle(e).color
+    if (!colour.startsWith('rgb')) continue
+    const [a, b] = [light(parse(colour)), light(behind(e))]
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)
+    if (ratio < 4.5) low.push(`${ratio.toFixed(2)} ${e.textContent.trim().slice(0, 40)}`)
+  }
+  return low
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_what_is_behind_it(visit, open_tab, scheme):
+    page = visit(color_scheme=scheme)
+    for tab in IDS:
+        open_tab(tab, on=page)
+        assert page.evaluate(CONTRAST) == [], tab
+
+
+def test_a_server_that_is_gone_is_said_kindly(server, page, problems):
+    page.route(re.compile("/api/"), lambda route: route.abort())
+    page.goto(server.url)
+    page.get_by_role("alert").get_by_text("The server does not answer").wait_for()
+    page.unroute(re.compile("/api/"))
+    page.get_by_role("button", name="Try again").click()
+    page.get_by_role("heading", level=1).wait_for()
+    assert all("Failed to load resource" in said for said in problems)
+    problems.clear()
+
+
+def test_a_server_with_a_key_is_asked_with_it(server, page, problems):
+    def answer(route):
+        if route.request.headers.get("authorization") == "Bearer sk-right":
+            return route.continue_()
+        error = {"message": "this server asks for an API key", "type": "", "param": None, "code": None}
+        return route.fulfill(status=401, json={"error": error})
+
+    page.route(re.compile("/api/"), answer)
+    page.goto(server.url)
+    page.get_by_label("This server asks for an API key").fill("sk-right")
+    page.get_by_role("button", name="Use it").click()
+    page.get_by_role("heading", level=1).wait_for()
+    assert "sk-right" not in page.url and page.evaluate("localStorage.length") == 0
+    assert all("401" in said for said in problems)
+    problems.clear()
+
+
+def test_nothing_but_this_server_is_needed(server, page):
+    said = page.goto(server.url).headers["content-security-policy"]
+    assert "script-src 'self';" in said and "connect-src 'self';" in said
+    page.get_by_role("heading", level=1).wait_for()
+    loaded = page.evaluate(
+        "performance.getEntriesByType('resource').map(entry => new URL(entry.name).origin)"
+    )
+    assert set(loaded) == {server.url}

@@ -1,0 +1,26 @@
+// Texts to begin with, until something is typed: what a model knows how to read.
+
+import type { Model } from './api'
+
+const KNOWN: Record<string, string[]> = {
+  shakespeare: ['To be, or not to be', 'KING RICHARD:\nMy lord, ', 'What light through yonder window'],
+  tiny: ['To be, or not', 'My lord'],
+  'bert-books': ['The ship sailed across the sea to a distant island.', 'She opened the door and looked into the garden.'],
+  translator: ['Ein Hund läuft über die Straße.', 'Zwei Kinder spielen im Park mit einem Ball.', 'Eine Frau in einem roten Kleid liest ein Buch.'],
+  reader: [
+    'The Amazon is a river in South America. It is about 6,400 kilometres long and carries more water than any other river in the world. Its source lies in the Andes of Peru, and it flows into the Atlantic Ocean in Brazil.',
+  ],
+  sentiment: ['A warm, funny and wise film that one is sorry to see end.', 'The plot is dull and the jokes are worse.'],
+  reversal: ['3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4'],
+}
+const BY_KIND: Record<string, string[]> = {
+  decoder: ['Once upon a time', 'The capital of France is'],
+  encoder: ['The cat sat on the mat because it was tired.'],
+  'encoder-decoder': ['Ein Hund läuft über die Straße.'],
+  recurrent: ['3 1 4 1 5 9 2 6'],
+}
+
+export function examples(model: Model | null): string[] {
+  if (!model || model.image) return ['']
+  return KNOWN[model.id] ?? BY_KIND[model.kind] ?? ['']
+}

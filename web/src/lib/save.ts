@@ -1,0 +1,155 @@
+// Saving what is drawn. An <svg> is copied with its computed styles; anything else (chips, bars, canvases) is redrawn as
+// an SVG of plain rectangles, texts and images, which every program opens.
+
+import type { Row } from './csv'
+
+export interface Saved {
+  /** The file's name, without its end. */
+  name: string
+  /** What is drawn: an <svg>, a <canvas> or any element around them. */
+  picture?: () => Element | null | undefined
+  /** The numbers. */
+  rows?: () => Row[] | Promise<Row[]>
+  /** What is written. */
+  text?: () => string
+}
+
+const NAMESPACE = 'http://www.w3.org/2000/svg'
+const STYLES = [
+  'fill', 'fill-opacity', 'stroke', 'stroke-width', 'stroke-opacity', 'stroke-dasharray', 'stroke-linecap', 'stroke-linejoin', 'opacity', 'font-family',
+  'font-size', 'font-weight', 'font-style', 'text-anchor', 'dominant-baseline', 'letter-spacing', 'paint-order', 'visibility', 'display',
+]
+
+export function download(name: string, type: string, content: string | Blob): void {
+  const link = document.createElement('a')
+  link.href = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type: `${type};charset=utf-8` }))
+  link.download = name
+  link.click()
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000)
+}
+
+export function saveSvg(element: Element | null | undefined, name: string): void {
+  download(`${name}.svg`, 'image/svg+xml', svgText(element).text)
+}
+
+export async function savePng(element: Element | null | undefined, name: string): Promise<void> {
+  const { text, width, height } = svgText(element)
+  const address = URL.createObjectURL(new Blob([text], { type: 'image/svg+xml' }))
+  try {
+    const image = new Image()
+    image.src = address
+    await image.decode()
+    const scale = Math.max(2, devicePixelRatio)
+    const canvas = document.createElement('canvas')
+    Object.assign(canvas, { width: Math.ceil(width * scale), height: Math.ceil(height * scale) })
+    canvas.getContext('2d')!.drawImage(image, 0, 0, canvas.width, canvas.height)
+    const blob = await new Promise<Blob | null>((done) => canvas.toBlob(done, 'image/png'))
+    if (!blob) throw new Error('The picture is too large to be saved as PNG; SVG has no limit.')
+    download(`${name}.png`, 'image/png', blob)
+  } finally {
+    URL.revokeObjectURL(address)
+  }
+}
+
+/** An element as the text of an SVG file of its own, on the page's paper. */
+export function svgText(element: Element | null | undefined): { text: string; width: number; height: number } {
+  if (!element) throw new Error('There is nothing to save yet.')
+  const box = element.getBoundingClientRect()
+  const margin = 16
+  const [width, height] = [Math.ceil(element.scrollWidth || box.width) + 2 * margin, Math.ceil(element.scrollHeight || box.height) + 2 * margin]
+  const root = make('svg', { xmlns: NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}` })
+  const paper = getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()
+  root.append(make('rect', { width, height, fill: paper }))
+  const group = make('g', { transform: `translate(${margin} ${margin})` })
+  root.append(group)
+  draw(element, group, box)
+  return { text: new XMLSerializer().serializeToString(root), width, height }
+}
+
+function make(name: string, attributes: Record<string, string | number>): SVGElement {
+  const found = document.createElementNS(NAMESPACE, name)
+  for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, String(value))
+  return found
+}
+
+function draw(element: Element, into: SVGElement, origin: DOMRect): void {
+  const style = getComputedStyle(element)
+  if (style.display === 'none' || style.visibility === 'hidden' || element.classList.contains('unseen')) return
+  const box = element.getBoundingClientRect()
+  const [x, y] = [box.left - origin.left, box.top - origin.top]
+  if (element instanceof SVGSVGElement) {
+    const copy = inlined(element)
+    for (const [key, value] of Object.entries({ x, y, width: box.width, height: box.height })) copy.setAttribute(key, String(value))
+    return into.append(copy)
+  }
+  if (element instanceof HTMLCanvasElement) {
+    return into.append(make('image', { x, y, width: box.width, height: box.height, href: element.toDataURL('image/png'), opacity: style.opacity }))
+  }
+  const group = style.opacity === '1' ? into : into.appendChild(make('g', { opacity: style.opacity }))
+  surface(style, box, x, y, group)
+  if (element instanceof HTMLTextAreaElement || element instanceof HTMLInputElement || element instanceof HTMLSelectElement) return
+  for (const child of element.childNodes) {
+    if (child instanceof Element) draw(child, group, origin)
+    else if (child instanceof Text) write(child, style, group, origin)
+  }
+}
+
+/** The background and the border below of an element; hairlines are all the borders that pages of ours have. */
+function surface(style: CSSStyleDeclaration, box: DOMRect, x: number, y: number, into: SVGElement): void {
+  const clear = (colour: string) => colour === 'transparent' || /[,/] ?0\)$/.test(colour)
+  if (!clear(style.backgroundColor) && box.width && box.height) {
+    into.append(make('rect', { x, y, width: box.width, height: box.height, rx: parseFloat(style.borderTopLeftRadius) || 0, fill: style.backgroundColor }))
+  }
+  if (parseFloat(style.borderBottomWidth) && !clear(style.borderBottomColor)) {
+    into.append(make('rect', { x, y: y + box.height - 1, width: box.width, height: 1, fill: style.borderBottomColor }))
+  }
+}
+
+/** A text node, line by line as it was broken. */
+function write(node: Text, style: CSSStyleDeclaration, into: SVGElement, origin: DOMRect): void {
+  const text = node.data
+  if (!text.trim()) return
+  const range = document.createRange()
+  const lines: { text: string; box: DOMRect }[] = []
+  const whole = node.length > 0 && (range.selectNodeContents(node), range.getClientRects().length <= 1)
+  const pieces = whole ? [text] : text.split(/(?<=\s)/)
+  let at = 0
+  for (const piece of pieces) {
+    range.setStart(node, at)
+    range.setEnd(node, (at += piece.length))
+    const box = range.getBoundingClientRect()
+    const last = lines.at(-1)
+    if (last && Math.abs(last.box.top - box.top) < 2) last.text += piece
+    else if (box.width) lines.push({ text: piece, box })
+  }
+  for (const line of lines) {
+    const shown = make('text', {
+      x: line.box.left - origin.left,
+      y: line.box.top - origin.top + line.box.height / 2,
+      'dominant-baseline': 'central',
+      fill: style.color,
+      'font-family': style.fontFamily,
+      'font-size': style.fontSize,
+      'font-weight': style.fontWeight,
+      'xml:space': 'preserve',
+    })
+    shown.textContent = line.text.trimEnd()
+    into.append(shown)
+  }
+}
+
+/** A copy of an <svg> that needs no stylesheet. */
+function inlined(svg: SVGSVGElement): SVGSVGElement {
+  const copy = svg.cloneNode(true) as SVGSVGElement
+  const [from, to] = [[svg, ...svg.querySelectorAll('*')], [copy, ...copy.querySelectorAll('*')]]
+  from.forEach((element, i) => {
+    const style = getComputedStyle(element)
+    for (const name of STYLES) {
+      const value = style.getPropertyValue(name)
+      if (value) to[i].setAttribute(name, value)
+    }
+    to[i].removeAttribute('class')
+    to[i].removeAttribute('style')
+  })
+  return copy
+}

@@ -1,0 +1,43 @@
+// The numbers of each view as a table.
+
+import type { Neuron, Overview, Token } from '../../lib/api'
+import { bytes, slice, type Numbers } from '../../lib/arrays'
+import { matrixRows, type Row } from '../../lib/csv'
+
+/** A line for each weight that is not nothing: weights (layers, heads, from, to), the first layer being `first`. */
+export function layerRows(weights: Numbers, from: Token[], to: Token[], first = 0): Row[] {
+  const [layers, heads, rows, columns] = weights.shape
+  const found: Row[] = []
+  let place = 0
+  for (let layer = 0; layer < layers; layer++)
+    for (let head = 0; head < heads; head++)
+      for (let r = 0; r < rows; r++)
+        for (let c = 0; c < columns; c++) {
+          const weight = weights.data[place++]
+          if (weight !== 0) found.push({ layer: first + layer, head, from: r, from_token: from[r].text, to: c, to_token: to[c].text, weight })
+        }
+  return found
+}
+
+export const matrixOf = (weights: Numbers, layer: number, tokens: Token[]): Row[] =>
+  matrixRows(slice(weights, layer).data, tokens.map((token) => token.text), tokens.map((token) => token.text), 'token')
+
+export function neuronRows({ tokens, query, keys, products, scores, weights }: Neuron): Row[] {
+  const row = (token: string, score: number | null, weight: number | null, key: ArrayLike<number>, product: ArrayLike<number> | null): Row => ({
+    token,
+    score,
+    weight,
+    ...Object.fromEntries(Array.from(key, (x, i) => [`k${i}`, x])),
+    ...Object.fromEntries(Array.from(product ?? [], (x, i) => [`qk${i}`, x])),
+  })
+  return [row('query', null, null, query, null), ...tokens.map((token, i) => row(token.text, scores[i], weights[i], slice(keys, i).data, slice(products, i).data))]
+}
+
+/** The largest weight of each head, and of each part of its map. */
+export function overviewRows({ n_layers, n_heads, size, thumbnails }: Overview): Row[] {
+  const data = bytes(thumbnails)
+  return Array.from({ length: n_layers * n_heads }, (_, i) => {
+    const part = data.subarray(i * size * size, (i + 1) * size * size)
+    return { layer: Math.floor(i / n_heads), head: i % n_heads, ...Object.fromEntries(Array.from(part, (x, k) => [`r${Math.floor(k / size)}c${k % size}`, x / 255])) }
+  })
+}

@@ -1,0 +1,47 @@
+// A text and its tokens, and whether a model can read it at all: asked before anything that takes longer.
+
+import { api, type Model, type Token } from '../../lib/api'
+import { live, type Live } from '../../lib/live.svelte'
+
+interface Read {
+  model: string
+  text: string
+  tokens: Token[]
+}
+
+export class Counted {
+  constructor(
+    private readonly given: () => { model: Model; text: string },
+    readonly answer: Live<Read>,
+  ) {}
+
+  /** Why it cannot be read, in words for the person at the page. */
+  get problem(): string {
+    const { model, text } = this.given()
+    if (!text.trim()) return 'Write something first.'
+    if (unreadable(model, text)) return `${model.id} reads numbers from 0 to ${model.vocabulary - 1}, such as 3 1 4 1 5.`
+    const n = this.answer.value?.tokens.length ?? 0
+    if (model.context !== null && n > model.context) return `This text has ${n} tokens, and ${model.id} reads at most ${model.context}. Shorten it.`
+    return ''
+  }
+
+  /** What to ask the model: the text that the tokens are of; null while there is none that it can read. */
+  get ask(): { model: string; text: string } | null {
+    const read = this.answer.value
+    return this.problem || !read ? null : { model: read.model, text: read.text }
+  }
+}
+
+const unreadable = (model: Model, text: string) =>
+  model.reads === 'numbers' && (/[^\d\s,]/.test(text) || text.split(/[\s,]+/).some((number) => Number(number) >= model.vocabulary))
+
+export function counted(given: () => { model: Model; text: string }): Counted {
+  const answer = live(
+    () => {
+      const { model, text } = given()
+      return text.trim() && !unreadable(model, text) ? { model: model.id, text } : null
+    },
+    async (body, signal) => ({ ...body, tokens: (await api.tokens(body, signal)).tokens }),
+  )
+  return new Counted(given, answer)
+}

@@ -1,0 +1,48 @@
+// What the panels of the tasks have in common: what they tell the frame around them, and pieces marked in a text.
+
+import type { Model } from '../../lib/api'
+import type { Code } from '../../lib/code'
+import type { Saved } from '../../lib/save'
+
+export interface Shown {
+  code: Code
+  save: Saved
+}
+export interface PanelProps {
+  model: Model
+  onshow: (shown: Shown) => void
+}
+
+export interface Span {
+  start: number // in characters as Python counts them: code points
+  end: number
+}
+export interface Segment<S> {
+  text: string
+  span: S | null
+}
+
+/** A text cut where spans begin and end. Where two overlap, the first one has it. */
+export function segments<S extends Span>(text: string, spans: S[]): Segment<S>[] {
+  const letters = Array.from(text)
+  const found: Segment<S>[] = []
+  let at = 0
+  for (const span of [...spans].sort((a, b) => a.start - b.start)) {
+    if (span.start < at || span.end <= span.start || span.end > letters.length) continue
+    if (span.start > at) found.push({ text: letters.slice(at, span.start).join(''), span: null })
+    found.push({ text: letters.slice(span.start, span.end).join(''), span })
+    at = span.end
+  }
+  if (at < letters.length) found.push({ text: letters.slice(at).join(''), span: null })
+  return found
+}
+
+const LANGUAGES = /^(english|german|french|spanish|italian|dutch|portuguese|russian|chinese|japanese|arabic|polish|turkish|swedish|latin|hindi|urdu|thai|greek)$/i
+const CODES = /^(__label__)?(en|de|fr|es|it|nl|pt|ru|zh|ja|ar|pl|tr|sv|la|hi|ur|th|el|bg|sw|vi|eng|deu|fra|spa|ita|nld|por|rus)$/i
+
+/** Whether a classifier tells languages apart: most of its labels are names or codes of languages. */
+export function tellsLanguages(model: Model): boolean {
+  const labels = model.labels ?? []
+  const known = labels.filter((label) => LANGUAGES.test(label) || CODES.test(label)).length
+  return model.abilities.includes('classify') && known >= 2 && known >= labels.length / 2
+}

@@ -1,0 +1,109 @@
+import { describe, expect, it } from 'vitest'
+import { chanceTicks, differences, layOut, nearest, pairs, ranking, ratioTicks, striking, told, type Filled } from '../src/tabs/fill/compare'
+import { place, usualBlank } from '../src/tabs/fill/pieces'
+import { aroundBlank, brackets, merged, modelsOf, plain, withBlank } from '../src/tabs/fill/template'
+import { segments, tellsLanguages } from '../src/tabs/tasks/panel'
+import type { Model, Token } from '../src/lib/api'
+
+const token = (text: string, special = false): Token => ({ id: 0, text, raw: text, special })
+const filled: Filled = {
+  sentences: [
+    { text: 'In 1808 he was _.', model: 'bert', choices: ['1808', 'he'] },
+    { text: 'In 1808 she was _.', model: 'bert', choices: ['1808', 'she'] },
+  ],
+  words: ['king', 'queen', 'here'],
+  logprobs: { shape: [2, 3], data: Float32Array.from([-1, -5, -2, -4, -1, -2]) },
+  note: null,
+}
+
+describe('templates', () => {
+  it('have brackets', () => {
+    expect(brackets('In [1908|2018], [he|] was _ \\[x|y\\] [open').map((b) => b.alternatives)).toEqual([['1908', '2018'], ['he', '']])
+  })
+  it('may name two models', () => {
+    const known = ['bert-books', 'tiny', 'shakespeare']
+    expect(modelsOf('[bert-books|tiny]: My lord, _', known)).toEqual({ models: ['bert-books', 'tiny'], template: 'My lord, _' })
+    expect(modelsOf('By [tiny|shakespeare] [he|she] was _.', known)).toEqual({ models: ['tiny', 'shakespeare'], template: 'By [he|she] was _.' })
+    for (const text of ['[tiny|huge] feet _', '[tiny|tiny] _', '[tiny|shakespeare|bert-books] _', 'tiny|shakespeare _']) expect(modelsOf(text, known)).toBe(null)
+  })
+  it('are made of two sentences that differ on one side of the blank', () => {
+    expect(merged('He worked as a _.', 'She worked as a _.')).toBe('[He|She] worked as a _.')
+    expect(merged('A _ ran home.', 'A _ ran away fast.')).toBe('A _ ran [home.|away fast.]')
+    expect(merged('In London they buy _.', 'In they buy _.')).toBe('In [London |]they buy _.')
+    for (const [a, b] of [['A _ b', 'C _ d'], ['same _', 'same _'], ['no blank', 'a _'], ['[a|b] _', 'c _'], ['_ and _', 'a _']]) expect(merged(a, b)).toBe(null)
+  })
+  it('have a blank that touches no letter', () => {
+    expect(aroundBlank('snake_case is _.')).toEqual(['snake_case is ', '.'])
+    expect(withBlank('a [b] word.', 6, 10)).toBe('a \\[b\\] _.')
+    expect(withBlank('hello', 1, 2)).toBe(null)
+    expect(plain('a_b|c\\')).toBe('a\\_b\\|c\\\\')
+  })
+})
+
+describe('tokens in their text', () => {
+  it('are found whatever the tokenizer changed', () => {
+    const text = 'Café  Noir, unlikely!'
+    const found = place(text, [token('[CLS]', true), token('cafe'), token('noir'), token(','), token('un'), token('##likely'), token('!'), token('[SEP]', true)])
+    expect(found!.map(({ begin, end }) => text.slice(begin, end))).toEqual(['Café', 'Noir', ',', 'un', 'likely', '!'])
+    expect(found!.map(({ index }) => index)).toEqual([1, 2, 3, 4, 5, 6])
+    const pieces = place('Ein Hund', [token(' Ein'), token(' Hund')])!
+    expect(pieces.map(({ begin, end }) => [begin, end])).toEqual([[0, 3], [4, 8]])
+    expect(place('a b\nc', ['a', '␣', 'b', '⏎', 'c'].map((t) => token(t)))!.map(({ begin }) => begin)).toEqual([0, 1, 2, 3, 4])
+  })
+  it('are not, where one is none of the text', () => expect(place('a 日', [token('a'), token('[UNK]')])).toBe(null))
+  it('begin with the last word', () => {
+    expect(usualBlank([token('[CLS]', true), token('a'), token('word'), token('.'), token('[SEP]', true)])).toBe(2)
+    expect(usualBlank([token('!')])).toBe(0)
+    expect(usualBlank([])).toBe(-1)
+  })
+})
+
+describe('comparisons', () => {
+  it('tell how much likelier a word is', () => {
+    expect([...differences(filled, [0, 1])]).toEqual([-3, 4, 0])
+    expect([...ranking(differences(filled, [0, 1]))]).toEqual([1, 2, 0])
+    expect(striking(differences(filled, [0, 1]), Float32Array.from([-1, -5, -2]), Float32Array.from([-4, -1, -2]))[2]).toBe(2)
+    expect(told(filled, [0, 1])).toEqual({ a: 'he', b: 'she', common: '1808' })
+    expect(pairs(4)).toHaveLength(6)
+  })
+  it('have ticks that are round', () => {
+    expect(chanceTicks([Math.log(0.0005), Math.log(0.5)], 9).map((tick) => tick.text)).toEqual(['10 %', '1 %', '0.1 %'])
+    expect(chanceTicks([Math.log(1e-8), 0], 3).map((tick) => tick.text)).toEqual(['1', '10⁻³', '10⁻⁶'])
+    expect(ratioTicks(Math.log(5), 5).map((tick) => tick.text)).toEqual(['1×', '2×', '2×', '4×', '4×'])
+  })
+  it('have labels that do not overlap and stay inside', () => {
+    const n = 200
+    const px = Float32Array.from({ length: n }, (_, i) => (i * 37) % 300)
+    const py = Float32Array.from({ length: n }, (_, i) => (i * 91) % 300)
+    const words = Array.from({ length: n }, (_, i) => `word${i}`)
+    const room = { width: 300, height: 300, font: 12, measure: (text: string) => 7 * text.length, radius: 2 }
+    const placed = layOut([...words.keys()], 40, words, px, py, (i) => i % 2 === 0, room)
+    expect(placed.length).toBeGreaterThan(10)
+    const boxes = placed.map(({ x, y, anchor, index }) => {
+      const wide = 7 * words[index].length
+      const left = anchor === 'start' ? x : anchor === 'end' ? x - wide : x - wide / 2
+      return { left, right: left + wide, top: y - 6, bottom: y + 6 }
+    })
+    for (const [i, a] of boxes.entries()) {
+      expect(a.left >= 0 && a.right <= 300 && a.top >= 0 && a.bottom <= 300).toBe(true)
+      for (const b of boxes.slice(i + 1)) expect(a.right < b.left || b.right < a.left || a.bottom < b.top || b.bottom < a.top).toBe(true)
+    }
+  })
+  it('find the nearest point', () => {
+    expect(nearest(Float32Array.of(0, 10), Float32Array.of(0, 10), 8, 9, 5)).toBe(1)
+    expect(nearest(Float32Array.of(0, 10), Float32Array.of(0, 10), 50, 50, 5)).toBe(null)
+  })
+})
+
+describe('spans', () => {
+  it('are counted in code points', () => {
+    const spans = [{ start: 2, end: 7, label: 'PER' }, { start: 4, end: 6, label: 'LOC' }]
+    expect(segments('👍 Marie!', spans).map(({ text, span }) => [text, span?.label])).toEqual([['👍 ', undefined], ['Marie', 'PER'], ['!', undefined]])
+    expect(segments('abc', [{ start: 1, end: 9 }])).toEqual([{ text: 'abc', span: null }])
+  })
+  it('of languages are known by their labels', () => {
+    const model = (labels: string[] | null) => ({ abilities: ['classify'], labels }) as unknown as Model
+    expect(tellsLanguages(model(['en', 'de', 'fr']))).toBe(true)
+    for (const labels of [null, ['negative', 'positive'], ['it', 'org', 'per']]) expect(tellsLanguages(model(labels))).toBe(false)
+  })
+})

@@ -1,0 +1,148 @@
+import { describe, expect, it } from 'vitest'
+import { bytes, floats, mean, revive, slice, softmax, toBase64, transpose, type Numbers } from '../src/lib/arrays'
+import { call, curl, heedful, py, sh } from '../src/lib/code'
+import { hue, ink, table, tint } from '../src/lib/colours'
+import { csv, matrixRows } from '../src/lib/csv'
+import { count, number, percent, visible } from '../src/lib/format'
+import { events } from '../src/lib/sse'
+import { changed, makeHash, parseHash, read, write } from '../src/lib/url'
+
+const STRANGE = ['', ' ', 'a b+c&d=e?f#g%20', '<script>alert(1)</script>', 'é 日本 👍', '\n\t"\'`$(rm -rf)\\', '#/x?model=y']
+
+describe('addresses', () => {
+  it('give back what was put in', () => {
+    for (const text of STRANGE) {
+      const place = { tab: 'attention', params: { model: 'shakespeare', text, layer: '2' } }
+      expect(parseHash(makeHash(place))).toEqual(place)
+    }
+  })
+  it('are readable', () => expect(makeHash({ tab: 'write', params: { text: 'To be' } })).toBe('#/write?text=To%20be'))
+  it('may be empty or nonsense', () => {
+    expect(parseHash('')).toEqual({ tab: '', params: {} })
+    expect(parseHash('#/runs')).toEqual({ tab: 'runs', params: {} })
+    expect(parseHash('#%%%?%=%').tab).toBe('%%%')
+  })
+  it('keep settings of every kind, and only those that differ', () => {
+    const usual = { layer: 0, view: 'heads', hide: false, masked: [] as number[], words: ['a'] }
+    const now = { layer: 3, view: 'heads', hide: true, masked: [1, 5], words: ['x,y', '"'] }
+    const params = changed(now, usual)
+    expect(Object.keys(params)).toEqual(['layer', 'hide', 'masked', 'words'])
+    for (const [name, value] of Object.entries(usual)) expect(read(params[name], value)).toEqual(now[name as keyof typeof now])
+  })
+  it('that make no sense fall back to the default', () => {
+    expect(read('many', 3)).toBe(3)
+    expect(read('', 3)).toBe(3)
+    expect(read('NaN', 3)).toBe(3)
+    expect(read('yes', false)).toBe(false)
+    expect(read('{"a":1}', [1])).toEqual([1])
+    expect(read('["a"]', [1])).toEqual([1])
+    expect(read('[', ['b'])).toEqual(['b'])
+    expect(read(write([]), [7])).toEqual([])
+  })
+})
+
+describe('arrays', () => {
+  it('are little-endian float32 in base64', () => {
+    expect([...floats('AACAPwAAAMA=')]).toEqual([1, -2]) // struct.pack("<2f", 1, -2)
+    expect(toBase64([1, -2])).toBe('AACAPwAAAMA=')
+    expect([...bytes('AP8=')]).toEqual([0, 255])
+    expect(() => floats('AAAA')).toThrow('float32')
+  })
+  it('are found wherever they are in a reply', () => {
+    const reply = revive({ tokens: [{ id: 1 }], layers: [{ q: { shape: [1, 2], data: 'AACAPwAAAMA=' } }], none: null }) as { layers: { q: Numbers }[] }
+    expect(reply.layers[0].q).toEqual({ shape: [1, 2], data: new Float32Array([1, -2]) })
+    expect(() => revive({ shape: [3], data: 'AACAPwAAAMA=' })).toThrow('shape 3')
+  })
+  it('are cut, averaged, turned', () => {
+    const array = { shape: [2, 2, 3], data: Float32Array.from({ length: 12 }, (_, i) => i) }
+    expect([...slice(array, 1, 0).data]).toEqual([6, 7, 8])
+    expect(slice(array, 1).shape).toEqual([2, 3])
+    expect([...mean(array).data]).toEqual([3, 4, 5, 6, 7, 8])
+    expect([...transpose(slice(array, 0)).data]).toEqual([0, 3, 1, 4, 2, 5])
+    expect(() => slice(array, 2)).toThrow(RangeError)
+  })
+  it('softmax sums to one, whatever the size of the logits', () => {
+    const p = softmax([1000, 1001, -1000], 0.5)
+    expect(p[0] + p[1] + p[2]).toBeCloseTo(1, 6)
+    expect(p[1] / p[0]).toBeCloseTo(Math.exp(2), 4)
+  })
+})
+
+describe('csv', () => {
+  it('quotes what needs it', () => {
+    expect(csv([{ a: 'x,y', b: 1.5 }, { a: 'he said "no"\n', b: -2 }])).toBe('a,b\r\n"x,y",1.5\r\n"he said ""no""\n",-2\r\n')
+  })
+  it('never becomes a formula', () => expect(csv([{ a: '=1+1' }, { a: '@x' }, { a: -1 }])).toBe("a\r\n'=1+1\r\n'@x\r\n-1\r\n"))
+  it('has a column for each name, missing cells empty', () => expect(csv([{ a: 1 }, { b: null }])).toBe('a,b\r\n1,\r\n,\r\n'))
+  it('tells equal columns of a matrix apart', () => {
+    const rows = matrixRows([1, 2, 3, 4], ['x', 'y'], ['a', 'a'], 'from')
+    expect(csv(rows)).toBe('from,a,a (1)\r\nx,1,2\r\ny,3,4\r\n')
+  })
+})
+
+describe('code', () => {
+  it('python', () => {
+    expect(call('model.generate', ['To "be"\n'], { temperature: 0.8, seed: undefined, stop: ['\\'], greedy: true })).toBe(
+      'model.generate("To \\"be\\"\\n", temperature=0.8, stop=["\\\\"], greedy=True)',
+    )
+    expect(py({ a: null })).toBe('{"a": None}')
+    expect(py('a\u202eb\u0000')).toBe('"a\\u202eb\\u0000"')
+  })
+  it('shell', () => {
+    expect(sh('plain-1.5')).toBe('plain-1.5')
+    expect(sh("it's $(rm) `x`")).toBe(`'it'\\''s $(rm) \`x\`'`)
+    expect(sh('')).toBe("''")
+    expect(heedful('generate', ['tiny', 'To be'], { temperature: 0.5, json: true, top: undefined, quiet: false })).toBe("heedful generate tiny 'To be' --temperature 0.5 --json")
+  })
+  it('curl', () => {
+    expect(curl('/v1/completions', { prompt: "it's" }, 'http://localhost:8000')).toBe(
+      `curl http://localhost:8000/v1/completions \\\n  -H 'Content-Type: application/json' \\\n  -d '{"prompt":"it'\\''s"}'`,
+    )
+  })
+})
+
+describe('server-sent events', () => {
+  it('are found however the bytes are cut', async () => {
+    const raw = new TextEncoder().encode('data: {"text":"日本"}\n\n: a comment\n\ndata: [DONE]\n\n')
+    for (const size of [1, 2, 7, 1000]) {
+      const body = new ReadableStream<Uint8Array>({
+        start(control) {
+          for (let i = 0; i < raw.length; i += size) control.enqueue(raw.slice(i, i + size))
+          control.close()
+        },
+      })
+      const found: string[] = []
+      for await (const data of events(body)) found.push(data)
+      expect(found).toEqual(['{"text":"日本"}', '[DONE]'])
+    }
+  })
+})
+
+describe('words for numbers', () => {
+  it('percent', () => expect([1, 0.5, 0.0512, 0.00123, 1e-9, 0].map(percent)).toEqual(['100 %', '50 %', '5.1 %', '0.12 %', '< 0.01 %', '0 %']))
+  it('number', () => expect([0, -1.2345, 1e-5, Infinity, NaN, 123456].map(number)).toEqual(['0', '−1.23', '1.0e−5', '∞', 'NaN', '123000']))
+  it('count', () => expect([6048, 2731392, 12].map(count)).toEqual(['6.05 k', '2.73 M', '12']))
+  it('tokens', () => expect([' a b ', '\n', ''].map(visible)).toEqual(['·a b·', '⏎', '∅']))
+})
+
+describe('colours', () => {
+  it('begin at the paper and end far from it', () => {
+    expect(tint(0, false)).toBe('rgb(250 248 245)')
+    expect(tint(2, false)).toBe(tint(1, false))
+    expect([...table('diverging', true).slice(0, 4)]).toEqual([150, 205, 255, 255])
+    expect(new Set([0, 1, 2, 3].map((i) => hue(i, 4, true))).size).toBe(4)
+  })
+  it('have readable text on them', () => {
+    for (const dark of [false, true]) for (let t = 0; t <= 1; t += 0.05) expect(contrast(tint(t, dark), ink(t, dark))).toBeGreaterThan(4.5)
+  })
+})
+
+function contrast(a: string, b: string): number {
+  const [high, low] = [a, b].map(luminance).sort((x, y) => y - x)
+  return (high + 0.05) / (low + 0.05)
+}
+function luminance(colour: string): number {
+  const parts = colour.startsWith('#') ? [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)) : colour.match(/\d+/g)!.map(Number)
+  const [r, g, b] = parts.map((x) => (x / 255 <= 0.04045 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4))
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b
+}
