@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,23 +79,15 @@ def pixels(page: Any, rows: int, columns: int) -> Tensor:
     """The colours (rows, columns, 4) in the middle of the cells of the heatmap, as they are drawn."""
     found = page.locator(".heatmap canvas").evaluate(
         """(canvas, [rows, columns]) => {
-            // Cells are square and end at the right and at the bottom, a pixel before the edge.
-            const ratio = canvas.width / canvas.clientWidth
-            const pen = canvas.getContext('2d')
-            const whole = pen.getImageData(0, 0, canvas.width, canvas.height)
-            const names = document.createElement('canvas').getContext('2d')
-            let left = 0, top = 0
-            const clear = (x, y) => whole.data[4 * (y * canvas.width + x) + 3] === 0
-            const side = window.heatmapSide ?? (() => {
-                // the top left cell of these maps is never empty: its edge is a long run of colour
-                for (let x = 0; x < canvas.width; x++) {
-                    let run = 0
-                    for (let y = canvas.height - 3; y >= 0 && !clear(x, y); y--) run++
-                    if (run > 0.5 * canvas.height) return (canvas.width - 1 - x) / columns
-                }
-            })()
-            left = canvas.width - ratio - side * columns
-            top = canvas.height - ratio - side * rows
+            // Cells are square and end at the right and at the bottom, a pixel before the edge; the first column is
+            // never empty, so that they begin where a column of pixels is painted for more than half of its height.
+            const whole = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+            const painted = (x, y) => whole.data[4 * (y * canvas.width + x) + 3] > 0
+            const runs = (x, n = 0) => n < canvas.height - 3 && painted(x, canvas.height - 3 - n) ? runs(x, n + 1) : n
+            let left = 0
+            while (runs(left) < 0.5 * canvas.height) left++
+            const side = (canvas.width - 1 - left) / columns
+            const top = canvas.height - 1 - side * rows
             const out = []
             for (let r = 0; r < rows; r++) for (let c = 0; c < columns; c++) {
                 const [x, y] = [Math.floor(left + (c + 0.4) * side), Math.floor(top + (r + 0.4) * side)]
@@ -212,12 +203,15 @@ def test_a_query_against_its_keys(open_tab, page):
     until(page, lambda: rows.first.inner_text().startswith(reading.tokens[best]))
 
 
-def test_rollout(open_tab, page):
-    model, reading = reading_of("bert-books", SHIP)
-    expected = look.rolled_out(model, reading)[3]
-    open_tab("attention", model="bert-books", text=SHIP, view="rollout", layer=3)
-    rows = table(page)
-    found = torch.tensor([[float(x) for x in list(row.values())[1:]] for row in rows])
+@pytest.mark.parametrize(
+    ("name", "text", "which", "half"),
+    [("bert-books", SHIP, "self", "encoder"), ("translator", HUND, "encoder", "encoder")],
+)
+def test_rollout(open_tab, page, name, text, which, half):
+    model, reading = reading_of(name, text)
+    expected = look.rolled_out(model, reading, half)[2]
+    open_tab("attention", model=name, text=text, which=which, view="rollout", layer=2)
+    found = torch.tensor([[float(x) for x in list(row.values())[1:]] for row in table(page)])
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
@@ -330,19 +324,10 @@ def test_a_link_reopens_it(visit, open_tab, page):
 
 
 def test_nonsense_in_a_link_does_no_harm(open_tab, page):
-    open_tab(
-        "attention",
-        model="shakespeare",
-        text="<b>To</b>",
-        layer=99,
-        off="[77]",
-        token=50,
-        head=-3,
-        view="?",
-        which="cross",
-    )
-    assert page.locator(".from .token").all_inner_texts() == list("<b>To</b>")
-    assert page.get_by_role("radio", name="5", exact=True).is_checked()
+    nonsense = {"layer": 99, "off": "[77]", "token": 50, "head": -3, "view": "?", "which": "cross"}
+    open_tab("attention", model="long", text="<b>To</b>", **nonsense)
+    assert "".join(page.locator(".from .token").all_inner_texts()) == "<b>To</b>"
+    assert page.get_by_role("radio", name="11", exact=True).is_checked()
 
 
 def test_a_text_that_it_cannot_read(open_tab, page, problems):
@@ -363,13 +348,28 @@ def test_the_drawing_is_saved_as_lines(open_tab, page):
     assert page.locator("body > svg").count() == 0
 
 
-def test_the_code_runs(open_tab, page):
-    open_tab("attention", model="bert-books", text='A "ship"\nsailed.', layer=2, masked="[3]", off="[0]")
+@pytest.mark.parametrize(
+    ("asked", "printed"),
+    [
+        (
+            {"model": "bert-books", "text": 'A "ship"\nsailed.', "layer": 2, "masked": "[3]", "off": "[0]"},
+            "encoder.2.self.weights torch.Size([4, 8, 8])",
+        ),
+        ({"model": "shakespeare", "text": "To be", "masked": "[1]", "layer": 0}, "torch.Size([6, 5, 5])"),
+        ({"model": "shakespeare", "text": "To be", "view": "neuron", "token": 3}, "tensor([0."),
+        ({"model": "translator", "text": HUND, "masked": "[1]"}, "decoder.2.cross.weights"),
+        ({"model": "translator", "text": HUND, "view": "matrix", "all": "true"}, "' dog'"),
+        ({"model": "reversal", "text": "3 1 4", "view": "model"}, "torch.Size([1, 3, 3])"),
+        ({"model": "bert-books", "text": SHIP, "view": "rollout"}, "tensor([["),
+    ],
+)
+def test_the_code_runs(open_tab, page, tmp_path, capsys, asked, printed):
+    open_tab("attention", **asked)
     page.get_by_role("button", name="View code").click()
-    code = page.get_by_role("dialog").locator("pre").first.inner_text()
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    assert "encoder.2.self.weights torch.Size([4, 8, 8])" in ran.stdout
+    script = tmp_path / "code.py"
+    script.write_text(page.get_by_role("dialog").locator("pre").first.inner_text(), encoding="utf-8")
+    runpy.run_path(str(script))
+    assert printed in capsys.readouterr().out
 
 
 # --- long texts -------------------------------------------------------------------------------------------------------
@@ -400,11 +400,6 @@ def test_512_tokens_of_12_layers_of_12_heads(open_tab, page):
 
 @pytest.mark.parametrize("view", ["heads", "model", "neuron", "matrix", "rollout"])
 def test_narrow_screens_do_not_scroll_sideways(visit, open_tab, view):
-    page = open_tab(
-        "attention",
-        model="bert-books",
-        text=SHIP,
-        view=view,
-        on=visit(viewport={"width": 390, "height": 844}),
-    )
+    narrow = visit(viewport={"width": 390, "height": 844})
+    page = open_tab("attention", model="bert-books", text=SHIP, view=view, on=narrow)
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

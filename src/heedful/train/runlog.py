@@ -3,6 +3,7 @@
     log.jsonl                   one object a line, by "kind": "step", "validation", "note"; NaN and infinity are null
     samples/step-0000200.txt    what the model wrote then
     loss.png                    training and validation loss beside the baselines (train/picture.py)
+    baselines.json              losses to compare with, by name
     summary.json                how it ended
 
 A resumed run goes on in the same files; what they say of steps after the checkpoint is removed first, so that in the
@@ -29,6 +30,7 @@ from heedful.train.screen import Screen, clock, count
 from heedful.train.trackers import Tracker, trackers
 
 LOG, PICTURE, SUMMARY, SAMPLES = "log.jsonl", "loss.png", "summary.json", "samples"
+BASELINES = "baselines.json"
 WRITE_EVERY, SHOW_EVERY, DRAW_EVERY = 1.0, 0.25, 60.0  # seconds at least
 FORGET = 0.97  # the shown loss and speed are means that forget 3 % with every step
 
@@ -81,6 +83,8 @@ class RunLog:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             cut(folder, begin, self.history)
+            if self.baselines:
+                write_whole(folder / BASELINES, json.dumps(_valid(self.baselines)) + "\n")
         self._trackers: list[Tracker] = trackers(settings, folder, begin)
         self._screen = None if quiet else Screen(begin, steps)
         now = time.perf_counter()

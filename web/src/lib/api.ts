@@ -75,7 +75,7 @@ export interface Alignment {
   text: string
 }
 export interface StepsLayer {
-  residual_style: 'pre' | 'post' | 'parallel' | 'sandwich' | string
+  residual_style: 'pre' | 'post' | 'parallel'
   scale: number
   input: Numbers
   normed: Numbers | null // null: the family has none there
@@ -237,7 +237,7 @@ export const api = {
   neuron: (body: Looked & { layer: number; head: number; index: number }, signal?: Signal) =>
     post<Neuron>('api/attention/neuron', body, signal),
   alignment: (body: { model: string; source: string; target?: string }, signal?: Signal) => post<Alignment>('api/alignment', body, signal),
-  rollout: (body: { model: string; text?: string; image?: Levels }, signal?: Signal) =>
+  rollout: (body: { model: string; text?: string; image?: Levels; which?: 'self' | 'encoder' }, signal?: Signal) =>
     post<{ tokens?: Token[]; grid?: number[]; weights: Numbers }>('api/rollout', body, signal),
   lens: (body: { model: string; text: string; k?: number }, signal?: Signal) =>
     post<{ tokens: Token[]; layers: string[]; top: Chance[][][] }>('api/lens', body, signal),

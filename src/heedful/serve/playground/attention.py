@@ -71,6 +71,7 @@ class RolloutBody(Body):
     model: Name
     text: Passage | None = None
     image: Image | None = None
+    which: Literal["self", "encoder"] = "self"
 
 
 @router.post("/api/attention")
@@ -324,7 +325,7 @@ def rolled_out(desk: Desk, body: RolloutBody) -> dict[str, Any]:
     if body.image is not None:
         reading = read_image(model, to_tensor(model, body.image))
         return {"grid": grid_of(model, body.image), "weights": over_image(model, reading, body.image)}
-    view = view_of(desk, AttentionBody(model=body.model, text=body.text or "", which="self"))
+    view = view_of(desk, AttentionBody(model=body.model, text=body.text or "", which=body.which))
     if view.size > MOST:
         most = int((MOST * len(view.rows) ** 2 / view.size) ** 0.5)
         raise ValueError(f"{len(view.rows)} tokens are too many for a rollout of this model: at most {most}")

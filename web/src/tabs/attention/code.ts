@@ -37,7 +37,7 @@ export function codeOf(seen: Seen): Code {
   if (seen.view === 'model') return { python: python(seen, maps(seen, true)), shell: show('heads'), curl: curl('/api/attention/overview', asked) }
   if (seen.view === 'rollout') {
     const lines = [`by_layer = rolled_out(loaded.model, reading, ${py(kind)})  # (layers, positions, inputs)`, `print(by_layer[${seen.layer}])`]
-    return { python: python({ ...seen, masked: [] }, lines, 'rolled_out'), shell: show('rollout', { layer: seen.layer }), curl: curl('/api/rollout', { model: asked.model, text: asked.text }) }
+    return { python: python({ ...seen, masked: [] }, lines, 'rolled_out'), shell: show('rollout', { layer: seen.layer }), curl: curl('/api/rollout', { model: asked.model, text: asked.text, which: seen.which }) }
   }
   if (seen.view === 'neuron') {
     const body = { ...asked, layer: seen.layer, head: seen.head, index: seen.token }

@@ -20,7 +20,7 @@ export function stages(pass: Steps, place: Place): Step[] {
     steps.flatMap((step) => (step ? [{ scale: 'diverging' as const, columns: 'numbers' as const, part: title, ...step }] : []))
   return [
     ...part('Embedding', embedding(pass, names)),
-    ...part(`Layer ${place.layer + 1}, attention, head ${place.head + 1}`, attention(layer, place, names)),
+    ...part(`Layer ${place.layer + 1}, attention, head ${place.head + 1}`, attention(pass, place, names)),
     ...part(`Layer ${place.layer + 1}, all heads`, gathered(layer, place)),
     ...part(`Layer ${place.layer + 1}, feed-forward`, feedforward(layer)),
     ...part('The end', ending(pass, place)),
@@ -44,7 +44,8 @@ function embedding({ tokens, embeddings, positions }: Steps, names: string[]): (
   ]
 }
 
-function attention(layer: StepsLayer, { layer: index, head }: Place, names: string[]): (Made | null)[] {
+function attention(pass: Steps, { layer: index, head }: Place, names: string[]): (Made | null)[] {
+  const layer = pass.layers[index]
   const kv = Math.floor((head * layer.k.shape[0]) / layer.q.shape[0]) // heads of a group share keys and values
   const [q, k, v] = [slice(layer.q, head), slice(layer.k, kv), slice(layer.v, kv)]
   const [scores, scaled, masked, weights] = [layer.scores, layer.scaled, layer.masked, layer.weights].map((x) => slice(x, head))
@@ -61,7 +62,7 @@ function attention(layer: StepsLayer, { layer: index, head }: Place, names: stri
       about: index
         ? `What layer ${index} left on the residual stream: the embedding, and all that the layers so far have added to it.`
         : 'Token and place in one vector. From here on the layers only add to it: this is the residual stream.',
-      explain: (row, column) => inputOf(layer, index, row, column),
+      explain: (row, column) => inputOf(pass, index, row, column),
     },
     layer.normed && normed('normed', 'Norm', 'input', layer.input, layer.normed, 'Each row is brought to a common size, so that no token shouts. A learned gain and shift follow, one for each column.'),
     projected('q', 'Query', q, `What each token looks for: its row times a learned matrix, ${size} numbers for this head.`, '×W'),
@@ -211,13 +212,11 @@ function added(total: Numbers, parts: [string, Numbers][], row: number, column: 
   return { words: 'What was there and what was found, added and brought to a common size over the whole row.', formula: `norm(${text}) = ${number(at(total, row, column))}`, marks: parts.map(([step]) => ({ step, row })) }
 }
 
-function inputOf(layer: StepsLayer, index: number, row: number, column: number): Explanation {
+function inputOf({ embeddings, positions, layers }: Steps, index: number, row: number, column: number): Explanation {
   if (index) return { words: `Number ${column} of what layer ${index} gave: choose that layer to see how.`, marks: [] }
-  return {
-    words: 'The numbers of the token and of its place.',
-    formula: `= ${number(at(layer.input, row, column))}`,
-    marks: [{ step: 'embeddings', row, column }, { step: 'positions', row, column }],
-  }
+  const parts: [string, Numbers][] = [['embeddings', embeddings], ...(positions ? [['positions', positions] as [string, Numbers]] : [])]
+  const found = added(layers[0].input, parts, row, column)
+  return { ...found, words: positions ? 'The numbers of the token and of its place.' : 'The number of the token; its place is told to the queries and keys later.' }
 }
 
 function normed(id: string, title: string, from: string, before: Numbers, after: Numbers, about: string): Made {

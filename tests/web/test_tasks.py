@@ -1,0 +1,145 @@
+"""Tasks: translation with its alignment, labels, answers in their passage, entities in their text, languages."""
+
+from __future__ import annotations
+
+import runpy
+
+from support.playground import exact
+
+HUND = "Ein Hund läuft über die Straße."
+PASSAGE = "Élise 👍 says that the Amazon is about 6,400 kilometres long and flows through Brazil."
+
+
+def reply(said):
+    return lambda route: route.fulfill(json=said)
+
+
+def run_code(page, tmp_path, capsys):
+    page.get_by_role("button", name="View code").click()
+    file = tmp_path / "shown.py"
+    file.write_text(page.get_by_role("dialog").locator("pre").inner_text(), encoding="utf-8")
+    capsys.readouterr()
+    runpy.run_path(str(file))
+    return capsys.readouterr().out
+
+
+def test_a_translation_and_its_alignment(open_tab, page, tmp_path, capsys):
+    open_tab("tasks", model="translator", text=HUND)
+    said = page.locator(".result").inner_text()
+    assert said == exact("translator").translate(HUND, beams=4)
+    source = page.get_by_role("group", name="Source").get_by_role("button")
+    target = page.get_by_role("group", name="Translation").get_by_role("button")
+    assert source.count() == 8 and "dog" in target.nth(1).inner_text()
+    target.nth(1).hover()
+    shades = [
+        token.evaluate("e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)")
+        for token in source.all()
+    ]
+    assert min(range(8), key=lambda i: sum(shades[i])) == 1  # darkest at Hund
+    assert run_code(page, tmp_path, capsys).strip() == said
+
+
+def test_beams_are_kept_in_the_address(open_tab, page):
+    open_tab("tasks", model="translator", text=HUND, beams=1)
+    slider = page.get_by_role("slider", name="Beams")
+    assert slider.input_value() == "1"
+    slider.press("ArrowRight")
+    page.wait_for_function("() => location.hash.includes('beams=2')")
+
+
+def test_a_recurrent_model_looks_along_the_other_diagonal(open_tab, page):
+    open_tab("tasks", model="reversal", text="3 1 4 1 5 9 2 6")
+    assert page.locator(".result").inner_text() == "6 2 9 5 1 4 1 3"
+    page.get_by_label("Text").fill("three")
+    page.get_by_text("reads numbers from 0 to 16").wait_for()
+
+
+def test_labels_have_probabilities(open_tab, page, tmp_path, capsys):
+    text = "A warm, funny and wise film."
+    open_tab("tasks", model="sentiment", text=text)
+    best = exact("sentiment").classify(text)[0]
+    assert page.locator(".result").inner_text() == best.name
+    row = page.get_by_role("list", name="Labels").get_by_role("listitem").first.inner_text().split()
+    assert row[0] == best.name and abs(float(row[1]) - 100 * best.score) < 0.6
+    assert run_code(page, tmp_path, capsys).startswith(best.name)
+
+
+def test_an_answer_is_marked_in_its_passage(open_tab, page, tmp_path, capsys):
+    question = "How long is the Amazon?"
+    open_tab("tasks", model="reader", text=PASSAGE, question=question)
+    span = exact("reader").answer(question, PASSAGE)
+    assert page.locator("mark").inner_text() == span.text == PASSAGE[span.begin : span.end]
+    assert page.get_by_label("The answer in the passage").inner_text() == PASSAGE
+    assert span.text in run_code(page, tmp_path, capsys)
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    other = "Where does it flow?"
+    page.get_by_label("Question").fill(other)
+    page.locator("mark").get_by_text(exact("reader").answer(other, PASSAGE).text, exact=True).wait_for()
+    page.get_by_role("textbox", name="Passage").fill("")
+    page.get_by_text("Write a question, and a passage").wait_for()
+
+
+def test_entities_are_marked_in_the_text(open_tab, page, server):
+    """No tagger ships: the page is told that one is served, and what it found."""
+    served = page.request.get(f"{server.url}/api/models").json()
+    reader = next(model for model in served["models"] if model["id"] == "reader")
+    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    served["models"].append(reader | {"id": "tagger", "abilities": ["tag"], "labels": labels})
+    found = [("Élise", "PER"), ("Amazon", "LOC"), ("Brazil", "LOC")]
+    words = [
+        {
+            "text": text,
+            "start": (at := PASSAGE.index(text)),
+            "end": at + len(text),
+            "label": label,
+            "probability": 0.9,
+        }
+        for text, label in found
+    ]
+    for path, said in [("models", served), ("tokens", {"tokens": []}), ("tag", {"words": words})]:
+        page.route(f"**/api/{path}", reply(said))
+    open_tab("tasks", model="tagger", text=PASSAGE)
+    marks = page.get_by_label("The text with its entities").locator("mark")
+    assert [mark.evaluate("e => e.firstChild.data") for mark in marks.all()] == [text for text, _ in found]
+    assert marks.locator(".label").all_inner_texts() == [label for _, label in found]
+    colours = [mark.evaluate("e => getComputedStyle(e).borderBottomColor") for mark in marks.all()]
+    assert colours[0] != colours[1] == colours[2]
+    kinds = page.get_by_role("list", name="Kinds").get_by_role("listitem")
+    assert [kind.split() for kind in kinds.all_inner_texts()] == [["PER", "1"], ["LOC", "2"]]
+    marks.nth(1).hover()
+    page.get_by_role("tooltip").get_by_text("90 %").wait_for()
+
+
+def test_the_model_follows_the_task_and_the_task_the_model(open_tab, page):
+    open_tab("tasks", model="translator")
+    model = page.get_by_label("Model").first
+    for task, name in [
+        ("Answer", "reader"),
+        ("Classify", "sentiment"),
+        ("Translate", "translator"),
+    ]:
+        page.get_by_role("radio", name=task, exact=True).check()
+        page.wait_for_function("name => document.querySelector('header select').value === name", arg=name)
+    model.select_option("reader")
+    page.get_by_label("Question").wait_for()
+    assert page.get_by_role("radio", name="Answer", exact=True).is_checked()
+
+
+def test_a_language_is_guessed_by_a_prompt_and_said_to_be(open_tab, page, tmp_path, capsys):
+    open_tab("tasks", task="language", sample="Der [Hund] läuft.")
+    page.get_by_text("No classifier of languages is served here").wait_for()
+    page.get_by_text("what it says is a guess").wait_for()
+    names = page.get_by_role("list", name="Languages").get_by_role("listitem").all_inner_texts()
+    assert len(names) == 8 and "German" in "".join(names)
+    assert names[0].split()[0] in run_code(page, tmp_path, capsys)
+
+
+def test_a_task_without_a_model_says_what_to_serve(open_tab, page, server):
+    served = page.request.get(f"{server.url}/api/models").json()
+    served["models"] = [model for model in served["models"] if model["id"] in ("translator", "bert-books")]
+    page.route("**/api/models", reply(served))
+    open_tab("tasks", task="classify")
+    page.get_by_text("heedful serve sentiment").wait_for()
+    page.get_by_role("radio", name="Tag", exact=True).check()
+    page.get_by_text("No tagger is served here, and none ships").wait_for()
+    assert page.get_by_role("button", name="View code").count() == 0
