@@ -313,3 +313,9 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
         await found.stop()
 
     asyncio.run(main())
+
+
+def test_an_adapter_can_what_its_own_head_can():
+    if "sentiment" not in shipped():
+        pytest.skip("no adapter ships here")
+    assert room.need_of(shipped()["sentiment"]).abilities == ("embed", "classify", "capture")

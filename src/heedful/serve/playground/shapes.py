@@ -57,7 +57,10 @@ def array(x: Tensor) -> bytes:
     if bool(x.sum().isnan()) and bool(x.isnan().any()):  # the sum is sooner there
         raise ApiError(500, "the model computed a number that is not one", code="model_failed")
     numbers = x.detach().to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
-    return b'{"shape": %s, "data": "%s"}' % (json.dumps(list(x.shape)).encode(), base64.b64encode(numbers))
+    return b'{"shape": %s, "data": "%s"}' % (
+        json.dumps(list(x.shape)).encode(),
+        base64.b64encode(numbers.data),
+    )
 
 
 def encode(found: dict[str, Any]) -> bytes:
