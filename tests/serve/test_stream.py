@@ -149,7 +149,7 @@ def fail(*_):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_fails_is_500_and_the_next_one_works(inside, worker, monkeypatch, caplog, stream):
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "part", fail)
+        patch.setattr(Reader, "pieces", fail)
         answer = inside.complete(["the", "a"], stream=stream)
     assert answer.status == 500 and answer.headers["x-request-id"] in answer.error["message"]
     assert "secret" not in answer.text and "secret" in caplog.text
@@ -176,8 +176,8 @@ def test_an_error_in_the_middle_ends_the_stream(inside, worker, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("prompt", [[5] * 200, ["the"] * 20], ids=["one", "many"])
-@pytest.mark.parametrize("where", ["part", "step"])
+@pytest.mark.parametrize("prompt", [[5] * 200, [[i] * 30 for i in range(5, 25)]], ids=["one", "many"])
+@pytest.mark.parametrize("where", ["pieces", "step"])
 def test_a_client_that_goes_away_is_gone_within_a_step(inside, worker, monkeypatch, where, prompt, stream):
     """In the prompt, of which a step reads 32 tokens, or while the answer is written."""
     gate = Gate(monkeypatch, where)
@@ -271,13 +271,13 @@ def test_one_that_does_not_read_and_goes_away_is_noticed(inside, worker, monkeyp
 
 def test_a_silence_is_filled_with_comments(inside, worker, monkeypatch):
     """While a long prompt is read."""
-    go_on, read = threading.Event(), Reader.part
+    go_on, read = threading.Event(), Reader.pieces
 
-    def slowly(self, task, n):
+    def slowly(self, pieces):
         assert go_on.wait(30)
-        read(self, task, n)
+        read(self, pieces)
 
-    monkeypatch.setattr(Reader, "part", slowly)
+    monkeypatch.setattr(Reader, "pieces", slowly)
     monkeypatch.setattr(respond, "KEEP_ALIVE", 0.01)
 
     async def scene():

@@ -51,9 +51,6 @@ def server(long_model: Path) -> Iterator[Server]:
         yield started
 
 
-# --- helpers ----------------------------------------------------------------------------------------------------------
-
-
 def reading_of(name: str, text: str) -> tuple[Any, Reading]:
     loaded = heedful.load(name, dtype=torch.float32)
     return loaded.model, read(loaded.model, loaded.tokenizer, text)
@@ -240,7 +237,7 @@ def test_heads_by_click_and_double_click(open_tab, page):
     page.keyboard.press("Shift+Enter")
     assert on() == [1]
     page.get_by_role("button", name="show all").click()
-    assert on() == list(range(6))
+    assert len(on()) == 6
 
 
 def test_a_token_has_its_lines_alone(open_tab, page):
@@ -351,15 +348,12 @@ def test_the_drawing_is_saved_as_lines(open_tab, page):
 @pytest.mark.parametrize(
     ("asked", "printed"),
     [
-        (
-            {"model": "bert-books", "text": 'A "ship"\nsailed.', "layer": 2, "masked": "[3]", "off": "[0]"},
-            "encoder.2.self.weights torch.Size([4, 8, 8])",
-        ),
+        ({"model": "bert-books", "text": '"A"\nship', "masked": "[3]", "off": "[0]"}, "Size([4, 6, 6])"),
         ({"model": "shakespeare", "text": "To be", "masked": "[1]", "layer": 0}, "torch.Size([6, 5, 5])"),
         ({"model": "shakespeare", "text": "To be", "view": "neuron", "token": 3}, "tensor([0."),
         ({"model": "translator", "text": HUND, "masked": "[1]"}, "decoder.2.cross.weights"),
         ({"model": "translator", "text": HUND, "view": "matrix", "all": "true"}, "' dog'"),
-        ({"model": "reversal", "text": "3 1 4", "view": "model"}, "torch.Size([1, 3, 3])"),
+        ({"model": "reversal", "text": "3 1 4", "view": "model"}, "Size([1, 3, 3])"),
         ({"model": "bert-books", "text": SHIP, "view": "rollout"}, "tensor([["),
     ],
 )
