@@ -46,9 +46,7 @@ def logged(folder: Path) -> list[dict[str, Any]]:
 
 def facts(page: Any, name: str) -> dict[str, str]:
     box = page.locator(".facts").filter(has=page.get_by_role("heading", name=name))
-    return dict(
-        zip(box.locator("dt").all_inner_texts(), box.locator("dd").all_inner_texts(), strict=True)
-    )
+    return dict(zip(box.locator("dt").all_inner_texts(), box.locator("dd").all_inner_texts(), strict=True))
 
 
 def test_a_run_is_shown_against_its_baselines(open_tab, page, root, server, tmp_path, capsys):
@@ -84,7 +82,9 @@ def test_two_runs_side_by_side_and_the_link_to_them(visit, open_tab, page, root)
     page.get_by_text("Steps", exact=True).wait_for()
     page.get_by_text("Tokens", exact=True).click()
     page.get_by_text("two training").wait_for()
-    page.wait_for_function("() => location.hash.includes('beside=two') && location.hash.includes('by=tokens')")
+    page.wait_for_function(
+        "() => location.hash.includes('beside=two') && location.hash.includes('by=tokens')"
+    )
     again = visit()
     again.goto(page.url)
     again.get_by_text("two training").wait_for()
@@ -111,9 +111,19 @@ def test_what_a_run_says_appears_by_itself_and_markup_stays_text(open_tab, page,
     assert facts(page, "two")["step"] == "20 of 20"
     with (root / "two" / "log.jsonl").open("a") as file:
         for step in range(21, 26):
-            line = {"kind": "step", "step": step, "loss": 1.5, "lr": 0.1, "norm": 1.0, "tokens": 64, "seconds": 0.1}
+            line = {
+                "kind": "step",
+                "step": step,
+                "loss": 1.5,
+                "lr": 0.1,
+                "norm": 1.0,
+                "tokens": 64,
+                "seconds": 0.1,
+            }
             file.write(json.dumps(line) + "\n")
-        file.write(json.dumps({"kind": "note", "step": 25, "text": "<img src=x onerror=window.hit=1>"}) + "\n")
+        file.write(
+            json.dumps({"kind": "note", "step": 25, "text": "<img src=x onerror=window.hit=1>"}) + "\n"
+        )
     (root / "two" / "samples" / "step-0000025.txt").write_text("<script>window.hit = 1</script>")
     page.locator("dd", has_text="25 of 20").wait_for()
     assert facts(page, "two")["loss"] == "1.5"
