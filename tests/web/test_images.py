@@ -119,9 +119,10 @@ def test_what_is_drawn_is_what_the_model_reads(open_tab, page):
     assert levels[:, 3:5].min() > 0.5 and levels[:, 0].max() == 0 and levels[4, 7] == 1
     best = exact("digits-vit").classify(pixels(levels.tolist()))[0]
     page.get_by_role("heading", name=f"It looks like {best.name}").wait_for()
-    page.get_by_text("Erase").click()
+    page.get_by_role("radio", name="Erase").check()
+    before = params(page)["image"]
     page.mouse.click(box["x"] + 7.5 * side, box["y"] + 4.5 * side)
-    page.wait_for_function("old => !location.hash.includes(old)", arg=params(page)["image"])
+    page.wait_for_function("old => !location.hash.includes(old)", arg=before)
     assert params(page)["image"][39] == "0"
 
 
@@ -154,7 +155,6 @@ def test_another_seed_draws_another_image(open_tab, page):
     first = [row["level"] for row in rows_of(page)]
     page.get_by_role("button", name="Again, otherwise").click()
     page.wait_for_function("() => location.hash.includes('seed=2')")
-    page.get_by_text("56 of 56 pixels").wait_for()
     page.get_by_role("heading", name="Completed").wait_for()
-    page.wait_for_function("() => document.querySelector('figcaption .hint')")
+    page.get_by_text("56 of 56 pixels").wait_for()
     assert [row["level"] for row in rows_of(page)] != first

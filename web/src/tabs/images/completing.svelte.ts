@@ -23,15 +23,23 @@ export class Completing {
   opinions = $state.raw<string[]>([])
   #control: AbortController | null = null
 
+  #timer: ReturnType<typeof setTimeout> | undefined
+
   stop = (): void => {
+    clearTimeout(this.#timer)
     this.#control?.abort()
     this.#control = null
     this.running = false
   }
 
-  /** Begin anew. `classifier` is asked for its opinion in the end. */
-  async start(wish: Wish, classifier: string | null): Promise<void> {
+  /** Begin anew, after so many milliseconds. `classifier` is asked for its opinion in the end. */
+  start(wish: Wish, classifier: string | null, delay = 0): void {
     this.stop()
+    this.running = true
+    this.#timer = setTimeout(() => this.#run(wish, classifier), delay)
+  }
+
+  async #run(wish: Wish, classifier: string | null): Promise<void> {
     const control = (this.#control = new AbortController())
     const size = wish.image.length
     const images = Array.from({ length: wish.n }, () => wish.image.map((row, r) => row.map((level, c) => (r * size + c < wish.n_given ? level : NaN))))

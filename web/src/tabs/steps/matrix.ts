@@ -13,6 +13,8 @@ export interface Mark {
 export interface Terms {
   labels: string[]
   rows: { name: string; values: number[] }[]
+  /** The column that is looked at itself. */
+  chosen?: number
 }
 
 export interface Explanation {

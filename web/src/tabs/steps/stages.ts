@@ -260,7 +260,7 @@ function softmaxOf(masked: Numbers, weights: Numbers, names: string[], row: numb
   const mine = powers[seen.indexOf(column)]
   return {
     words: `e to the power of each score of the row (less the largest, ${number(most)}, which changes nothing), and the share of this one in the sum.`,
-    terms: { labels: seen.map((s) => names[s]), rows: [{ name: 'score', values: scores }, { name: 'e to it', values: powers }, { name: 'share', values: seen.map((s) => at(weights, row, s)) }] },
+    terms: { labels: seen.map((s) => names[s]), rows: [{ name: 'score', values: scores }, { name: 'e to it', values: powers }, { name: 'share', values: seen.map((s) => at(weights, row, s)) }], chosen: seen.indexOf(column) },
     formula: `${number(mine)} ÷ ${number(total)} = ${number(at(weights, row, column))}`,
     marks,
   }
