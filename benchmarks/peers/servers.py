@@ -244,7 +244,7 @@ class InProcess:
         self.process = subprocess.Popen(
             [*command, precision],
             text=True,
-            env=setup.environment,
+            env={**setup.environment, "GOMP_SPINCOUNT": "1000"},  # as the server has it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.said,
