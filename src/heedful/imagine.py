@@ -33,10 +33,8 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.rehearsal import logits_width
 from heedful.weights import hub
-from heedful.weights.find import find, refuse_pickle, shipped
-from heedful.weights.folder import build, read_config
-from heedful.weights.gguf import as_hub_config
-from heedful.weights.gguf_file import GgufFile
+from heedful.weights.blank import blank
+from heedful.weights.find import find, shipped
 
 LARGE = (
     64 * 10**6
@@ -84,12 +82,7 @@ def imagine(recipe: Recipe) -> Imagined:
 
 def without_weights(name: str) -> Model:
     """A model that is on this machine, as shapes alone."""
-    path = _local(name)
-    refuse_pickle(path)
-    if path.is_dir():
-        return build(read_config(path))
-    with GgufFile(path) as file:
-        return build(as_hub_config(file))
+    return blank(_local(name))
 
 
 def _local(name: str) -> Path:

@@ -312,21 +312,29 @@ def test_an_adapter_needs_a_model_to_begin_from(here):
     assert not (here / "runs").exists()
 
 
-def test_a_new_head_on_a_trained_encoder(here):
-    """A BERT learns from text, then its head is another: fine-tuned whole, and the head alone."""
+@pytest.fixture
+def reviews(here):
+    """Settings to learn labels from, for a BERT that has learned from text (in the folder `bert`)."""
     text = write_recipe(
         here, model={"family": "bert", **SMALL}, objective={"name": "masked"}, tokenizer=WORDPIECE
     )
     train(started(here, text), {"train": {"steps": 4, "eval_every": 4}}, folder=here / "bert", quiet=True)
-    settings = changes(
-        data={"kind": "labelled", "source": write_reviews(here / "reviews.tsv"), "length": 24},
-        objective={"name": "classify"},
-        train={"steps": 4, "eval_every": 4},
+    return started(
+        here,
+        changes(
+            data={"kind": "labelled", "source": write_reviews(here / "reviews.tsv"), "length": 24},
+            objective={"name": "classify"},
+            train={"steps": 4, "eval_every": 4},
+        ),
     )
-    whole = train(started(here, settings), init_from="bert", folder=here / "whole", quiet=True)
+
+
+def test_a_new_head_on_a_trained_encoder(here, reviews):
+    """A BERT learns from text, then its head is another: fine-tuned whole, and the head alone."""
+    whole = train(reviews, init_from="bert", folder=here / "whole", quiet=True)
     assert "classify" in whole.abilities and whole.model.config.labels == ("with", "without")
     only = {"adapter": {"kind": "head"}}
-    alone = train(started(here, settings), only, init_from="bert", folder=here / "head", quiet=True)
+    alone = train(reviews, only, init_from="bert", folder=here / "head", quiet=True)
     body = {
         name: p for name, p in heedful.load("bert").model.named_parameters() if name.startswith("encoder")
     }
@@ -334,20 +342,11 @@ def test_a_new_head_on_a_trained_encoder(here):
         assert all(torch.equal(p, model.get_parameter(name)) for name, p in body.items()) == same
 
 
-def test_a_new_head_learns_beside_adapters(here):
+def test_a_new_head_learns_beside_adapters(here, reviews):
     """Nobody has trained it: it is no use frozen."""
-    text = write_recipe(
-        here, model={"family": "bert", **SMALL}, objective={"name": "masked"}, tokenizer=WORDPIECE
-    )
-    train(started(here, text), {"train": {"steps": 2, "eval_every": 2}}, folder=here / "bert", quiet=True)
-    settings = changes(
-        data={"kind": "labelled", "source": write_reviews(here / "reviews.tsv"), "length": 24},
-        objective={"name": "classify"},
-        adapter={"kind": "lora", "rank": 2},
-        train={"steps": 2, "eval_every": 2},
-    )
-    short = train(started(here, settings), init_from="bert", folder=here / "run", quiet=True)
-    longer = resume(here / "run", {"train": {"steps": 6}}, quiet=True)
+    lora = {"adapter": {"kind": "lora", "rank": 2}}
+    short = train(reviews, lora, init_from="bert", folder=here / "run", quiet=True)
+    longer = resume(here / "run", {"train": {"steps": 8}}, quiet=True)
     assert not torch.equal(short.model.head.weight, longer.model.head.weight)
     assert "classify" in heedful.load(here / "run").abilities
 

@@ -15,9 +15,9 @@ from heedful.nn.block import Block
 from heedful.nn.packed import Kind
 from heedful.train.cost import free_memory
 from heedful.weights.adapted import base_of, is_adapter
+from heedful.weights.blank import blank
 from heedful.weights.find import find
-from heedful.weights.folder import build, read_config, weight_files
-from heedful.weights.gguf import as_hub_config
+from heedful.weights.folder import weight_files
 from heedful.weights.gguf_file import GgufFile
 
 PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.625}
@@ -50,8 +50,8 @@ def budget(memory: float | None, device: str | None) -> int | None:
 
 def need_of(path: Path, quantize: Kind | None = None, cache_tokens: int | None = None) -> Need:
     """What the model at a folder or a GGUF file will need; its weights are not read."""
-    model, stored = imagine(path)
-    weights = float(stored) if quantize is None else model.n_parameters() * PER_WEIGHT[quantize]
+    model = blank(path)
+    weights = float(stored(path)) if quantize is None else model.n_parameters() * PER_WEIGHT[quantize]
     if quantize is not None or isinstance(model, GenerativeModel):
         # It will be packed, and a head that shares its numbers with the table is packed apart from it.
         twice = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
@@ -60,23 +60,14 @@ def need_of(path: Path, quantize: Kind | None = None, cache_tokens: int | None =
     return Need(model.abilities, math.ceil(weights), per_token(model), context)
 
 
-def imagine(path: Path) -> tuple[Model, int]:
-    """The model without its weights, and the bytes that those take as they are stored."""
+def stored(path: Path) -> int:
+    """Bytes that the weights take as they are stored, in memory."""
     if path.is_dir() and is_adapter(path):
-        base, stored = imagine(find(base_of(path)))
-        has_own = (path / "config.json").exists()  # perhaps with another head
-        return (build(read_config(path)) if has_own else base), stored
-    if (
-        path.is_dir()
-        and not (path / "config.json").exists()
-        and len(files := sorted(path.glob("*.gguf"))) == 1
-    ):
-        path = files[0]
-    if path.is_dir():
-        return build(read_config(path)), sum(file.stat().st_size for file in weight_files(path))
-    with GgufFile(path) as file:
-        sizes = [math.prod(file.shape(name)) * file.dtype(name).itemsize for name in file.names()]
-        return build(as_hub_config(file)), sum(sizes)
+        return stored(find(base_of(path)))
+    if path.is_dir() and (path / "config.json").exists():
+        return sum(file.stat().st_size for file in weight_files(path))
+    with GgufFile(next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path) as file:
+        return sum(math.prod(file.shape(name)) * file.dtype(name).itemsize for name in file.names())
 
 
 def per_token(model: Model) -> int:
