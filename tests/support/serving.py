@@ -81,41 +81,23 @@ def exported(folder: Path) -> Path:
 
 def as_gguf(path: Path) -> Path:
     """A LLaMA with random weights and a byte-level tokenizer in one GGUF file."""
-    import gguf
-
-    from heedful.models.mapping import to_hub
-    from heedful.weights.gguf import NAMES
     from support.folders import tiny_llama
+    from support.ggufs import write
 
     tokenizer = words()
-    model = tiny_llama(vocab_size=len(tokenizer), max_len=256)
-    c = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_embedding_length(c.d_model)
-    writer.add_block_count(c.n_layers)
-    writer.add_head_count(c.n_heads)
-    writer.add_head_count_kv(c.n_kv_heads)
-    writer.add_feed_forward_length(c.d_ff)
-    writer.add_context_length(c.max_len)
-    writer.add_layer_norm_rms_eps(c.norm_eps)
     special = set(tokenizer.special_tokens.values())
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([tokenizer.token(i) for i in range(len(tokenizer))])
-    writer.add_token_types([3 if i in special else 1 for i in range(len(tokenizer))])
     merges = json.loads(tokenizer.backend.to_str())["model"]["merges"]
-    writer.add_token_merges([f"{a} {b}" for a, b in merges])
-    writer.add_eos_token_id(tokenizer.eos_id)
-    ours = {theirs: name for name, theirs in NAMES.items()}
-    for name, tensor in to_hub(model.weight_map(), {n: p.detach() for n, p in model.named_parameters()}):
-        stem, _, suffix = name.rpartition(".")
-        number = next((part for part in stem.split(".") if part.isdigit()), None)
-        pattern = ".".join("{}" if part == number else part for part in stem.split("."))
-        writer.add_tensor(f"{ours[pattern].format(number)}.{suffix}", tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write(
+        path,
+        tiny_llama(vocab_size=len(tokenizer), max_len=256),
+        "llama",
+        tokenizer_model="gpt2",
+        tokenizer_pre="gpt-2",
+        token_list=[tokenizer.token(i) for i in range(len(tokenizer))],
+        token_types=[3 if i in special else 1 for i in range(len(tokenizer))],
+        token_merges=[f"{a} {b}" for a, b in merges],
+        eos_token_id=tokenizer.eos_id,
+    )
     return path
 
 
