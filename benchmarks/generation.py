@@ -115,11 +115,14 @@ def main() -> None:
 
 
 def make(size: str, folder: Path, tokenizer_folder: Path | None) -> Path:
-    """A folder of this size with random weights, and a vocabulary (of made-up words): some peers ask for one."""
+    """A folder of this size with random weights, and a vocabulary (of made-up words): some peers ask for one. The last
+    token, which ends a text in GPT-2's vocabulary, gets an embedding of zeros: it is never the likeliest.
+    """
     import heedful
     from heedful.text import words
 
     model = heedful.create(size)
+    model.get_parameter("embed.weight").data[-1] = 0.0
     if tokenizer_folder is None:
         tokenizer = words([" ".join(f"w{i}" for i in range(model.config.vocab_size - 4))])
     else:

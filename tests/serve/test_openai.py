@@ -70,6 +70,14 @@ def test_prompts_of_every_shape(client, small):
     assert texts("") == texts([small.eos_ids[0]])  # the start of a text
 
 
+def test_a_text_begins_after_a_line_break_where_the_model_has_no_token_for_it(client):
+    texts = [
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=6, temperature=0).choices[0].text
+        for prompt in ("", "\n")
+    ]
+    assert texts[0] == texts[1] != ""
+
+
 def test_several_answers_to_several_prompts(client, small):
     settings: dict[str, Any] = dict(max_tokens=5, seed=5)
     found = client.completions.create(

@@ -10,6 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from heedful.serve import protocol as protocol_of
 from heedful.serve.protocol import MOST_HEADERS, Protocol
 from heedful.serve.server import bind
 
@@ -63,6 +64,9 @@ def talk(*parts: bytes) -> Wire:
             if wire.closed:
                 break
             protocol.data_received(part)
+            await asyncio.sleep(0)  # time for timers
+        if wire.closed:
+            protocol.connection_lost(None)
         while state.tasks:
             await asyncio.gather(*state.tasks)
         protocol.connection_lost(None)
@@ -107,6 +111,20 @@ def test_bodies_are_no_headers():
     for parts in ([whole], [whole[:40], whole[40:]], [whole[:-1], whole[-1:]], [whole[:90], whole[90:]]):
         assert talk(*parts).sent.count(b"200 OK") == 1
     assert talk(whole, whole, whole).sent.count(b"200 OK") == 3
+
+
+@pytest.mark.parametrize(
+    "part", [HEAD, HEAD + b"content-length: 9\r\n\r\nabc", b"\r\n"], ids=["head", "body", "nothing"]
+)
+def test_a_request_that_never_arrives_is_not_waited_for(part, monkeypatch):
+    monkeypatch.setattr(protocol_of, "ARRIVAL", 0.0)
+    status, error = error_of(talk(part, b""))
+    assert status == 408 and "has not arrived" in error["message"]
+
+
+def test_who_has_sent_all_may_wait_for_the_answer(monkeypatch):
+    monkeypatch.setattr(protocol_of, "ARRIVAL", 0.0)
+    assert talk(HEAD + b"content-length: 3\r\n\r\nabc").sent.count(b"200 OK") == 1
 
 
 def test_a_port_in_use_is_told_in_one_line():

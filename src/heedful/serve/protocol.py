@@ -1,4 +1,5 @@
-"""The HTTP protocol with bounds: uvicorn's, with a limit on headers, and errors in the shape of all the others."""
+"""The HTTP protocol with bounds: uvicorn's, with limits on the headers and on the time that a request takes to arrive,
+and errors in the shape of all the others."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from heedful.serve.errors import ApiError
 
 MOST_HEADERS = 64 * 2**10  # bytes of a request before its body
 TOO_LARGE = ApiError(431, f"the headers are larger than {MOST_HEADERS:,} bytes")
+ARRIVAL = 300.0  # seconds from the first byte of a request to its last
 
 
 class Protocol(HttpToolsProtocol):
@@ -20,6 +22,7 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_headers, self._n_headers, self._n_messages = True, 0, 0
         self._problem = ApiError(400, "this is not valid HTTP")
+        self._arriving: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -28,7 +31,14 @@ class Protocol(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._arrived()
+
     def data_received(self, data: bytes) -> None:
+        if self._arriving is None:
+            self._arriving = self.loop.call_later(ARRIVAL, self._late)
         before, n_messages = self._in_headers, self._n_messages
         super().data_received(data)
         # The parser keeps an unfinished header to itself: only here can its size be seen.
@@ -49,6 +59,20 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_headers = True
+        self._arrived()
+
+    def _arrived(self) -> None:
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+
+    def _late(self) -> None:
+        """Whoever sends a byte now and then does not keep the connection. An answer that has begun is cut short."""
+        answering = not self._in_headers and self.cycle is not None and self.cycle.response_started
+        if answering or self.transport.is_closing():
+            self.transport.close()
+        else:
+            self._refuse(ApiError(408, f"the request has not arrived within {ARRIVAL:.0f} seconds"))
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._problem)
