@@ -30,6 +30,7 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.task import ConfigurableTask, Task
     from lm_eval.models.utils import normalize_gen_kwargs
+    from tqdm import tqdm
 except ImportError as missing:
     raise ImportError("lm_eval is not installed: pip install 'heedful[harness]'") from missing
 
@@ -100,9 +101,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     # --- scores ----------------------------------------------------------------------------------------------------
 
-    def _loglikelihood_tokens(self, requests: Sequence[Pair], **more: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Pair], disable_tqdm: bool = False, **more: Any
+    ) -> list[tuple[float, bool]]:
         """Of each continuation: the sum of its tokens' log-probabilities, and whether all of them are the likeliest."""
         found: list[tuple[float, bool]] = []
+        bar = tqdm(total=len(requests), desc="Scoring", disable=disable_tqdm)
         for begin in range(0, len(requests), self.max_rows):
             part = requests[begin : begin + self.max_rows]
             results = self.engine.run([self._scored(context, said) for _, context, said in part])
@@ -113,6 +117,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 found.append((sum(score.logprob for score in scores), likeliest))
                 if texts is not None:
                     self.cache_hook.add_partial("loglikelihood", texts, found[-1])
+            bar.update(len(part))
+        bar.close()
         return found
 
     def _scored(self, context: list[int], continuation: list[int]) -> Request:
@@ -127,7 +133,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Of whole texts, in windows that follow each other; every token is scored once."""
         totals = []
-        for request in requests:
+        for request in tqdm(requests, desc="Scoring", disable=disable_tqdm):
             (text,) = request.args
             windows = utils.get_rolling_token_windows(
                 token_list=self.tok_encode(text),
@@ -136,7 +142,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                 context_len=1,
             )
             pairs: list[Pair] = [(None, *utils.make_disjoint_window(window)) for window in windows]
-            totals.append(sum(score for score, _ in self._loglikelihood_tokens(pairs)))
+            totals.append(sum(score for score, _ in self._loglikelihood_tokens(pairs, disable_tqdm=True)))
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), totals[-1])
         return totals
 
