@@ -66,6 +66,13 @@ def test_those_that_take_too_long_get_an_error(folder):
     assert server.process.wait(PATIENCE) == 0
 
 
+def test_being_told_again_and_again_is_no_failure(folder):
+    server = Server(folder)
+    while server.process.poll() is None:
+        server.process.send_signal(signal.SIGTERM)
+    assert server.process.returncode == 0
+
+
 @pytest.mark.parametrize(
     "arguments, problem",
     [

@@ -38,6 +38,9 @@ def serve(options: Options) -> int:
     metrics = Metrics()
     shelf = Shelf(options.models, options, metrics)
     listener = bind(options.host, options.port)
+    if threading.current_thread() is threading.main_thread():  # no other may ask for signals
+        # Uvicorn hears them only while it runs: before and after, the end is as quick and as well.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with listener:
         config = uvicorn.Config(
             create_app(shelf, options, metrics),
