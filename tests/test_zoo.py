@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from heedful.weights.find import shipped as models
 from heedful.zoo import FOLDER, cards
 
 LARGEST = 16 * 2**20
+SENTENCES = Path(__file__).parents[1] / "benchmarks" / "zoo_data"  # everyday ones, written for this
 
 
 def score(model, objective, data):
@@ -107,3 +109,36 @@ def test_bert_knows_which_words_fit(text, hidden):
 def test_the_translator_translates():
     said = heedful.load("translator").translate("Ein Mann mit einem Hut steht vor einem Haus.")
     assert said == "A man in a hat is standing in front of a house."
+
+
+def everyday(name):
+    file = SENTENCES / name
+    if not file.is_file():
+        pytest.skip(f"{file} comes with the source, not with the package")
+    return file.read_text(encoding="utf-8").splitlines()
+
+
+def test_languages_are_told_apart():
+    rows = [line.split("\t") for line in everyday("languages.tsv")]
+    loaded = heedful.load("languages")
+    wrong = [text for label, text in rows if loaded.classify(text)[0].name != label]
+    assert len(wrong) <= len(rows) // 16, wrong
+    assert {label for label, _ in rows} == set(loaded.model.config.labels)
+    assert "Der Hund läuft über die Straße." not in wrong
+
+
+def test_people_places_and_organisations_are_found():
+    loaded = heedful.load("entities")
+    right = said = true = 0
+    for line in everyday("entities.txt"):
+        wanted = {(name, kind) for kind, name in re.findall(r"\[([A-Z]+) ([^\]]+)\]", line)}
+        found = {(s.text, s.label) for s in loaded.tag(re.sub(r"\[[A-Z]+ ([^\]]+)\]", r"\1", line))}
+        right, said, true = right + len(found & wanted), said + len(found), true + len(wanted)
+    assert 2 * right / (said + true) > 0.8
+
+
+def test_the_tagger_sees_capitals_though_bert_books_does_not():
+    tokenizer, base = heedful.load("entities").tokenizer, heedful.load("bert-books").tokenizer
+    assert base.encode("a Rose and a rose") == base.encode("a rose and a rose")
+    pieces = [tokenizer.token(i) for i in tokenizer.encode("a Rose and a rose of NASA")]
+    assert pieces[:6] == ["a", "_", "rose", "and", "a", "rose"] and pieces[7] == "^"

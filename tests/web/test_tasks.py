@@ -79,35 +79,25 @@ def test_an_answer_is_marked_in_its_passage(open_tab, page, tmp_path, capsys):
     page.get_by_text("Write a question, and a passage").wait_for()
 
 
-def test_entities_are_marked_in_the_text(open_tab, page, server):
-    """No tagger ships: the page is told that one is served, and what it found."""
-    served = page.request.get(f"{server.url}/api/models").json()
-    reader = next(model for model in served["models"] if model["id"] == "reader")
-    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    served["models"].append(reader | {"id": "tagger", "abilities": ["tag"], "labels": labels})
-    found = [("Élise", "PER"), ("Amazon", "LOC"), ("Brazil", "LOC")]
-    words = [
-        {
-            "text": text,
-            "start": (at := PASSAGE.index(text)),
-            "end": at + len(text),
-            "label": label,
-            "probability": 0.9,
-        }
-        for text, label in found
-    ]
-    for path, said in [("models", served), ("tokens", {"tokens": []}), ("tag", {"words": words})]:
-        page.route(f"**/api/{path}", reply(said))
-    open_tab("tasks", model="tagger", text=PASSAGE)
+def test_entities_are_marked_in_the_text(open_tab, page, tmp_path, capsys):
+    text = "Marie Curie (👍) left Warsaw for Paris in 1891."
+    open_tab("tasks", model="entities", text=text)
+    found = [(span.text, span.label) for span in exact("entities").tag(text)]
+    assert {("Marie Curie", "PER"), ("Warsaw", "LOC"), ("Paris", "LOC")} == set(found)
     marks = page.get_by_label("The text with its entities").locator("mark")
     assert [mark.evaluate("e => e.firstChild.data") for mark in marks.all()] == [text for text, _ in found]
     assert marks.locator(".label").all_inner_texts() == [label for _, label in found]
     colours = [mark.evaluate("e => getComputedStyle(e).borderBottomColor") for mark in marks.all()]
     assert colours[0] != colours[1] == colours[2]
     kinds = page.get_by_role("list", name="Kinds").get_by_role("listitem")
-    assert [kind.split() for kind in kinds.all_inner_texts()] == [["PER", "1"], ["LOC", "2"]]
+    assert sorted(kind.split() for kind in kinds.all_inner_texts()) == [
+        ["LOC", "2"],
+        ["ORG", "0"],
+        ["PER", "1"],
+    ]
     marks.nth(1).hover()
-    page.get_by_role("tooltip").get_by_text("90 %").wait_for()
+    page.get_by_role("tooltip").get_by_text("LOC").wait_for()
+    assert run_code(page, tmp_path, capsys).startswith("Marie Curie")
 
 
 def test_the_model_follows_the_task_and_the_task_the_model(open_tab, page):
@@ -116,6 +106,9 @@ def test_the_model_follows_the_task_and_the_task_the_model(open_tab, page):
     for task, name in [
         ("Answer", "reader"),
         ("Classify", "sentiment"),
+        ("Tag", "entities"),
+        ("Language", "languages"),
+        ("Classify", "sentiment"),  # and not the classifier that is already there
         ("Translate", "translator"),
     ]:
         page.get_by_role("radio", name=task, exact=True).check()
@@ -125,7 +118,25 @@ def test_the_model_follows_the_task_and_the_task_the_model(open_tab, page):
     assert page.get_by_role("radio", name="Answer", exact=True).is_checked()
 
 
-def test_a_language_is_guessed_by_a_prompt_and_said_to_be(open_tab, page, tmp_path, capsys):
+def test_the_language_is_what_the_classifier_says(open_tab, page, tmp_path, capsys):
+    open_tab("tasks", task="language", sample="Der Hund läuft über die Straße.")
+    assert page.locator(".result").inner_text() == "German"
+    assert page.locator("header select").input_value() == "languages"
+    assert run_code(page, tmp_path, capsys).strip() == "German"
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("textbox", name="Text").fill("El perro cruza la calle corriendo.")
+    page.locator(".result").get_by_text("Spanish", exact=True).wait_for()
+
+
+def without(page, server, *names):
+    """The page is told that some of the models are not served."""
+    served = page.request.get(f"{server.url}/api/models").json()
+    served["models"] = [model for model in served["models"] if model["id"] not in names]
+    page.route("**/api/models", reply(served))
+
+
+def test_a_language_is_guessed_by_a_prompt_and_said_to_be(open_tab, page, server, tmp_path, capsys):
+    without(page, server, "languages")
     open_tab("tasks", task="language", sample="Der [Hund] läuft.")
     page.get_by_text("No classifier of languages is served here").wait_for()
     page.get_by_text("what it says is a guess").wait_for()
@@ -135,11 +146,9 @@ def test_a_language_is_guessed_by_a_prompt_and_said_to_be(open_tab, page, tmp_pa
 
 
 def test_a_task_without_a_model_says_what_to_serve(open_tab, page, server):
-    served = page.request.get(f"{server.url}/api/models").json()
-    served["models"] = [model for model in served["models"] if model["id"] in ("translator", "bert-books")]
-    page.route("**/api/models", reply(served))
+    without(page, server, "sentiment", "entities")
     open_tab("tasks", task="classify")
     page.get_by_text("heedful serve sentiment").wait_for()
     page.get_by_role("radio", name="Tag", exact=True).check()
-    page.get_by_text("No tagger is served here, and none ships").wait_for()
+    page.get_by_text("heedful serve entities").wait_for()
     assert page.get_by_role("button", name="View code").count() == 0

@@ -11,6 +11,8 @@ const KNOWN: Record<string, string[]> = {
     'The Amazon is a river in South America. It is about 6,400 kilometres long and carries more water than any other river in the world. Its source lies in the Andes of Peru, and it flows into the Atlantic Ocean in Brazil.',
   ],
   sentiment: ['A warm, funny and wise film that one is sorry to see end.', 'The plot is dull and the jokes are worse.'],
+  entities: ['Marie Curie left Warsaw for Paris in 1891.'],
+  languages: ['Le chien traverse la rue en courant.', 'Der Hund läuft über die Straße.'],
   reversal: ['3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4'],
 }
 const BY_KIND: Record<string, string[]> = {

@@ -37,12 +37,20 @@ export function segments<S extends Span>(text: string, spans: S[]): Segment<S>[]
   return found
 }
 
-const LANGUAGES = /^(english|german|french|spanish|italian|dutch|portuguese|russian|chinese|japanese|arabic|polish|turkish|swedish|latin|hindi|urdu|thai|greek)$/i
-const CODES = /^(__label__)?(en|de|fr|es|it|nl|pt|ru|zh|ja|ar|pl|tr|sv|la|hi|ur|th|el|bg|sw|vi|eng|deu|fra|spa|ita|nld|por|rus)$/i
+const LANGUAGES =
+  /^(arabic|bulgarian|catalan|chinese|czech|danish|dutch|english|finnish|french|german|greek|hebrew|hindi|hungarian|indonesian|italian|japanese|korean|latin|norwegian|persian|polish|portuguese|romanian|russian|spanish|swahili|swedish|thai|turkish|ukrainian|urdu|vietnamese)$/i
+const CODES =
+  /^(__label__)?(ar|bg|ca|cs|da|de|el|en|es|fa|fi|fr|he|hi|hu|id|it|ja|ko|la|nb|nl|no|pl|pt|ro|ru|sv|sw|th|tr|uk|ur|vi|zh|ces|dan|deu|ell|eng|fin|fra|hun|ita|jpn|kor|nld|pol|por|ron|rus|spa|swe|tur|ukr)$/i
 
 /** Whether a classifier tells languages apart: most of its labels are names or codes of languages. */
 export function tellsLanguages(model: Model): boolean {
   const labels = model.labels ?? []
   const known = labels.filter((label) => LANGUAGES.test(label) || CODES.test(label)).length
   return model.abilities.includes('classify') && known >= 2 && known >= labels.length / 2
+}
+
+/** Whether a task is what a model was made for: a classifier of languages is for Language, not for Classify. */
+export function madeFor(task: string, model: Model): boolean {
+  const languages = tellsLanguages(model)
+  return task === 'language' ? languages : (model.abilities as string[]).includes(task) && !(task === 'classify' && languages)
 }

@@ -1,0 +1,147 @@
+"""How good the models `languages` and `entities` are on texts unlike those they learned from.
+
+    python benchmarks/zoo_data/measure.py languages --texts ../shared/data [--validation FILE.tsv]
+    python benchmarks/zoo_data/measure.py entities --texts ../shared/data
+
+languages  Multi30k's captions, English and German; everyday sentences (languages.tsv beside this file)
+entities   CoNLL-2003's testb (people, places and organisations alone, as the model has no fourth kind); everyday
+           sentences (entities.txt). An entity is right if its words and its kind are. None of these was trained on.
+
+--model takes another model of the kind, such as a run that is still going.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import re
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+import heedful
+from heedful.data.dataset import IGNORED
+from heedful.data.frame import Frame
+from heedful.data.tagged import begin_entities, pieces_of_words, read_tagged
+from heedful.loaded import Loaded
+from heedful.models.base import Batch
+
+HERE = Path(__file__).parent
+KINDS = ("PER", "LOC", "ORG")
+Entity = tuple[int, int, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("languages", "entities"))
+    parser.add_argument("--model", help="the one that ships unless told")
+    parser.add_argument("--texts", type=Path, required=True, help="the folder with multi30k and conll2003")
+    parser.add_argument("--validation", type=Path)
+    parser.add_argument("--all", action="store_true", help="every mistake")
+    options = parser.parse_args()
+    model = heedful.load(options.model or options.what)
+    torch.set_grad_enabled(False)
+    (measure_languages if options.what == "languages" else measure_entities)(model, options)
+
+
+# --- languages --------------------------------------------------------------------------------------------------------
+
+
+def measure_languages(model: Loaded, options: argparse.Namespace) -> None:
+    sets = {
+        "everyday": [
+            tuple(line.split("\t")) for line in (HERE / "languages.tsv").read_text("utf-8").splitlines()
+        ]
+    }
+    if options.validation:
+        lines = options.validation.read_text("utf-8").splitlines()[1:]
+        sets["held-out articles"] = [(label, text) for text, label in (line.split("\t") for line in lines)]
+    for code, name in ("de", "German"), ("en", "English"):
+        with gzip.open(
+            options.texts / f"multi30k/test_2016_flickr.{code}.gz", "rt", encoding="utf-8"
+        ) as file:
+            texts = file.read().splitlines()
+        sets[f"Multi30k, {name}"] = [(name, text) for text in texts]
+        sets[f"Multi30k, {name}, first 3 words in lower case"] = [
+            (name, " ".join(t.lower().split()[:3])) for t in texts
+        ]
+    for which, rows in sets.items():
+        said = [(label, model.classify(text)[0].name, text) for label, text in rows]
+        wrong = [row for row in said if row[0] != row[1]]
+        print(f"{which}: {1 - len(wrong) / len(said):.2%} of {len(said)} right")
+        confused = Counter((label, name) for label, name, _ in wrong).most_common(6)
+        print("   ", ", ".join(f"{n} {label} called {name}" for (label, name), n in confused))
+        for label, name, text in wrong if options.all or which == "everyday" else []:
+            print(f"    {label} called {name}: {text}")
+
+
+# --- entities ---------------------------------------------------------------------------------------------------------
+
+
+def measure_entities(model: Loaded, options: argparse.Namespace) -> None:
+    marked = [read_marked(line) for line in (HERE / "entities.txt").read_text("utf-8").splitlines()]
+    conll = read_tagged(options.texts / "conll2003/eng.testb.gz")
+    report("everyday", [(words, tags) for words, tags in marked], model, True)
+    report("CoNLL-2003, testb", conll, model, options.all)
+
+
+def read_marked(line: str) -> tuple[list[str], list[str]]:
+    """`[PER Marie Curie] left [LOC Warsaw].` as words and tags."""
+    words: list[str] = []
+    tags: list[str] = []
+    for kind, name, other in re.findall(r"\[([A-Z]+) ([^\]]+)\]|([^\[]+)", line):
+        found = re.findall(r"\w+|[^\w\s]", name or other)
+        words += found
+        tags += [f"I-{kind}" if kind else "O"] * len(found)
+    return words, begin_entities(tags)
+
+
+def report(which: str, sentences: list[tuple[list[str], list[str]]], model: Loaded, show: bool) -> None:
+    right, said, true = Counter[str](), Counter[str](), Counter[str]()
+    for words, tags in sentences:
+        found, wanted = entities(predicted(model, words)), entities(tags)
+        for counter, which_ones in (right, found & wanted), (said, found), (true, wanted):
+            counter.update(kind for _, _, kind in which_ones if kind in KINDS)
+        if show and found != {entity for entity in wanted if entity[2] in KINDS}:
+            told = ", ".join(f"{' '.join(words[a:b])} {kind}" for a, b, kind in sorted(found))
+            print(f"    {' '.join(words)}  ->  {told}")
+    for kind in KINDS:
+        print(f"{which}, {kind}: {scores(right[kind], said[kind], true[kind])}")
+    print(f"{which}: {scores(right.total(), said.total(), true.total())}, {len(sentences)} sentences")
+
+
+def scores(right: int, said: int, true: int) -> str:
+    precision, recall = right / max(1, said), right / max(1, true)
+    f1 = 2 * right / max(1, said + true)
+    return f"F1 {f1:.1%} (precision {precision:.1%}, recall {recall:.1%}; {true} entities)"
+
+
+def predicted(model: Loaded, words: list[str]) -> list[str]:
+    """A tag for each word; words past the model's length have none."""
+    assert model.tokenizer is not None
+    frame = Frame(model.tokenizer)
+    ids, places = pieces_of_words(model.tokenizer, words, list(range(len(words))))
+    logits = model.model(Batch(torch.tensor(frame.one(ids, model.model.longest)[None]))).logits
+    names, best = model.model.config.labels, logits[0].argmax(dim=-1).tolist()
+    tags = ["O"] * len(words)
+    for at, word in enumerate(places, start=len(frame.before)):
+        if word != IGNORED and at < len(best) - len(frame.after):
+            tags[word] = names[best[at]]
+    return begin_entities(tags)
+
+
+def entities(tags: list[str]) -> set[Entity]:
+    found: list[Entity] = []
+    for i, tag in enumerate(tags):
+        if tag.startswith("B-"):
+            found.append((i, i + 1, tag[2:]))
+        elif tag.startswith("I-"):
+            found[-1] = (found[-1][0], i + 1, tag[2:])
+    return set(found)
+
+
+if __name__ == "__main__":
+    main()
