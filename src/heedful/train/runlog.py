@@ -268,10 +268,9 @@ class RunLog:
                 yield "loss picture", str(self.folder / PICTURE)
             resume = f"heedful train --resume {self.folder}"
             more = f" --set train.steps={2 * self.steps}" if result["step"] >= self.steps else ""
-            yield (
-                "go on",
-                "\n".join(result.get("commands", [f"heedful generate {self.folder}", resume + more])),
-            )
+            # Language models have a perplexity. Whatever others do, the playground shows it.
+            use = "generate" if "perplexity" in result else "serve"
+            yield "go on", f"heedful {use} {self.folder}\n{resume}{more}"
 
     def _say(self, text: str) -> None:
         if self._screen is not None:
