@@ -148,14 +148,14 @@ class EventStream(Response):
         for part, ticket in zip(self.asking.parts, self.asking.tickets, strict=True):
             for event in ticket.take():
                 if event.error is not None:
-                    lines.append(self._fail(event.error))
-                    return "".join(lines)
+                    said = "".join(lines)
+                    return said + self._fail(event.error, begun=self._started or bool(said))
                 lines.append(self.reply.chunk(part, event))
         return "".join(lines)
 
-    def _fail(self, error: Exception) -> str:
+    def _fail(self, error: Exception, *, begun: bool) -> str:
         problem = failure(error, self._request_id)
-        if not self._started:
+        if not begun:
             raise problem
         self._failed = True
         return f"data: {problem.encoded().decode()}\n\n"
