@@ -1,16 +1,18 @@
 """Pictures of every tab, light, dark and narrow, into docs/images: `make screenshots`.
 
-A real server, a real browser (chromium), all that ships. `python docs/screenshots.py attention --out /tmp/pictures`
-makes those of one tab.
+A real server, a real browser (chromium), all that ships, and for the tab of runs two short trainings on the words of
+this repository. `python docs/screenshots.py attention --out /tmp/pictures` makes those of one tab.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
+ROOT = Path(__file__).parents[1]
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1280, "height": 860}, "color_scheme": "dark"},
@@ -25,22 +28,52 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 BUSY = ".notice.loading, [aria-busy=true]"
+RUNS: dict[str, dict[str, Any]] = {"muon": {}, "adamw": {"optimizer.name": "adamw", "optimizer.lr": 0.003}}
 
 
 def nothing(page: Page) -> None:
     """Most tabs show something at once."""
 
 
+def suggest(page: Page) -> None:
+    page.get_by_label("Text", exact=True).focus()
+    page.keyboard.press("Control+End")
+    page.keyboard.press("Tab")
+    page.locator("[aria-label=Continuations][aria-busy=false]").wait_for()
+
+
+def go_on(page: Page) -> None:
+    """Three answers, and what else a token might have been."""
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_role("button", name="Continue").wait_for()
+    page.get_by_role("option").nth(24).hover()
+
+
+def look(page: Page) -> None:
+    """At a query, and what it was made of."""
+    block = page.locator("[data-step=q] canvas")
+    block.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
+        page.keyboard.press(key)
+    if page.viewport_size and page.viewport_size["width"] < 600:
+        page.keyboard.press("Enter")
+        page.get_by_role("region", name="The forward pass").evaluate("e => e.scrollIntoView()")
+
+
+def compare(page: Page) -> None:
+    page.get_by_role("img", name="Loss").wait_for()
+
+
 # What each tab shows: the end of its address, and what to do there before the picture is taken.
 SCENES: dict[str, tuple[str, Callable[[Page], None]]] = {
-    "write": ("model=shakespeare", nothing),
-    "complete": ("model=shakespeare", nothing),
+    "write": ("model=shakespeare&seconds=5", suggest),
+    "complete": ("model=shakespeare&length=60&n=3&seed=3&probabilities=true", go_on),
     "fill": ("model=bert-books", nothing),
     "attention": ("model=shakespeare", nothing),
-    "steps": ("model=tiny", nothing),
+    "steps": ("model=tiny", look),
     "tasks": ("model=translator", nothing),
     "images": ("model=digits-vit", nothing),
-    "runs": ("", nothing),
+    "runs": ("run=muon&beside=adamw", compare),
 }
 
 
@@ -52,17 +85,49 @@ def main() -> None:
     if unknown := set(options.tabs) - set(SCENES):
         parser.error(f"there is no tab {', '.join(sorted(unknown))}: {', '.join(SCENES)} are")
     options.out.mkdir(parents=True, exist_ok=True)
+    tabs = options.tabs or list(SCENES)
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with serving() as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=SWITCHES)
-        for tab in options.tabs or SCENES:
-            for look, settings in LOOKS.items():
-                path = options.out / f"{tab}-{look}.png"
-                page = browser.new_context(**settings, reduced_motion="reduce").new_page()
-                take(page, url, tab, path)
-                page.context.close()
-                print(path)
-        browser.close()
+    with tempfile.TemporaryDirectory() as folder:
+        if "runs" in tabs:
+            train(Path(folder))
+        with serving(Path(folder)) as url, sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=program, args=SWITCHES)
+            for tab in tabs:
+                for style, settings in LOOKS.items():
+                    path = options.out / f"{tab}-{style}.png"
+                    page = browser.new_context(**settings, reduced_motion="reduce").new_page()
+                    take(page, url, tab, path)
+                    page.context.close()
+                    print(path)
+            browser.close()
+
+
+def train(folder: Path) -> None:
+    """Two short runs of the recipe `tiny`, seconds each, with two optimizers."""
+    words = folder / "words.txt"
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md"))
+    ]
+    words.write_text("\n\f\n".join(texts), encoding="utf-8")
+    usual = {
+        "data.source": words, "train.steps": 200, "train.batch_size": 32, "train.eval_every": 20,
+        "log.sample_tokens": 120,
+    }  # fmt: skip
+    for name, changes in RUNS.items():
+        settings = [f"--set={key}={value}" for key, value in (usual | changes).items()]
+        command = [
+            sys.executable,
+            "-m",
+            "heedful.cli",
+            "train",
+            "tiny",
+            "--quiet",
+            "--out",
+            str(folder / name),
+        ]
+        # On matrices this small several threads only wait for each other.
+        subprocess.run([*command, *settings], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def take(page: Page, url: str, tab: str, path: Path) -> None:
@@ -81,9 +146,9 @@ def wait(page: Page) -> None:
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """All that ships, on a free port."""
-    command = [sys.executable, "-m", "heedful.cli", "serve", "--port", "0"]
+def serving(runs: Path) -> Iterator[str]:
+    """All that ships, on a free port, and the runs of a folder."""
+    command = [sys.executable, "-m", "heedful.cli", "serve", "--port", "0", "--runs", str(runs)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"http://[\w.\[\]:]+:\d+", process.stdout.readline())

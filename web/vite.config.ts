@@ -10,6 +10,7 @@ export default defineConfig({
     outDir: '../src/heedful/serve/page',
     emptyOutDir: true,
     target: 'es2022',
+    cssTarget: ['chrome123', 'firefox120', 'safari17.5'], // the first that have light-dark()
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
   },

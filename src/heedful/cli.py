@@ -72,6 +72,9 @@ def parser() -> argparse.ArgumentParser:
         model,
     )
     show.add_fill(add("fill", show.fill, "what a model puts into a blank, and what that goes with"), model)
+    show.add_probe(
+        add("probe", show.probe, "which layers of a model know best: words tagged from each"), model
+    )
 
     c = add("export", export, "write a model as a folder in the hub's layout")
     c.add_argument("model", help=model)

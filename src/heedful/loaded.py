@@ -24,12 +24,14 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.nn.packed import Kind
 from heedful.observe.capture import Activations, Edit, capture
 from heedful.observe.fill import Filled, fill
+from heedful.observe.several import fill_by
+from heedful.observe.template import parse
 from heedful.settings import ANSWERING, SEARCH, Settings, same_tokens, searching
 from heedful.tasks import Label, Span
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapted import base_of, is_adapter, with_adapter
-from heedful.weights.find import find, refuse_pickle
+from heedful.weights.find import find, is_here, refuse_pickle, shipped
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import is_run
 from heedful.weights.pack import pack
@@ -242,10 +244,17 @@ class Loaded:
             raise ValueError("a conversation needs chat=True")
         else:
             ids = self.tokenizer.encode(prompt, add_special=True)
-        ids = ids or [i for i in (self.bos_id, *self.eos_ids) if i is not None][:1]
+        ids = ids or self._start()
         if not ids:
             raise ValueError("the prompt is empty, and this model has no token to begin a text with")
         return (tuple(ids), None) if self.continues else ((), tuple(ids))
+
+    def _start(self) -> list[int]:
+        """What stands before a text: the token for it, else that of the end, else a line break, as in nanoGPT."""
+        assert self.tokenizer is not None
+        special = [i for i in (self.bos_id, *self.eos_ids) if i is not None]
+        line = self.tokenizer.encode("\n")
+        return special[:1] or (line if self.tokenizer.decode(line) == "\n" else [])
 
     def embed(
         self,
@@ -277,9 +286,19 @@ class Loaded:
         return capture(self.model, patterns, edit)
 
     def fill(self, template: str, *, words: Sequence[str] | None = None, n: int | None = 30) -> Filled:
-        """What fills the blank of "In [Texas|New York], they like to buy _.", see heedful.observe.fill."""
+        """What fills the blank of "In [Texas|New York], they like to buy _.", see heedful.observe.fill. Models that a
+        first bracket names, "[bert-books|shakespeare]: My lord, _", fill it in this one's place."""
         self.require("fill")
-        return fill(self.model, self._text_tokenizer, template, words=words, n=n)
+        found = parse(template, is_here, shipped())
+        if not found.models:
+            return fill(self.model, self._text_tokenizer, found, words=words, n=n)
+        dtype = next(self.model.parameters()).dtype
+        device, models = self.model.device, {}
+        for name in found.models:
+            other = self if name == self.name else load(name, device=device, dtype=dtype)
+            other.require("fill")
+            models[name] = (other.model, other._text_tokenizer)
+        return fill_by(found, models, words=words, n=n)
 
     def classify(self, what: str | Tensor, second: str | None = None) -> list[Label]:
         """The labels of a text, of two, or of an image (C, height, width) from -1 to 1, likeliest first."""

@@ -67,6 +67,30 @@ def test_mistakes_are_told_with_the_limit(text: str, message: str):
         parse(text)
 
 
+def test_a_first_bracket_may_name_models():
+    models = ("bert-books", "tiny", "shakespeare")
+    template = parse("[tiny|shakespeare]: [he|she] was _.", models.__contains__, models)
+    assert template.models == ("tiny", "shakespeare") and template.slots == (
+        ("tiny", "shakespeare"),
+        ("he", "she"),
+    )
+    assert [s.said for s in template.sentences] == [
+        "tiny: he was _.", "tiny: she was _.", "shakespeare: he was _.", "shakespeare: she was _."
+    ]  # fmt: skip
+    assert template.sentences[3].name == "shakespeare / she"
+    assert [s.model for s in template.of("tiny").sentences] == ["tiny", "tiny"]
+    for text in (" [tiny|shakespeare] _", "[big|small] feet _", "a [tiny|shakespeare] _"):
+        assert parse(text, models.__contains__, models).models == ()
+    with pytest.raises(
+        ValueError, match=r"names the model tiny, and 'shakspeare' is none \(near it: shakespeare\)"
+    ):
+        parse("[tiny|shakspeare] _", models.__contains__, models)
+    with pytest.raises(ValueError, match="names a model twice"):
+        parse("[tiny| tiny] _", models.__contains__, models)
+    with pytest.raises(ValueError, match="character 22"):  # as it stands in the whole
+        parse("[tiny|bert-books]: a ] _", models.__contains__, models)
+
+
 # --- masked models ---------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +227,47 @@ def test_what_cannot_be_filled(bert, shakespeare):
         bert.fill("man " * 1000 + "_")
     with pytest.raises(ValueError, match="sees what follows"):
         fill(bert.model, bert.tokenizer, "a _", rescore=True)
+
+
+# --- several models --------------------------------------------------------------------------------------------------
+
+
+def test_models_are_compared_by_the_words_that_all_know(bert, shakespeare):
+    tiny = heedful.load("tiny", dtype=torch.float32)
+    found = bert.fill("[tiny|shakespeare]: My [lord|king], _", n=5)  # letters, both of them
+    assert [s.model for s in found.sentences] == ["tiny"] * 2 + ["shakespeare"] * 2
+    assert found.method == "next" and 5 <= len(found.words) <= 20
+    for i, loaded in enumerate((tiny, tiny, shakespeare, shakespeare)):
+        alone = loaded.fill(f"My {('lord', 'king')[i % 2]}, _", n=None)
+        known = dict(zip(alone.words, alone.logprobs[0].tolist(), strict=True))
+        assert found.logprobs[i].tolist() == pytest.approx([known[word] for word in found.words], abs=1e-4)
+    models = found.association(0)  # the models are the first bracket
+    assert torch.allclose(models[0], found.logprobs[:2].mean(dim=0) - found.mean(), atol=1e-5)
+
+
+def test_a_model_of_letters_spells_the_words_of_the_other(bert, shakespeare):
+    found = bert.fill("[bert-books|shakespeare]: My lord, _", n=5)
+    assert found.method == "mixed" and all(word.isalpha() for word in found.words)
+    best = [word for word, _ in bert.fill("My lord, _", n=None).top(0, 20)]
+    assert 1 <= len(found.words) <= 5 and {*found.words} <= {*best}
+    alone = shakespeare.fill("My lord, _", words=found.words)
+    assert torch.allclose(found.logprobs[1], alone.logprobs[0], atol=1e-4)
+    everything = bert.fill("[bert-books|shakespeare]: My lord, _", n=None)
+    assert len(everything.words) == 200  # each is a row of its own
+
+
+def test_models_are_compared_with_what_follows_the_blank(bert, shakespeare):
+    words = ["love", "hate", "see"]
+    found = bert.fill("[shakespeare|bert-books]: My lady, I _ thee well", words=words)
+    assert found.method == "both"
+    alone = shakespeare.fill("My lady, I _ thee well", words=words)
+    assert torch.allclose(found.logprobs[0], alone.logprobs[0], atol=1e-4)
+    masked = bert.fill(
+        "My lady, I _ thee well", words=words
+    )  # made probabilities among these words, as the others are
+    assert torch.allclose(found.logprobs[1], masked.logprobs[0].log_softmax(dim=-1), atol=1e-4)
+    free = bert.fill("[shakespeare|bert-books]: My lady, I _ thee well", n=5)
+    assert free.method == "both" and torch.allclose(free.probabilities.sum(dim=-1), torch.ones(2), atol=1e-5)
 
 
 # --- reports ---------------------------------------------------------------------------------------------------------

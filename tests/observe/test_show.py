@@ -10,16 +10,18 @@ import torch
 
 import heedful
 from heedful.cli import main
+from heedful.models.registry import FAMILIES
 from heedful.observe.attention import attention
-from heedful.observe.reading import read
-from heedful.observe.views import VIEWS
+from heedful.observe.reading import read, read_image
+from heedful.observe.views import VIEWS, Wish
 from heedful.show import WHAT, WITHOUT_TEXT
+from support.tiny import tiny
 
 EVIL = "<script>alert('$x$')</script> & \"you\""
 
 
 def test_the_command_knows_every_view():
-    assert set(WHAT) == {*VIEWS, "names"}
+    assert list(WHAT) == [*VIEWS, "names"]
 
 
 @pytest.mark.parametrize("what", VIEWS)
@@ -31,7 +33,7 @@ def test_pages_show_texts_as_text(what: str, tmp_path):
     page = out.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") and "<script>alert" not in page
     assert not re.search(r"(src|href)=[\"']https?:", page.replace('xlink:href="#', ""))  # nothing is fetched
-    assert ("<svg" in page) and ("</html>" in page)
+    assert re.search(r'<svg|id="matrix-0"|class="tokens"', page) and "</html>" in page
 
 
 @pytest.mark.parametrize("what", ["attention", "alignment"])
@@ -77,6 +79,38 @@ def test_images(tmp_path):
     assert (tmp_path / "rollout.svg").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_shows_what_it_has(family: str):
+    model = tiny(family).eval()
+    image = torch.zeros(3, 8, 8)
+    reading = read_image(model, image) if family == "vit" else read(model, None, "3 1 4 1 5")
+    shown = set()
+    for what, view in VIEWS.items():
+        wish = Wish(model, None, family, None if what in WITHOUT_TEXT else reading)
+        try:
+            assert "</html>" in view(wish).page()
+            shown.add(what)
+        except ValueError as error:  # it has no such thing, and says so
+            assert re.search(
+                r"no attention|no self-attention|no source|lens needs|no positions|no layers|images",
+                str(error),
+            )
+    usual = {
+        "attention",
+        "heads",
+        "rollout",
+        "ablation",
+        "lens",
+        "embeddings",
+        "projection",
+        "tokens",
+        "positions",
+    }
+    more = {"transformer": {"alignment"}, "t5": {"alignment"}}.get(family, set())
+    expected = {"seq2seq": {"embeddings", "tokens"}, "cbow": {"tokens"}, "vit": usual - {"lens", "tokens"}}
+    assert shown == expected.get(family, usual | more)
+
+
 def test_names_are_listed(capsys):
     assert main(["show", "reversal", "--what", "names"]) == 0
     out = capsys.readouterr().out
@@ -89,15 +123,44 @@ def test_fill_prints_a_table(capsys):
     assert "the woman took off _ hat ." in out and "log ratio, man : woman" in out
 
 
+def test_fill_by_the_models_of_a_template(capsys, tmp_path):
+    for ending in (".html", ".csv", ".svg"):
+        out = tmp_path / f"report{ending}"
+        assert main(["fill", "[tiny|shakespeare]: My [lord|king], _", "-n", "4", "--out", str(out)]) == 0
+        said, report = capsys.readouterr().out, out.read_text(encoding="utf-8")
+        assert "tiny: My lord, _" in said and "log p above the mean, shakespeare" in said
+        for name in ("tiny / king", "shakespeare / lord"):
+            assert name in report or f"{name.replace(' / ', ': My ')}, _" in report
+    assert main(["fill", "tiny", "[tiny|shakespeare]: My lord, _"]) == 0
+    assert "log ratio, tiny : shakespeare" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["fill", "My lord, _"], "which model?"),
+        (["fill", "[tiny|shakspeare]: My lord, _"], "near it: shakespeare"),
+        (["fill", "bert-books", "[tiny|shakespeare]: My lord, _"], "leave bert-books out"),
+        (["fill", "[tiny|reversal]: My lord, _"], "cannot fill"),
         (["show", "tiny"], "give a text"),
         (["show", "tiny", "x", "--out", "x.bmp"], "written as"),
         (["show", "tiny", "x", "--layer", "7"], "there is no layer 7"),
         (["show", "tiny", "x", "--head", "7"], "there is no head 7"),
         (["show", "tiny", "x", "--kind", "cross"], "no cross attention"),
         (["show", "tiny", "x", "--what", "alignment"], "looks at no source"),
+        (["show", "tiny", "x", "--layer", "-1"], "counted from 0"),
+        (["show", "tiny", "x", "--what", "lens", "--layer", "1"], "--layer says nothing about lens"),
+        (
+            ["show", "tiny", "--what", "positions", "--head", "1"],
+            "it is for attention, alignment, projection",
+        ),
+        (["show", "tiny", "x", "--what", "positions"], "leave the text out"),
+        (["show", "tiny", "", "--what", "lens"], "the text is empty"),
+        (["show", "bert-books", "x", "--what", "embeddings", "--kind", "decoder"], "no decoder"),
+        (["show", "bert-books", "x", "--what", "projection", "--head", "99"], "there is no head 99"),
+        (["show", "tiny", "x", "--second", "y"], "reads one text"),
+        (["show", "tiny", "x", "--target", "y"], "has no target"),
+        (["show", "nothing", "x"], "no model, folder or file is called 'nothing'"),
         (["show", "tiny", "x" * 100], "shorten the text"),
         (["show", "digits-vit", "x"], "reads images"),
         (["show", "reversal", "1 2", "--what", "lens"], "logit lens needs"),

@@ -97,7 +97,7 @@ def test_models_are_described_without_being_loaded():
 @pytest.mark.parametrize("template", [JOB, "the [whale|sea] _ out of the house"])
 def test_fill_of_a_template(page, folders, name, n, template):
     expected = exact(folders.get(name, name)).fill(template, n=n or None)
-    found = asked(page, "fill", models=[name], template=template, n=n)
+    found = asked(page, "fill", model=name, template=template, n=n)
     assert [s["text"] for s in found["sentences"]] == list(map(str, expected.sentences))
     assert {s["model"] for s in found["sentences"]} == {name} and found["note"]
     assert sorted(found["words"]) == sorted(expected.words)
@@ -107,20 +107,32 @@ def test_fill_of_a_template(page, folders, name, n, template):
 
 def test_fill_of_two_texts_and_of_chosen_words(page):
     texts, words = ["He was a _.", "She was a _."], ["man", "woman", "schoolmistress"]
-    found = asked(page, "fill", models=["bert-books"], texts=texts, words=words)
+    found = asked(page, "fill", model="bert-books", texts=texts, words=words)
     assert found["words"] == words and [s["text"] for s in found["sentences"]] == texts
     expected = exact("bert-books").fill("[He|She] was a _.", words=words)
     same(found["logprobs"], expected.logprobs, atol=1e-4)
 
 
-def test_fill_by_two_models_compares_the_words_both_know(page):
-    found = asked(page, "fill", models=["tiny", "shakespeare"], texts=["thou _"], n=4)
-    assert [s["model"] for s in found["sentences"]] == ["tiny", "shakespeare"]
-    assert 4 <= len(found["words"]) <= 8
-    for row, name in zip(array(found["logprobs"]), ("tiny", "shakespeare"), strict=True):
-        all_words = dict(exact(name).fill("thou _", n=None).top(0, 1000))
-        same(row.exp().tolist(), torch.tensor([all_words[word] for word in found["words"]]))
-        assert set(sorted(all_words, key=all_words.get)[-4:]) <= set(found["words"])
+@pytest.mark.parametrize("names", [("tiny", "shakespeare"), ("bert-books", "words")])
+@pytest.mark.parametrize("rest", ["[thou|he] _", "thou _ the house"])
+def test_models_that_a_template_names_fill_it(page, folders, names, rest):
+    found = asked(page, "fill", model="tiny", template=f"[{'|'.join(names)}]: {rest}", n=4)
+    paths = [str(folders.get(name, name)) for name in names]
+    expected = exact("tiny").fill(f"[{'|'.join(paths)}]: {rest}", n=4)
+    per = len(expected.sentences) // 2
+    assert [s["model"] for s in found["sentences"]] == [names[0]] * per + [names[1]] * per
+    assert [s["choices"][0] for s in found["sentences"]] == [s["model"] for s in found["sentences"]]
+    assert found["words"] == expected.words and found["note"]
+    same(found["logprobs"], expected.logprobs, atol=1e-4)
+
+
+def test_a_bracket_that_names_models_names_no_others(page):
+    body = {"model": "tiny", "template": "[tiny|shakespear]: thou _"}
+    said = assert_error(page.post("/api/fill", body), 400)
+    assert "'shakespear' is none" in said and "near it: shakespeare" in said
+    assert "one blank" in assert_error(
+        page.post("/api/fill", {**body, "template": "[tiny|shakespeare]"}), 400
+    )
 
 
 def test_a_clicked_token_becomes_the_blank(page):
@@ -159,7 +171,7 @@ def test_a_clicked_token_becomes_the_blank(page):
     ],
 )
 def test_templates_that_are_wrong_say_how(page, template, problem):
-    body = {"models": ["tiny"], "template": template}
+    body = {"model": "tiny", "template": template}
     assert problem in assert_error(page.post("/api/fill", body), 400)
     with pytest.raises(ValueError):
         parse(template)
@@ -168,9 +180,9 @@ def test_templates_that_are_wrong_say_how(page, template, problem):
 def test_a_fill_that_takes_long_lets_others_have_their_turn():
     desk = Desk(exact("tiny"), shipped()["tiny"], Kept(), 0)
     template = parse("[a|b|c] is _ and so on")
-    *turns, found = turns_of(template, None, 5, desk)
+    *turns, found = turns_of(template, None, 5, True, desk)
     assert turns == [None] * 4  # which words, then one sentence after the other
-    same(found.logprobs.tolist(), exact("tiny").fill(template, n=5).logprobs)
+    same(found.logprobs.tolist(), exact("tiny").fill(template.text, n=5).logprobs)
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------

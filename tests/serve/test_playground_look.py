@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,6 @@ from heedful.observe import attention as look
 from heedful.observe.capture import capture
 from heedful.observe.lens import logit_lens
 from heedful.observe.reading import read
-from heedful.serve.playground.desk import Kept
 from heedful.serve.playground.steps import merges
 from support.folders import saved, tiny_llama
 from support.playground import TEXTS, array, asked, exact, pieces, same
@@ -36,14 +33,6 @@ MAPS = [
 def page() -> Iterator[Inside]:
     with serving(*TEXTS, "digits-vit", "digits-gpt") as found:
         yield found
-
-
-def passes(page: Inside, name: str) -> list[int]:
-    """A list that grows with every pass of a served model."""
-    count: list[int] = []
-    (desk,) = (d for d in page.app.state.desks._desks.values() if d.loaded.name == name)
-    desk.model.register_forward_hook(lambda *_: count.append(1))
-    return count
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -91,16 +80,6 @@ def test_attention_of_every_layer(page, name, which, kind):
     assert found["answer"] == said.get(name)
 
 
-def test_moving_between_layers_and_heads_runs_the_model_once(page):
-    text = {"model": "shakespeare", "text": "Wherefore art thou"}
-    asked(page, "tokens", **text)
-    count = passes(page, "shakespeare")
-    for layer in range(6):
-        asked(page, "attention", **text, layer=layer)
-    asked(page, "attention/overview", **text)
-    assert len(count) == 1
-
-
 @pytest.mark.parametrize(("name", "which", "kind"), MAPS)
 def test_thumbnails_have_the_largest_weight_of_each_part(page, name, which, kind):
     loaded, long = exact(name), name == "shakespeare"
@@ -109,28 +88,13 @@ def test_thumbnails_have_the_largest_weight_of_each_part(page, name, which, kind
         list(look.attention(loaded.model, read(loaded.model, loaded.tokenizer, text), kind).values())
     )
     found = asked(page, "attention/overview", model=name, text=text, which=which)
-    side = found["size"]
-    assert side == min(32, max(maps.shape[-2:]))
-    shape = (found["n_layers"], found["n_heads"], side, side)
-    small = np.frombuffer(base64.b64decode(found["thumbnails"]), np.uint8).reshape(shape) / 255
-    same(small.reshape(maps.shape[0], maps.shape[1], -1).max(-1).tolist(), maps.amax((-1, -2)), atol=0.003)
+    side = min(32, max(maps.shape[-2:]))
+    assert found["thumbnails"]["dtype"] == "uint8"
+    assert found["thumbnails"]["shape"] == [found["n_layers"], found["n_heads"], side, side]
+    small = array(found["thumbnails"]) / 255
+    same(small.amax((-1, -2)).tolist(), maps.amax((-1, -2)), atol=0.003)
     if not long and maps.shape[-1] == maps.shape[-2]:
         same(small.tolist(), maps, atol=0.003)
-
-
-def test_large_passes_are_computed_a_layer_at_a_time(page, monkeypatch):
-    from heedful.serve.playground import attention
-
-    text = {"model": "shakespeare", "text": "A horse! a horse! my kingdom"}
-    whole = [asked(page, "attention", **text, layer=i)["weights"] for i in range(2)]
-    small = asked(page, "attention/overview", **text)["thumbnails"]
-    monkeypatch.setattr(attention, "ALL", 0)
-    monkeypatch.setattr(page.app.state.desks, "kept", Kept())
-    for desk in page.app.state.desks._desks.values():
-        monkeypatch.setattr(desk, "_kept", page.app.state.desks.kept)
-    assert asked(page, "attention/overview", **text)["thumbnails"] == small
-    for layer, weights in enumerate(whole):
-        same(asked(page, "attention", **text, layer=layer)["weights"], array(weights))
 
 
 # --- masked tokens ----------------------------------------------------------------------------------------------------
@@ -223,6 +187,44 @@ def test_rollout_of_a_text(page, name):
     assert pieces(found["tokens"]) == reading.tokens
 
 
+@pytest.mark.parametrize(
+    ("name", "which", "half"),
+    [
+        ("tiny", "self", "decoder"),
+        ("bert-books", "self", "encoder"),
+        ("translator", "encoder", "encoder"),
+        ("translator", "self", "decoder"),
+    ],
+)
+def test_rollout_goes_by_the_weights_of_a_pass_with_masks(page, name, which, half):
+    body = {"model": name, "text": TEXTS[name], "which": which, "masked": [1, 3]}
+    found = asked(page, "rollout", **body)
+    n_layers = found["weights"]["shape"][0]
+    layers = [array(asked(page, "attention", **body, layer=layer)["weights"]) for layer in range(n_layers)]
+    same(found["weights"], look.rollout(torch.stack(layers)))
+    plain = asked(page, "rollout", **{**body, "masked": []})
+    assert (array(plain["weights"]) - array(found["weights"])).abs().max() > 0.01
+    if name == "bert-books":
+        assert pieces(found["tokens"])[1] == pieces(found["tokens"])[3] == "[MASK]"
+    else:  # nothing of a hidden token comes to any other
+        others = [i for i in range(len(found["tokens"])) if i not in (1, 3)]
+        assert (array(found["weights"])[:, others][..., [1, 3]] == 0).all()
+
+
+def test_an_image_has_no_tokens_to_mask(page):
+    body = {"model": "digits-vit", "image": [[0.5] * 8] * 8, "masked": [1]}
+    assert "no tokens to mask" in assert_error(page.post("/api/rollout", body), 400)
+
+
+@pytest.mark.parametrize("name", ["reversal", "translator"])
+def test_an_alignment_with_masks_has_the_layers_of_it(page, name):
+    found = asked(page, "alignment", model=name, source=TEXTS[name], masked=[1])
+    body = {"model": name, "text": TEXTS[name], "which": "cross", "masked": [1]}
+    for layer, weights in enumerate(array(found["weights"])):
+        same(asked(page, "attention", **body, layer=layer)["weights"], weights)
+        assert (weights[..., 1] == 0).all()
+
+
 @pytest.mark.parametrize("target", [None, "given"])
 @pytest.mark.parametrize("name", ["reversal", "translator"])
 def test_alignment(page, name, target):
@@ -283,18 +285,6 @@ def test_steps_of_models_that_are_too_large_are_refused_with_the_sizes(page):
     assert "decoder" in assert_error(page.post("/api/steps", {"model": "bert-books", "text": "a"}), 400)
     message = assert_error(page.post("/api/steps", {"model": "tiny", "text": "a" * 33}), 400)
     assert "33 tokens do not fit" in message
-
-
-def test_what_is_kept_is_bounded():
-    kept = Kept(10_000)
-    for i in range(10):
-        kept.put(i, torch.zeros(1000))
-    assert kept.size <= 10_000 and kept.get(9) is not None and kept.get(0) is None
-    kept.get(8)
-    kept.put("new", torch.zeros(1000))
-    assert kept.get(8) is not None and kept.get(9) is None
-    kept.put("huge", torch.zeros(10_000))
-    assert kept.get("huge") is None and kept.get("new") is not None
 
 
 def test_steps_of_a_model_with_rotation_gates_and_shared_keys(tmp_path):

@@ -42,8 +42,14 @@ def check_safe(response) -> None:
     policy = dict(
         part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";")
     )
-    assert policy["default-src"] == policy["script-src"] == policy["connect-src"] == "'self'"
-    assert policy["object-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert (
+        policy["default-src"]
+        == policy["object-src"]
+        == policy["base-uri"]
+        == policy["frame-ancestors"]
+        == "'none'"
+    )
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
 

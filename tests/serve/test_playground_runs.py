@@ -52,7 +52,7 @@ def listed(page: Inside) -> dict[str, dict]:
 
 def test_no_folder_means_no_runs(tmp_path):
     with serving("tiny", runs=str(tmp_path / "none")) as page:
-        assert page.get("/api/runs").json() == {"runs": []}
+        assert page.get("/api/runs").json()["runs"] == []
         assert_error(page.get("/api/runs/x"), 404, code="run_not_found")
 
 

@@ -16,7 +16,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "tokens": {"model": "tiny", "text": "To be"},
     "next": {"model": "tiny", "text": "To be", "top_k": 3},
     "lens": {"model": "tiny", "text": "To be", "k": 2},
-    "fill": {"models": ["tiny"], "texts": ["he is a _"], "n": 5},
+    "fill": {"model": "tiny", "texts": ["he is a _"], "n": 5},
     "fill/token": {"model": "tiny", "text": "To be", "index": 2},
     "attention": {"model": "tiny", "text": "To be", "which": "self", "layer": 0, "masked": [1]},
     "attention/overview": {"model": "tiny", "text": "To be", "which": "self", "masked": []},
@@ -96,7 +96,7 @@ def test_only_served_models_are_looked_at(page, name):
     for path in ("tokens", "attention", "image/classify", "image/complete"):
         body = {**GOOD[path], "model": name}
         assert_error(page.post(f"/api/{path}", body), 404, param="model", code="model_not_found")
-    assert_error(page.post("/api/fill", {**GOOD["fill"], "models": [name]}), 404, code="model_not_found")
+    assert_error(page.post("/api/fill", {**GOOD["fill"], "model": name}), 404, code="model_not_found")
 
 
 def test_what_a_text_says_is_text(page):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ TEXTS = {
     "shakespeare": "First Citizen: speak",
     "bert-books": "He was a man of great learning.",
     "reversal": "3 1 4 15 9 2 6",
-    "translator": "A man is riding a bicycle.",
+    "translator": "Ein Mann fährt mit dem Fahrrad auf der Straße.",
 }
 
 
@@ -29,10 +30,15 @@ def exact(name: str) -> Loaded:
     return heedful.load(name, dtype=torch.float32)
 
 
-def array(found: dict[str, Any]) -> torch.Tensor:
-    numbers = np.frombuffer(base64.b64decode(found["data"]), dtype="<f4")
-    assert numbers.size == math.prod(found["shape"])
-    return torch.from_numpy(numbers.copy()).view(found["shape"])
+DTYPES = {"float32": "<f4", "uint8": "u1"}
+
+
+def array(found: dict[str, Any], after: bytes = b"") -> torch.Tensor:
+    """An array of a reply: in JSON in base64, else in the bytes `after` it."""
+    raw = base64.b64decode(found["data"]) if "data" in found else after[found["at"] :]
+    kind, count = np.dtype(DTYPES[found["dtype"]]), math.prod(found["shape"])
+    assert len(raw) == count * kind.itemsize or "at" in found
+    return torch.from_numpy(np.frombuffer(raw, kind, count).copy()).view(found["shape"])
 
 
 def same(found: Any, expected: Any, *, atol: float = 2e-5) -> None:
@@ -46,6 +52,16 @@ def asked(client: Client, path: str, **body: Any) -> dict[str, Any]:
     response = client.post(f"/api/{path}", body)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def packed(client: Client, path: str, **body: Any) -> tuple[dict[str, Any], bytes]:
+    """The same with the arrays after the JSON, for `array`."""
+    accept = "application/vnd.heedful.arrays, application/json"
+    response = client.post(f"/api/{path}", body, headers={"accept": accept})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/vnd.heedful.arrays"
+    end = 4 + int.from_bytes(response.content[:4], "little")
+    return json.loads(response.content[4:end]), response.content[end:]
 
 
 def pieces(tokens: list[dict[str, Any]]) -> list[str]:

@@ -39,7 +39,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")  # not longer: while it runs, nobody else in this process can use asyncio
-def browser(server: Server) -> Iterator[Any]:
+def browser() -> Iterator[Any]:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         pytest.skip("there is no chromium on this machine: apt-get install chromium")

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 import torch
 from torch import Tensor
 
 import heedful
-from heedful.models.gpt import GPT, GPTConfig
 from heedful.observe import attention as look
 from heedful.observe.capture import capture
 from heedful.observe.reading import Reading, read
-from heedful.weights.save import save
-from support.serving import Server, words
+from support.browser import address, in_address, n_lines, settled, table, until
+from support.serving import Server
 
 TO_BE = "To be, or not to be"
 SHIP = "The ship sailed across the sea."
@@ -29,40 +26,17 @@ DIGITS = "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4"
 
 
 @pytest.fixture(scope="module")
-def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The heads and layers of GPT-2 with random weights, narrow, so that it is quick."""
-    torch.manual_seed(0)
-    tokenizer = words()
-    model = GPT.create(
-        GPTConfig(d_model=48, n_layers=12, n_heads=12, vocab_size=len(tokenizer), max_len=512, dropout=0.0)
-    )
-    model.special = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
-    folder = tmp_path_factory.mktemp("models") / "long"
-    save(model.eval(), folder, tokenizer)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(long_model: Path) -> Iterator[Server]:
+def server() -> Iterator[Server]:
     page = Path(heedful.__file__).parent / "serve" / "page" / "index.html"
     if not page.is_file():
         pytest.skip("the playground's page is not built: make page")
-    with Server("shakespeare", "bert-books", "translator", "reversal", long_model) as started:
+    with Server("shakespeare", "bert-books", "translator", "reversal") as started:
         yield started
 
 
 def reading_of(name: str, text: str) -> tuple[Any, Reading]:
     loaded = heedful.load(name, dtype=torch.float32)
     return loaded.model, read(loaded.model, loaded.tokenizer, text)
-
-
-def table(page: Any) -> list[dict[str, str]]:
-    """The numbers that the page saves."""
-    page.get_by_role("button", name="Save").click()
-    with page.expect_download() as found:
-        page.get_by_role("menuitem", name="Numbers (CSV)").click()
-    with open(found.value.path(), encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def weights_of(rows: list[dict[str, str]], shape: tuple[int, ...]) -> Tensor:
@@ -95,23 +69,6 @@ def pixels(page: Any, rows: int, columns: int) -> Tensor:
         [rows, columns],
     )
     return torch.tensor(found).view(rows, columns, 4)
-
-
-def in_address(page: Any, name: str) -> str | None:
-    found = parse_qs(page.url.partition("?")[2]).get(name)
-    return found[0] if found else None
-
-
-def n_lines(page: Any) -> int:
-    return int(page.locator("canvas[data-lines]").get_attribute("data-lines"))
-
-
-def until(page: Any, ready: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if ready():
-            return
-        page.wait_for_timeout(25)
-    raise AssertionError("it did not come to that")
 
 
 # --- what is drawn is so ----------------------------------------------------------------------------------------------
@@ -253,7 +210,7 @@ def test_a_token_has_its_lines_alone(open_tab, page):
         page.keyboard.press(key)
     page.locator("[data-said]", has_text="is looked at by").wait_for(state="attached")
     page.keyboard.press("Enter")  # holds it
-    assert (in_address(page, "token"), in_address(page, "side")) == ("2", "to")
+    until(page, lambda: (in_address(page, "token"), in_address(page, "side")) == ("2", "to"))
     page.keyboard.press("Escape")
     until(page, lambda: in_address(page, "token") is None)
 
@@ -292,6 +249,26 @@ def test_bert_reads_a_mask(open_tab, page):
     until(page, lambda: page.locator(".to .token").first.inner_text() == "another")
 
 
+def test_rollout_without_a_masked_token(open_tab, page):
+    model, reading = reading_of("shakespeare", TO_BE)
+    expected = look.rolled_out(model, reading)[3]
+    open_tab("attention", model="shakespeare", text=TO_BE, view="rollout", layer=3)
+    matrix = lambda: torch.tensor([[float(x) for x in list(row.values())[1:]] for row in table(page)])  # noqa: E731
+    torch.testing.assert_close(matrix(), expected, atol=1e-6, rtol=0)
+    page.get_by_role("group", name="The text").get_by_role("button").nth(4).dblclick()
+    page.get_by_text("One token is hidden from the model.").wait_for()
+    page.locator(".token.struck").wait_for()
+    settled(page)
+    found = matrix()
+    others = [i for i in range(19) if i != 4]
+    assert (found[others, 4] == 0).all() and (expected[5:, 4] > 0).all()
+    torch.testing.assert_close(found.sum(-1), torch.ones(19), atol=1e-5, rtol=0)
+    page.get_by_role("group", name="The text").get_by_role("button").nth(4).press("m")
+    page.get_by_text("One token is hidden from the model.").wait_for(state="detached")
+    settled(page)
+    torch.testing.assert_close(matrix(), expected, atol=1e-6, rtol=0)
+
+
 def test_every_head_and_one_opened(open_tab, page):
     open_tab("attention", model="shakespeare", text=TO_BE, view="model")
     thumbnails = page.get_by_role("grid", name="Every layer and head").get_by_role("button")
@@ -312,19 +289,12 @@ def test_a_link_reopens_it(visit, open_tab, page):
     page.locator(".from .token").nth(3).click()
     until(page, lambda: in_address(page, "token") == "3")
     again = visit()
-    again.goto(page.url)
+    again.goto(address(page))
     again.locator("canvas[data-lines]").wait_for()
     for seen in (page, again):
         assert seen.get_by_role("radio", name="2", exact=True).is_checked()
         assert seen.get_by_role("button", name="Head 1").get_attribute("aria-pressed") == "false"
         assert seen.locator(".from .token[aria-pressed=true]").inner_text() == "sailed"
-
-
-def test_nonsense_in_a_link_does_no_harm(open_tab, page):
-    nonsense = {"layer": 99, "off": "[77]", "token": 50, "head": -3, "view": "?", "which": "cross"}
-    open_tab("attention", model="long", text="<b>To</b>", **nonsense)
-    assert "".join(page.locator(".from .token").all_inner_texts()) == "<b>To</b>"
-    assert page.get_by_role("radio", name="11", exact=True).is_checked()
 
 
 def test_a_text_that_it_cannot_read(open_tab, page, problems):
@@ -354,7 +324,16 @@ def test_the_drawing_is_saved_as_lines(open_tab, page):
         ({"model": "translator", "text": HUND, "masked": "[1]"}, "decoder.2.cross.weights"),
         ({"model": "translator", "text": HUND, "view": "matrix", "all": "true"}, "' dog'"),
         ({"model": "reversal", "text": "3 1 4", "view": "model"}, "Size([1, 3, 3])"),
+        (
+            {"model": "translator", "text": HUND, "view": "matrix", "all": "true", "masked": "[1]"},
+            "tensor([[",
+        ),
         ({"model": "bert-books", "text": SHIP, "view": "rollout"}, "tensor([["),
+        ({"model": "bert-books", "text": SHIP, "view": "rollout", "masked": "[2]"}, "tensor([["),
+        (
+            {"model": "shakespeare", "text": "abc", "view": "rollout", "masked": "[0]", "layer": 5},
+            "[0.0000,",
+        ),
     ],
 )
 def test_the_code_runs(open_tab, page, tmp_path, capsys, asked, printed):
@@ -364,32 +343,6 @@ def test_the_code_runs(open_tab, page, tmp_path, capsys, asked, printed):
     script.write_text(page.get_by_role("dialog").locator("pre").first.inner_text(), encoding="utf-8")
     runpy.run_path(str(script))
     assert printed in capsys.readouterr().out
-
-
-# --- long texts -------------------------------------------------------------------------------------------------------
-
-
-def test_512_tokens_of_12_layers_of_12_heads(open_tab, page):
-    text = "\n".join(f"{i % 10}" for i in range(256))
-    asked: list[Any] = []
-    page.on("response", lambda answer: answer.url.endswith("/api/attention") and asked.append(answer))
-    open_tab("attention", model="long", text=text, layer=0)
-    assert 500 <= page.locator(".from .token").count() <= 512
-    assert len(asked) == 1  # one layer at a time
-    canvas = page.locator("canvas[data-lines]")
-    assert 0 < n_lines(page) <= 3000
-    assert canvas.evaluate("canvas => canvas.clientHeight") < 800  # no larger than what is seen of it
-    rows = page.get_by_role("group", name="Attention between tokens")
-    rows.evaluate("window => (window.scrollTop = 5000)")
-    page.locator(".from .token").nth(255).hover()
-    page.locator("[data-said]", has_text=" looks at: ").wait_for(state="attached")
-    assert n_lines(page) <= 256 * 12
-    page.get_by_role("radio", name="11", exact=True).click()
-    until(page, lambda: len(asked) == 2)
-    page.get_by_role("radio", name="Model", exact=True).click()
-    thumbnails = page.get_by_role("grid", name="Every layer and head").get_by_role("button")
-    thumbnails.nth(143).wait_for()
-    assert thumbnails.count() == 144
 
 
 @pytest.mark.parametrize("view", ["heads", "model", "neuron", "matrix", "rollout"])

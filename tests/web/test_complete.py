@@ -158,6 +158,49 @@ def test_an_alternative_branches_and_the_tree_can_be_walked(open_tab, page):
     page.wait_for_function("n => document.querySelectorAll('[role=treeitem]').length === n", arg=3)
 
 
+def test_a_link_reopens_the_tree(visit, open_tab, page):
+    open_tab("complete", model="shakespeare", text=TEXT, length=10, n=3, probabilities="true")
+    tokens_of(page)
+    go_on(page)
+    page.get_by_role("button", name="The next branch").click()
+    page.wait_for_function("() => location.hash.includes('tree=%5B2%2C')")  # the second answer is shown
+    tree = page.get_by_role("treeitem")
+    again = visit()
+    again.goto(page.url)
+    again.get_by_role("treeitem").nth(3).wait_for()
+    assert again.get_by_role("treeitem").all_inner_texts() == tree.all_inner_texts()
+    chosen = [item.get_attribute("aria-selected") for item in again.get_by_role("treeitem").all()]
+    assert chosen == ["false", "false", "true", "false"]
+    tokens_of(again)
+    assert shown_text(again) == shown_text(page)
+    again.get_by_role("button", name="Undo").click()  # it is walked in as before
+    tokens_of(again)
+    assert shown_text(again) == TEXT
+    again.get_by_role("button", name="Forget all").click()
+    again.wait_for_function("() => !location.hash.includes('tree=')")
+
+
+@pytest.mark.parametrize(
+    "tree", ["nonsense", '[0,[],[5,0,"x"]]', '[9,["m"],[-1,2,"x"]]', "[[[", "{}", "null"]
+)
+def test_a_tree_that_makes_no_sense_is_none(open_tab, page, tree):
+    open_tab("complete", model="tiny", text="To be", tree=tree)
+    assert text_of(page) == "To be" and page.get_by_role("treeitem").count() == 0
+    page.wait_for_function("() => !location.hash.includes('tree=')")
+
+
+def test_a_tree_too_large_for_a_link_leaves_the_branch_that_is_shown(visit, open_tab, page):
+    branches = [[-1, 0, "To be"], *([0, 1, f" or {i} " + "x" * 500] for i in range(30))]
+    open_tab("complete", model="tiny", text="To be", tree=json.dumps([4, ["tiny"], *branches]))
+    page.get_by_text("too many for a link").wait_for()
+    page.wait_for_function("() => location.hash.length < 3000")
+    again = visit()
+    again.goto(page.url)
+    again.get_by_role("treeitem").nth(1).wait_for()
+    assert again.get_by_role("treeitem").count() == 2
+    assert " or 3 " in again.get_by_role("treeitem").nth(1).inner_text()
+
+
 def test_branching_by_the_keyboard(open_tab, page):
     open_tab("complete", model="tiny", text="To be", length=4, probabilities="true")
     tokens_of(page)

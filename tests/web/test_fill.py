@@ -16,6 +16,7 @@ TEMPLATE = "In [summer|winter] the [fields|streets] are _."
 
 
 def params(page):
+    page.evaluate("() => void dispatchEvent(new Event('blur'))")  # whoever leaves the window finds it written
     return page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.split('?')[1]))")
 
 
@@ -177,12 +178,16 @@ def test_thousands_of_words_are_a_canvas(open_tab, page):
     page.get_by_text(re.compile(r"6,\d\d\d words")).wait_for()
 
 
-def test_a_bracket_of_two_models_compares_them(open_tab, page):
+def test_a_bracket_of_two_models_compares_them(open_tab, page, problems):
     open_tab("fill", mode="template", template="[shakespeare|tiny]: My lord, _")
     page.get_by_role("heading", name="Likelier with tiny").wait_for()
-    page.get_by_text("shakespeare and tiny").wait_for()
+    page.get_by_text("by shakespeare and tiny").wait_for()
     axes = page.locator(".chart .axis").all_text_contents()
     assert axes == ["My lord, _ (shakespeare)", "My lord, _ (tiny)"]
+    page.get_by_role("textbox", name="Template").fill("[shakespeare|tidy]: My lord, _")
+    page.get_by_role("alert").get_by_text("'tidy' is none (near it: tiny)").wait_for()
+    assert all("Failed to load resource" in said for said in problems)
+    problems.clear()
 
 
 def test_a_mistake_is_explained_and_the_chart_stays(open_tab, page, problems):
@@ -203,6 +208,7 @@ def test_a_link_reopens_the_comparison(visit, open_tab, page):
     choose(page, "Differences")
     choose(page, "1,000")
     settled(page)
+    assert params(page)["n"] == "1000"
     again = visit()
     again.goto(page.url)
     again.get_by_role("heading", level=1).wait_for()

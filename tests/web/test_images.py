@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import runpy
 import shlex
@@ -17,6 +16,7 @@ import heedful
 from heedful.observe import attention as look
 from heedful.observe.reading import read_image
 from heedful.serve.playground.images import digits
+from support.browser import settled, table
 from support.playground import exact
 from support.serving import Server, events
 
@@ -32,18 +32,8 @@ def server():
 
 
 def params(page: Any) -> dict[str, str]:
+    page.evaluate("() => void dispatchEvent(new Event('blur'))")  # whoever leaves the window finds it written
     return page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.split('?')[1]))")
-
-
-def settled(page: Any) -> None:
-    page.wait_for_function("() => !document.querySelector('.notice.loading, [aria-busy=true]')")
-
-
-def rows_of(page: Any) -> list[dict[str, str]]:
-    page.get_by_role("button", name="Save").click()
-    with page.expect_download() as found:
-        page.get_by_role("menuitem", name="Numbers (CSV)").click()
-    return list(csv.DictReader(found.value.path().read_text(encoding="utf-8").splitlines()))
 
 
 def pixels(levels: Any) -> Tensor:
@@ -62,7 +52,7 @@ def test_an_example_is_classified_and_its_patches_are_shown(open_tab, page, tmp_
     settled(page)
     image = next(digit["image"] for digit in digits() if digit["label"] == 7)
     labels = {label.name: label.score for label in exact("digits-vit").classify(pixels(image))}
-    rows = rows_of(page)
+    rows = table(page)
     for row in rows[:10]:
         assert abs(float(row["value"]) - labels[row["label"]]) < 1e-4
     model = exact("digits-vit").model
@@ -133,7 +123,7 @@ def test_an_image_is_completed_as_the_server_streams_it(open_tab, page, server, 
     page.get_by_text("48 of 48 pixels").wait_for()
     assert page.get_by_text("seen as").count() == 2  # by the classifier that is served, too
     image = digits()[6]["image"]
-    rows = rows_of(page)
+    rows = table(page)
     assert len(rows) == 128
     found = torch.tensor([float(row["level"]) for row in rows]).view(2, 64)
     assert torch.allclose(found[:, :40], torch.tensor(image).flatten()[:40].expand(2, -1))
@@ -152,9 +142,9 @@ def test_an_image_is_completed_as_the_server_streams_it(open_tab, page, server, 
 def test_another_seed_draws_another_image(open_tab, page):
     open_tab("images", model="digits-gpt", n=1, given=8)
     page.get_by_role("heading", name="Completed").wait_for()
-    first = [row["level"] for row in rows_of(page)]
+    first = [row["level"] for row in table(page)]
     page.get_by_role("button", name="Again, otherwise").click()
     page.wait_for_function("() => location.hash.includes('seed=2')")
     page.get_by_role("heading", name="Completed").wait_for()
     page.get_by_text("56 of 56 pixels").wait_for()
-    assert [row["level"] for row in rows_of(page)] != first
+    assert [row["level"] for row in table(page)] != first

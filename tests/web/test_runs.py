@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import runpy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,9 @@ def test_a_run_is_shown_against_its_baselines(open_tab, page, root, server, tmp_
     file.write_text(page.get_by_role("dialog").locator("pre").inner_text(), encoding="utf-8")
     runpy.run_path(str(file))
     assert capsys.readouterr().out.startswith("finished 30 ")
+    page.get_by_role("dialog").get_by_role("tab", name="Command line").click()
+    command = shlex.split(page.get_by_role("dialog").locator("pre").inner_text())
+    assert command[0] == "tail" and Path(command[-1]) == root / "one" / "log.jsonl"
 
 
 def test_two_runs_side_by_side_and_the_link_to_them(visit, open_tab, page, root):
@@ -133,7 +137,7 @@ def test_what_a_run_says_appears_by_itself_and_markup_stays_text(open_tab, page,
 
 
 def test_no_runs_and_narrow_screens(visit, open_tab, page, server):
-    page.route("**/api/runs", lambda route: route.fulfill(json={"runs": []}))
+    page.route("**/api/runs", lambda route: route.fulfill(json={"folder": "runs", "runs": []}))
     open_tab("runs")
     page.get_by_text("heedful train tiny").wait_for()
     narrow = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)

@@ -98,7 +98,7 @@ def test_a_link_reopens_what_was_seen(visit, open_tab):
     text = 'To be & <b>?</b> #1 100% "é"'  # what tiny reads at once
     page = open_tab("attention", model="tiny", text=text)
     page.get_by_role("tab", name="Fill in").click()  # the text is shared
-    page.wait_for_function("location.hash.startsWith('#/fill')")
+    page.wait_for_function("() => location.hash.startsWith('#/fill')")
     again = visit()
     again.goto(page.url)
     again.get_by_role("heading", level=1).wait_for()
@@ -109,12 +109,51 @@ def test_a_link_reopens_what_was_seen(visit, open_tab):
         assert said["text"] == text and said["model"] == "tiny"
 
 
+# A page that counts how often its address is written.
+COUNTED = """window.written = 0
+for (const name of ['replaceState', 'pushState']) {
+  const real = history[name].bind(history)
+  history[name] = (...all) => { window.written++; real(...all) }
+}"""
+# Letters typed as fast as the page can take them, however busy this machine is.
+TYPED = """async text => {
+  for (const letter of text) {
+    document.execCommand('insertText', false, letter)
+    await new Promise(done => setTimeout(done))
+  }
+}"""
+
+
+def test_the_address_is_written_when_typing_pauses_and_before_one_leaves(visit, open_tab):
+    page = visit()
+    page.add_init_script(COUNTED)
+    open_tab("attention", on=page, model="tiny", text="To")
+    page.wait_for_function("() => location.hash.includes('text=To')")
+    before = page.evaluate("window.written")
+    box = page.get_by_label("Text", exact=True)
+    box.focus()
+    box.press("End")
+    page.evaluate(TYPED, " be, or not")
+    page.wait_for_function("() => location.hash.includes('or%20not')")
+    assert page.evaluate("window.written") - before < 5  # and not once for each of eleven letters
+    page.keyboard.type("!")
+    page.get_by_role("tab", name="Fill in").click()  # at once
+    page.wait_for_function("() => location.hash.startsWith('#/fill')")
+    page.go_back()
+    page.wait_for_function("() => location.hash.startsWith('#/attention')")
+    assert box.input_value() == "To be, or not!"
+    box.press("End")
+    page.keyboard.type("?")
+    page.evaluate("dispatchEvent(new Event('blur'))")  # as if the address had been clicked to copy it
+    assert page.evaluate("location.hash").endswith("or%20not%21%3F")
+
+
 def test_back_returns_to_the_tab_before(open_tab, page):
     open_tab("write", model="shakespeare")
     page.get_by_role("tab", name="Attention").click()
-    page.wait_for_function("location.hash.startsWith('#/attention')")
+    page.wait_for_function("() => location.hash.startsWith('#/attention')")
     page.go_back()
-    page.wait_for_function("location.hash.startsWith('#/write')")
+    page.wait_for_function("() => location.hash.startsWith('#/write')")
     assert page.get_by_role("tab", name="Write").get_attribute("aria-selected") == "true"
 
 
@@ -123,7 +162,7 @@ def test_the_model_is_shared_where_it_fits(open_tab, page):
     page.get_by_role("tab", name="Attention").click()
     assert page.get_by_label("Model").first.input_value() == "tiny"
     page.get_by_role("tab", name="Images").click()  # not for tiny
-    page.wait_for_function("document.querySelector('header select').value.startsWith('digits')")
+    page.wait_for_function("() => document.querySelector('header select').value.startsWith('digits')")
     page.get_by_role("tab", name="Write").click()
     assert page.get_by_label("Model").first.input_value() == "tiny"
 
@@ -196,7 +235,8 @@ def test_a_server_with_a_key_is_asked_with_it(server, page, problems):
 
 def test_nothing_but_this_server_is_needed(server, page):
     said = page.goto(server.url).headers["content-security-policy"]
-    assert "script-src 'self';" in said and "connect-src 'self';" in said
+    assert all(f"{kind}-src 'self';" in said for kind in ("script", "style", "connect"))
+    assert "unsafe" not in said
     page.get_by_role("heading", level=1).wait_for()
     loaded = page.evaluate(
         "performance.getEntriesByType('resource').map(entry => new URL(entry.name).origin)"

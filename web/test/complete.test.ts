@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest'
 import type { Token } from '../src/lib/api'
+import { restore, told } from '../src/tabs/complete/link'
 import { echoed, Gathered, perToken, sayable } from '../src/tabs/complete/pieces'
 import { Tree } from '../src/tabs/complete/tree.svelte'
 import { edited, joined, segments } from '../src/tabs/write/marks'
@@ -12,6 +13,37 @@ const logprobs = (tokens: string[], text_offset: number[]) => ({
   top_logprobs: tokens.map((token, i) => (i ? { [token]: Math.log(0.5), other: Math.log(0.25) } : null)),
 })
 const token = (id: number, special = false): Token => ({ id, text: 'a', raw: special ? '<s>' : 'a', special })
+
+describe('a tree in a link', () => {
+  it('comes back with who wrote what, how likely, and which one is shown', () => {
+    const [tree, again] = [new Tree(), new Tree()]
+    const piece = { text: ' be', token: ' be', probability: 0.25, top: [] }
+    const prompt = tree.place('To é👍"\n')
+    tree.grow(prompt, 'one', ' be', [piece])
+    tree.current = tree.grow(prompt, 'two', ' see')
+    restore(again, told(tree).text)
+    expect(again.rows.map(({ branch, depth }) => [branch.text, branch.by, branch.chance, depth])).toEqual([
+      ['To é👍"\n', null, null, 0],
+      [' be', 'one', 0.25, 1],
+      [' see', 'two', null, 1],
+    ])
+    expect(again.textOf(again.current)).toBe('To é👍"\n see')
+    expect(told(again)).toEqual(told(tree))
+  })
+  it('is not there where the text says all, and leaves one way where it is too large', () => {
+    const tree = new Tree()
+    tree.current = tree.place('typed')
+    expect(told(tree)).toEqual({ text: '', whole: true })
+    for (let i = 0; i < 30; i++) tree.grow(tree.current, 'm', `${i}`.repeat(400))
+    tree.current = tree.leaves[2]
+    const { text, whole } = told(tree)
+    expect(whole).toBe(false)
+    const again = new Tree()
+    restore(again, text)
+    expect(again.textOf(again.current)).toBe(tree.textOf(tree.current))
+    expect(again.rows).toHaveLength(2)
+  })
+})
 
 describe('a tree of texts', () => {
   it('parts where texts part, between words', () => {

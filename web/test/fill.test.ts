@@ -1,8 +1,8 @@
 import { describe, expect, it } from 'vitest'
 import { chanceTicks, differences, layOut, nearest, pairs, ranking, ratioTicks, striking, told, type Filled } from '../src/tabs/fill/compare'
 import { place, usualBlank } from '../src/tabs/fill/pieces'
-import { aroundBlank, brackets, merged, modelsOf, plain, withBlank } from '../src/tabs/fill/template'
-import { segments, tellsLanguages } from '../src/tabs/tasks/panel'
+import { aroundBlank, merged, plain, withBlank } from '../src/tabs/fill/template'
+import { madeFor, segments, tellsLanguages } from '../src/tabs/tasks/panel'
 import type { Model, Token } from '../src/lib/api'
 
 const token = (text: string, special = false): Token => ({ id: 0, text, raw: text, special })
@@ -17,15 +17,6 @@ const filled: Filled = {
 }
 
 describe('templates', () => {
-  it('have brackets', () => {
-    expect(brackets('In [1908|2018], [he|] was _ \\[x|y\\] [open').map((b) => b.alternatives)).toEqual([['1908', '2018'], ['he', '']])
-  })
-  it('may name two models', () => {
-    const known = ['bert-books', 'tiny', 'shakespeare']
-    expect(modelsOf('[bert-books|tiny]: My lord, _', known)).toEqual({ models: ['bert-books', 'tiny'], template: 'My lord, _' })
-    expect(modelsOf('By [tiny|shakespeare] [he|she] was _.', known)).toEqual({ models: ['tiny', 'shakespeare'], template: 'By [he|she] was _.' })
-    for (const text of ['[tiny|huge] feet _', '[tiny|tiny] _', '[tiny|shakespeare|bert-books] _', 'tiny|shakespeare _']) expect(modelsOf(text, known)).toBe(null)
-  })
   it('are made of two sentences that differ on one side of the blank', () => {
     expect(merged('He worked as a _.', 'She worked as a _.')).toBe('[He|She] worked as a _.')
     expect(merged('A _ ran home.', 'A _ ran away fast.')).toBe('A _ ran [home.|away fast.]')
@@ -105,5 +96,8 @@ describe('spans', () => {
     const model = (labels: string[] | null) => ({ abilities: ['classify'], labels }) as unknown as Model
     expect(tellsLanguages(model(['en', 'de', 'fr']))).toBe(true)
     for (const labels of [null, ['negative', 'positive'], ['it', 'org', 'per']]) expect(tellsLanguages(model(labels))).toBe(false)
+    const tasks = (labels: string[]) => ['translate', 'classify', 'language'].filter((task) => madeFor(task, model(labels)))
+    expect(tasks(['Czech', 'German', 'Korean'])).toEqual(['language'])
+    expect(tasks(['negative', 'positive'])).toEqual(['classify'])
   })
 })

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest'
-import { bytes, floats, mean, revive, slice, softmax, toBase64, transpose, type Numbers } from '../src/lib/arrays'
+import { mean, slice, softmax, transpose, unpack, type Bytes, type Numbers } from '../src/lib/arrays'
 import { call, curl, heedful, py, sh } from '../src/lib/code'
 import { hue, ink, table, tint } from '../src/lib/colours'
 import { csv, matrixRows } from '../src/lib/csv'
@@ -42,16 +42,19 @@ describe('addresses', () => {
 })
 
 describe('arrays', () => {
-  it('are little-endian float32 in base64', () => {
-    expect([...floats('AACAPwAAAMA=')]).toEqual([1, -2]) // struct.pack("<2f", 1, -2)
-    expect(toBase64([1, -2])).toBe('AACAPwAAAMA=')
-    expect([...bytes('AP8=')]).toEqual([0, 255])
-    expect(() => floats('AAAA')).toThrow('float32')
-  })
-  it('are found wherever they are in a reply', () => {
-    const reply = revive({ tokens: [{ id: 1 }], layers: [{ q: { shape: [1, 2], data: 'AACAPwAAAMA=' } }], none: null }) as { layers: { q: Numbers }[] }
+  it('are found after the JSON, wherever they are in a reply, and are not copied', () => {
+    const said = { tokens: [{ id: 1 }], layers: [{ q: { shape: [1, 2], dtype: 'float32', at: 4 } }], small: { shape: [3], dtype: 'uint8', at: 0 }, none: null, at: 'noon' }
+    let text = JSON.stringify(said)
+    text += ' '.repeat((4 - (text.length % 4)) % 4)
+    const raw = new Uint8Array(4 + text.length + 12)
+    raw.set([text.length & 255, text.length >> 8], 0)
+    raw.set(new TextEncoder().encode(text), 4)
+    raw.set([7, 0, 255, 0, /* 1 and -2, by struct.pack("<2f", 1, -2) */ 0, 0, 128, 63, 0, 0, 0, 192], 4 + text.length)
+    const reply = unpack(raw.buffer) as { layers: { q: Numbers }[]; small: Bytes; tokens: unknown; at: string }
     expect(reply.layers[0].q).toEqual({ shape: [1, 2], data: new Float32Array([1, -2]) })
-    expect(() => revive({ shape: [3], data: 'AACAPwAAAMA=' })).toThrow('shape 3')
+    expect(reply.layers[0].q.data.buffer).toBe(raw.buffer)
+    expect([...reply.small.data]).toEqual([7, 0, 255])
+    expect([reply.tokens, reply.at]).toEqual([[{ id: 1 }], 'noon'])
   })
   it('are cut, averaged, turned', () => {
     const array = { shape: [2, 2, 3], data: Float32Array.from({ length: 12 }, (_, i) => i) }

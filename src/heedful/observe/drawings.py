@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from heedful.observe.figures import CELL, SLATE, _draw, _label, _name, colours, new, shown, style
+from heedful.observe.figures import CELL, SIDE, SLATE, _draw, _label, _name, colours, new, shown, style
 from heedful.train.picture import ACCENT, GREY, INK, PALE
 
 if TYPE_CHECKING:
@@ -19,39 +19,48 @@ if TYPE_CHECKING:
     from heedful.observe.lens import Lens
 
 MONOSPACE = "DejaVu Sans Mono"
-MOST_POSITIONS = 24  # of the lens: its cells hold words
+PAGE = 8.5  # inches: nothing is taller
 LINE = 84  # characters of a line of tokens
+CROWDED = 60  # words: names stand on their own side of the diagonal alone
 LABELLED = 14  # points of a chart on each side that have names
 
 
 def lens(found: Lens, tokens: Sequence[str], pieces: Sequence[Sequence[str]], *, title: str = "") -> Figure:
-    """The best token after each layer (rows, the first at the bottom) at each position, tinted by its probability."""
+    """The best token after each layer (rows, the first at the bottom) at each position, tinted by its probability; a
+    long text goes on below, and of one that is too long the end is shown."""
     chances = np.asarray(found.probabilities[:, :, 0], dtype=float)
-    first = max(0, chances.shape[1] - MOST_POSITIONS)
-    chances, tokens = chances[:, first:], tokens[first:]
-    words = [[shown(word, 9) for word in row[first:]] for row in pieces]
-    n_layers, n_tokens = chances.shape
-    longest = max(4, *(len(word) for row in words for word in row), *(len(shown(t, 9)) for t in tokens))
+    n_layers, n_all = chances.shape
+    longest = max(4, *(len(shown(word, 9)) for row in (*pieces, tokens) for word in row))
     wide, tall = 0.085 * longest + 0.06, 0.25
+    per = max(1, int(SIDE / wide))
+    most = max(1, int(PAGE / (n_layers * tall + 0.4)))
+    n_strips = min(most, -(-n_all // per))
+    first = max(0, n_all - per * n_strips)
+    per = -(-(n_all - first) // n_strips)  # of about one length
+    strips = [range(begin, min(begin + per, n_all)) for begin in range(first, n_all, per)]
     with style():
-        figure = new(n_tokens * wide + 1.2, n_layers * tall + 0.9)
-        axes = figure.add_subplot()
-        image = axes.imshow(chances, cmap=colours(), vmin=0, vmax=1, aspect=tall / wide, origin="lower")
-        for layer in range(n_layers):
-            for place in range(n_tokens):
-                colour = "white" if chances[layer, place] > 0.5 else INK
-                axes.text(
-                    place, layer, words[layer][place], ha="center", va="center", fontsize=7.5, color=colour
-                )
-        axes.set_xticks(range(n_tokens), [shown(t, 9) for t in tokens], fontsize=7.5)
-        axes.set_yticks(range(n_layers), found.layers, fontsize=7.5)
-        _quiet(axes)
-        axes.set_ylabel("after layer", fontsize=8, color=GREY)
-        left = f" (the last {n_tokens} of {n_tokens + first})" if first else ""
-        axes.set_xlabel(f"read{left}", fontsize=8, color=GREY)
+        figure = new(per * wide + 1.2, len(strips) * (n_layers * tall + 0.35) + 0.7)
+        grid: Any = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
+        for axes, places in zip(grid, strips, strict=True):
+            shades = np.full((n_layers, per), np.nan)
+            shades[:, : len(places)] = chances[:, places.start : places.stop]
+            image = axes.imshow(shades, cmap=colours(), vmin=0, vmax=1, aspect=tall / wide, origin="lower")
+            for layer, place in np.ndindex(n_layers, len(places)):
+                word, colour = pieces[layer][places[place]], "white" if shades[layer, place] > 0.5 else INK
+                axes.text(place, layer, shown(word, 9), ha="center", va="center", fontsize=7.5, color=colour)
+            axes.set_xticks(range(len(places)), [shown(tokens[i], 9) for i in places], fontsize=7.5)
+            axes.set_yticks(range(n_layers), found.layers, fontsize=7.5)
+            _quiet(axes)
+            axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
+        left = f" (the last {n_all - first} of {n_all} tokens)" if first else ""
+        figure.supylabel("after layer", fontsize=8, color=GREY)
+        grid[-1].set_xlabel(f"read{left}", fontsize=8, color=GREY)
         if title:
-            axes.set_title(title, fontsize=9, loc="left", pad=8)
-        _bar(figure, image, axes, "probability")
+            grid[0].set_title(title, fontsize=9, loc="left", pad=8)
+        bar = figure.colorbar(
+            image, ax=list(grid), fraction=0.05, pad=0.02, shrink=0.7 / len(strips), aspect=18
+        )
+        _trim(bar, "probability")
     return figure
 
 
@@ -113,8 +122,7 @@ def positions(values: Tensor | np.ndarray, *, title: str = "", column_name: str 
     with style():
         figure = new(5.6, max(1.6, min(6.0, 4.6 * n / width)) + 0.7)
         axes = figure.add_subplot()
-        most = float(np.quantile(np.abs(matrix), 0.998)) or 1.0  # a few outliers must not make the rest pale
-        image = _draw(axes, matrix, True, most)
+        image = _draw(axes, matrix, True, usual_reach(matrix))
         axes.set_aspect("auto")
         for axis, count in ((axes.xaxis, width), (axes.yaxis, n)):
             axis.set_ticks(_round_ticks(count))
@@ -126,16 +134,25 @@ def positions(values: Tensor | np.ndarray, *, title: str = "", column_name: str 
     return figure
 
 
+def usual_reach(values: Tensor | np.ndarray) -> float:
+    """The largest of what is shown in full colour: a few outliers must not make the rest pale."""
+    return float(np.quantile(np.abs(np.asarray(values, dtype=float)), 0.998)) or 1.0
+
+
 def curves(x: Sequence[float], lines: Tensor | np.ndarray, *, title: str, x_name: str, y_name: str) -> Figure:
     """A line for each head (H, N): what distance adds to the scores."""
     values = np.asarray(lines, dtype=float)
     with style():
         figure = new(5.2, 2.9)
         axes = figure.add_subplot()
+        shade = [colours()(0.3 + 0.65 * i / max(1, len(values) - 1)) for i in range(len(values))]
         for i, row in enumerate(values):
-            axes.plot(x, row, color=colours()(0.3 + 0.65 * i / max(1, len(values) - 1)), linewidth=1.0)
+            axes.plot(x, row, color=shade[i], linewidth=1.0)
+        gap, height = 0.045 * float(np.ptp(values)), -np.inf
+        for i in np.argsort(values[:, -1], kind="stable").tolist():  # one above the other
+            height = max(float(values[i, -1]), height + gap)
             axes.annotate(
-                str(i), (x[-1], row[-1]), xytext=(4, 0), textcoords="offset points", fontsize=6.5, color=GREY,
+                str(i), (x[-1], height), xytext=(4, 0), textcoords="offset points", fontsize=6.5, color=shade[i],
                 va="center", annotation_clip=False,
             )  # fmt: skip
         axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)
@@ -215,10 +232,16 @@ def blank(found: Filled, *, title: str = "", pairs: Sequence[tuple[int, int]] | 
         grid: Any = figure.subplots(down, across, squeeze=False)
         for axes in list(grid.flat)[len(chosen) :]:
             axes.axis("off")
-        for axes, (a, b, difference) in zip(grid.flat, chosen, strict=False):
+        points = [
             _scatter(axes, found, a, b, difference)
+            for axes, (a, b, difference) in zip(grid.flat, chosen, strict=False)
+        ]
         if title:
             figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+        figure.draw_without_rendering()  # from here on a point has its place
+        for axes, (a, b, difference), place in zip(grid.flat, chosen, points, strict=False):
+            gap = (found.logprobs[a] - found.logprobs[b]).numpy()
+            _name_points(axes, found.words, place, gap, left=not difference)
     return figure
 
 
@@ -244,7 +267,7 @@ def _bars(found: Filled, title: str) -> Figure:
     return figure
 
 
-def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> None:
+def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> tuple[np.ndarray, np.ndarray]:
     """Each word a point: its likelihood in both sentences; or the mean of both, and by how much they differ."""
     rows = found.logprobs.numpy() / np.log(10)
     one, other = rows[a], rows[b]
@@ -266,37 +289,47 @@ def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> Non
         axes.set_xlabel(f"log₁₀ p   {names[1]}", fontsize=8, color=GREY)
         axes.set_ylabel(f"log₁₀ p   {names[0]}", fontsize=8, color=GREY)
     axes.margins(0.1)
-    _name_points(axes, found.words, (x, y), gap, left=not difference)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
+    return x, y
 
 
 def _name_points(
     axes: Axes, words: Sequence[str], points: tuple[np.ndarray, np.ndarray], gap: np.ndarray, *, left: bool
 ) -> None:
-    """Names for the most extreme words, as many as do not lie on one another, and for the likeliest; those above the
-    diagonal have them on the `left`."""
+    """Names for the most extreme words and for the likeliest, as many as lie neither on one another nor outside; those
+    above the diagonal have them on the `left`."""
     x, y = points
-    extreme = np.argsort(-np.abs(gap), kind="stable")[: 2 * LABELLED]
+    extreme = np.argsort(-np.abs(gap), kind="stable")[: 4 * LABELLED]
     likely = np.argsort(-x, kind="stable")[:LABELLED]
-    taken: list[tuple[float, float]] = []
-    wide = (float(np.ptp(x)) or 1.0) * 1.2
-    tall = (float(np.ptp(y)) or 1.0) * 1.2
+    frame, scale = axes.get_window_extent(), axes.figure.dpi / 72  # pixels of a point
+    font, taken = 6.5, list[tuple[float, float, float, float]]()
     for i in dict.fromkeys([*extreme.tolist(), *likely.tolist()]):
-        near = any(abs(x[i] - u) / wide < 0.16 and abs(y[i] - v) / tall < 0.042 for u, v in taken)
-        if near or len(taken) >= 2 * LABELLED:
-            continue
-        taken.append((x[i], y[i]))
-        above = gap[i] > 0
-        place: Any = (
-            {"xytext": (-3, 2), "ha": "right"}
-            if above and left
-            else {"xytext": (3, -2), "ha": "left", "va": "top"}
+        word, (px, py) = shown(words[i], 16), axes.transData.transform((x[i], y[i]))
+        wide, tall = (0.62 * font * len(word) + 2) * scale, 1.15 * font * scale
+        sides: list[Literal["left", "right"]] = (
+            ["right", "left"] if gap[i] > 0 and left else ["left", "right"]
         )
-        axes.annotate(
-            shown(words[i], 16), (x[i], y[i]), textcoords="offset points", fontsize=6.5,
-            color=ACCENT if above else SLATE, **place,
-        )  # fmt: skip
+        for side in sides[
+            : 1 if left and len(words) > CROWDED else 2
+        ]:  # where the text is held: a text on the left ends at its point
+            begin = px - wide - 3 * scale if side == "right" else px + 3 * scale
+            box = begin, py - tall / 2, begin + wide, py + tall / 2
+            inside = box[0] > frame.x0 and box[2] < frame.x1 and box[1] > frame.y0 and box[3] < frame.y1
+            if inside and not any(_meet(box, other) for other in taken):
+                taken += [box, (px - 2 * scale, py - 2 * scale, px + 2 * scale, py + 2 * scale)]
+                made = axes.annotate(
+                    word, (x[i], y[i]), xytext=(-4 if side == "right" else 4, 0), textcoords="offset points",
+                    fontsize=font, color=ACCENT if gap[i] > 0 else SLATE, ha=side, va="center",
+                )  # fmt: skip
+                made.set_in_layout(False)
+                break
+        if len(taken) >= 4 * LABELLED:
+            break
+
+
+def _meet(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 # --- small things ----------------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ def replaced(by: Tensor, positions: Sequence[int] | None = None, heads: Sequence
         other = by.to(x).expand_as(x)
         if positions is None:
             return other
+        if not all(-x.shape[-2] <= place < x.shape[-2] for place in positions):
+            raise ValueError(f"positions {list(positions)} of {tuple(x.shape)}: there are {x.shape[-2]}")
         made = x.clone()
         made[..., list(positions), :] = other[..., list(positions), :]
         return made

@@ -26,6 +26,7 @@ SLATE = "#3f5468"  # the other side of zero
 SIDE = 6.4  # inches: no map is larger
 CELL = 0.24  # inches: none of its cells, either
 MOST_LABELS = 64  # more cannot be read
+READABLE = 0.07  # inches: of smaller cells not every one has a label
 OURS: Any = {**SETTINGS, "text.parse_math": False, "svg.hashsalt": "heedful"}  # a token "$" is a dollar
 
 
@@ -125,7 +126,7 @@ def maps(
     """Several matrices (N, T, S) side by side, each scaled from 0 to 1: the heads of a layer."""
     matrices = np.asarray(values, dtype=float)
     count, n_rows, n_columns = matrices.shape
-    across = across or next((n for n in (4, 3, 5) if count % n == 0), min(count, 4))
+    across = across or _across(count, max(n_columns, n_rows))
     down = -(-count // across)
     cell = min(CELL * 0.8, SIDE / (across * max(n_columns, n_rows)))
     room = 0.085 * max((len(label) for label in rows), default=0) * min(1.0, cell / 0.15)
@@ -147,6 +148,15 @@ def maps(
         if title:
             figure.suptitle(title, fontsize=9, color=INK, x=0.01, ha="left")
     return figure
+
+
+def _across(count: int, side: int) -> int:
+    """How many maps of so many cells a side stand beside each other: fewer where their labels would be too small."""
+    usual = next((n for n in (4, 3, 5) if count % n == 0), min(count, 4))
+    fewer = [
+        n for n in (usual, 3, 2) if n <= usual and count % n == 0 and count // n * SIDE / n <= 1.4 * SIDE
+    ]
+    return next((n for n in fewer if SIDE / (n * side) >= READABLE), min(fewer, default=usual))
 
 
 def thumbnails(values: Tensor | np.ndarray, *, title: str = "", row_name: str = "layer") -> Figure:
@@ -192,15 +202,18 @@ def _label(axes: Axes, rows: Sequence[str] | None, columns: Sequence[str] | None
     for labels, axis in ((rows, axes.yaxis), (columns, axes.xaxis)):
         if labels is None:
             continue
-        step = max(1, -(-len(labels) // MOST_LABELS), int(np.ceil(0.07 / cell)))
+        step = max(1, -(-len(labels) // MOST_LABELS), int(np.ceil(READABLE / cell)))
         size = max(4.0, min(8.0, step * cell * 72 * 0.72))
         axis.set_ticks(range(0, len(labels), step), [shown(t) for t in labels[::step]], fontsize=size)
         axis.set_tick_params(length=0, pad=2, labelcolor=INK)
     if columns is not None:
         axes.xaxis.tick_top()
+        numbers = (
+            all(text.lstrip("-").isdecimal() and len(text) <= 2 for text in columns) and cell * step > 0.15
+        )
         for label in axes.get_xticklabels():
-            narrow = len(label.get_text().strip()) <= (2 if cell > 0.15 else 1)
-            label.set(rotation=0 if narrow else 90)
+            upright = len(label.get_text().strip()) <= 1 and cell * step > 0.1
+            label.set(rotation=0 if upright or numbers else 90)
 
 
 def _name(axes: Axes, row_name: str, column_name: str) -> None:

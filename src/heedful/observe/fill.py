@@ -38,6 +38,7 @@ METHODS = {
     "pieces": "probability at the mask; words of several pieces filled from left to right",
     "next": "probability after what stands before the blank",
     "both": "probability among these words, scored with what follows the blank",
+    "mixed": "probability at the mask by masked models, after what stands before the blank by causal ones",
 }
 
 
@@ -274,7 +275,7 @@ def _fill_causal(
     ):  # a blank at the beginning is after something too
         begin = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
     if rescore is None:
-        rescore = any(any(c.isalnum() for c in s.after) for s in sentences)
+        rescore = template.goes_on
     if words is None:
         whole = (
             " " if vocabulary(tokenizer)[0] is not vocabulary(tokenizer)[1] else ""

@@ -19,6 +19,7 @@ from heedful.observe.table import halves, names
 
 # What BERT's authors tried as features (Devlin et al. 2019, table 7); "first" is what enters the first layer.
 FEATURES = ("first", "last", "second_to_last", "sum_last_four", "concat_last_four", "sum_all")
+NEEDS = {"second_to_last": 1, "sum_all": 1, "sum_last_four": 4, "concat_last_four": 4}  # layers
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def _stream(model: Model, half: str | None = None) -> list[str]:
     """The names of the residual stream: before the first layer, and after each."""
     half = half or halves(model)[-1]
     known = list(names(model))
+    if not any(name.endswith(".after") and name.startswith(half) for name in known):
+        raise ValueError(f"a {model.family} model has no layers: nothing changes its embeddings")
     after = matching(known, f"{half}.*.after")
     return [f"{half}.0.before", *after] if f"{half}.0.before" in known else [f"{half}.embeddings", *after]
 
@@ -81,12 +84,22 @@ def embeddings(model: Model, batch: Batch, half: str | None = None) -> Tensor:
 
 
 def features(model: Model, batch: Batch, which: str = "last") -> Tensor:
-    """One vector for each token (B, T, E), or (B, T, 4 E) of "concat_last_four", made of its layers; see FEATURES."""
+    """One vector for each token (B, T, E), or (B, T, 4 E) of "concat_last_four", made of its layers; see `combined`."""
+    return combined(embeddings(model, batch), which)
+
+
+def combined(layers: Tensor, which: str) -> Tensor:
+    """One of FEATURES, or a layer by its number ("0" is what comes after the first), of embeddings by layer
+    (L + 1, ..., E)."""
+    n_layers = len(layers) - 1
+    if which.isdecimal():
+        if int(which) >= n_layers:
+            raise ValueError(f"there is no layer {which}: this model has 0 to {n_layers - 1}")
+        return layers[int(which) + 1]
     if which not in FEATURES:
-        raise ValueError(f"features can be {', '.join(FEATURES)}, not {which!r}")
-    layers = embeddings(model, batch)
-    if which.endswith("four") and len(layers) < 5:
-        raise ValueError(f"{which} needs 4 layers, and this model has {len(layers) - 1}")
+        raise ValueError(f"features can be {', '.join(FEATURES)} or the number of a layer, not {which!r}")
+    if n_layers < NEEDS.get(which, 0):
+        raise ValueError(f"{which} needs {NEEDS[which]} layers, and of this model {n_layers} can be seen")
     made = {
         "first": lambda: layers[0],
         "last": lambda: layers[-1],

@@ -6,7 +6,8 @@ Whatever comes from a text or a model is written as text: nothing in it is marku
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def page(
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>",
         f"<style>{_file('page.css')}</style></head><body>",
-        f'<h1>{escape(title)}</h1><p class="about">{escape(about)}</p>',
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="about" tabindex="0">{escape(about)}</p>' if about else "",
         body,
     ]
     if data is not None:
@@ -42,18 +44,51 @@ def page(
     return "\n".join([*parts, "</body></html>", ""])
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers with their labels, for a heatmap that can be read cell by cell.
+
+    The scale goes from 0, or from -top where it is `signed`, to `top`, the largest number unless given. `words` stand
+    in the cells, `notes` are told with them."""
+
+    values: Tensor
+    rows: Sequence[str]
+    columns: Sequence[str]
+    title: str = ""
+    row_name: str = ""
+    column_name: str = ""
+    scale: str = ""
+    signed: bool = False
+    top: float | None = None
+    gamma: float = 1.0
+    cell: int | None = None  # pixels
+    words: Sequence[Sequence[str]] | None = None
+    notes: Sequence[Sequence[str]] | None = None
+
+    def told(self) -> dict[str, Any]:
+        """For page.js."""
+        most = float(torch.nan_to_num(self.values).abs().max()) or 1.0 if self.top is None else self.top
+        more = {"cell": self.cell, "words": self.words, "notes": self.notes}
+        return {
+            "title": self.title, "rows": list(self.rows), "columns": list(self.columns), "values": rounded(self.values),
+            "signed": self.signed, "top": most, "gamma": self.gamma, "digits": 4, "rowName": self.row_name,
+            "columnName": self.column_name, "scale": self.scale,
+            **{name: value for name, value in more.items() if value is not None},
+        }  # fmt: skip
+
+
 def attention_page(
     title: str,
     about: str,
     maps: Mapping[str, Tensor],
     labels: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+    *,
+    head: int | None = None,
+    overview: bool = False,
 ) -> str:
-    """Maps (H, T, S) by name with the labels of rows and columns: choose a layer and heads, hover a token."""
-    count = sum(weights.numel() for weights in maps.values())
-    if count > MOST_NUMBERS:
-        raise ValueError(
-            f"{count:,} weights do not fit into a page ({MOST_NUMBERS:,} do): choose a layer, or a shorter text"
-        )
+    """Maps (H, T, S) by name with the labels of rows and columns: choose a layer and heads, hover a token. The last map
+    is shown first, the mean of its heads or one; `overview` has every head small, to choose from."""
+    _check_size(maps.values(), "choose a layer, or a shorter text")
     data = [
         {
             "name": name.removesuffix(".weights"),
@@ -64,19 +99,67 @@ def attention_page(
         for name, weights in maps.items()
     ]
     body = (
-        '<div class="controls"><label>layer <select id="layer"></select></label>'
-        '<span>heads</span><span class="controls" id="heads" style="margin:0"></span></div>'
-        '<div class="views"><div class="view"><svg id="lines" role="img" aria-label="who looks at whom"></svg></div>'
-        '<div class="view"><canvas id="heat" role="img" aria-label="attention as a heatmap"></canvas>'
-        '<p id="told" aria-live="polite">rows look at columns</p></div></div>'
+        ('<div class="scroll"><div class="heads" id="overview"></div></div>' if overview else "")
+        + '<div class="controls"><label>layer <select id="layer"></select></label><span>heads</span>'
+        '<span class="controls" id="heads" role="group" aria-label="heads"></span></div>'
+        '<div class="views"><div class="view"><div class="drawing">'
+        '<svg id="lines" tabindex="0" role="application" aria-label="who looks at whom: arrow keys read the tokens">'
+        "</svg>"
+        '</div><p class="told" id="told" aria-live="polite"></p></div><div class="view" id="heat"></div></div>'
     )
-    return page(title, about, body, data={"maps": data}, script=_file("page.js"))
+    first = {"overview": overview, "head": head}
+    return page(title, about, body, data={"maps": data, **first}, script=_file("page.js"))
+
+
+def matrix_page(
+    title: str,
+    about: str,
+    matrices: Sequence[Matrix],
+    figures: Sequence[str] = (),
+    tables: Sequence[str] = (),
+) -> str:
+    """Pictures of images (SVG from figures.svg), heatmaps, and tables (from `table`)."""
+    _check_size([matrix.values for matrix in matrices], "choose a shorter text")
+    views = "".join(f'<div class="view" id="matrix-{i}"></div>' for i in range(len(matrices)))
+    data = {"matrices": [matrix.told() for matrix in matrices]}
+    body = f'{_figures(figures, "photo")}<div class="views">{views}</div>{_tables(tables)}'
+    return page(title, about, body, data=data, script=_file("page.js"))
 
 
 def figure_page(title: str, about: str, figures: Sequence[str], tables: Sequence[str] = ()) -> str:
     """Pictures (SVG from figures.svg) and tables (from `table`)."""
-    body = "".join(f"<figure>{figure}</figure>" for figure in figures)
-    return page(title, about, body + "".join(f'<div class="scroll">{t}</div>' for t in tables))
+    return page(title, about, _figures(figures) + _tables(tables))
+
+
+def token_page(
+    title: str, about: str, tokens: Sequence[tuple[str, int, float | None]], tables: Sequence[str]
+) -> str:
+    """Tokens with their numbers, tinted by the surprise at each."""
+    most = max([8.0, *(bits for *_, bits in tokens if bits is not None)])
+    made = []
+    for text, index, bits in tokens:
+        told = "" if bits is None else f' title="{bits:.2f} bits"'
+        much = 0 if bits is None else round(70 * bits / most)
+        made.append(f'<li style="--much:{much}%"{told}>{escape(text)}<small>{index}</small></li>')
+    return page(title, about, f'<ol class="tokens">{"".join(made)}</ol>' + _tables(tables))
+
+
+def _check_size(values: Iterable[Tensor], instead: str) -> None:
+    count = sum(weights.numel() for weights in values)
+    if count > MOST_NUMBERS:
+        raise ValueError(f"{count:,} numbers do not fit into a page ({MOST_NUMBERS:,} do): {instead}")
+
+
+def _figures(figures: Sequence[str], kind: str = "drawn") -> str:
+    return "".join(f'<figure class="{kind}">{figure}</figure>' for figure in figures)
+
+
+def _tables(tables: Sequence[str]) -> str:
+    return (
+        f'<div class="tables">{"".join(f"<div class=scroll>{t}</div>" for t in tables)}</div>'
+        if tables
+        else ""
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

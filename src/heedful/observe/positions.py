@@ -33,7 +33,9 @@ def positions(model: Model, n: int = 50) -> Positions:
         raise ValueError(f"{n} positions: there must be 1 at least")
     added = getattr(model, "position", None)
     if isinstance(added, nn.Parameter):
-        return Positions("learned", added.float().cpu(), "learned positions of [CLS] and the patches")
+        return Positions(
+            "learned", added.detach().float().cpu(), "learned positions of [CLS] and the patches"
+        )
     if isinstance(added, nn.Module):
         n = min(n, model.longest or n)
         values = added(torch.arange(n, device=model.device)).float().cpu()

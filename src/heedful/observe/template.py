@@ -2,12 +2,16 @@
 
 One `_` (or several together) that touches no letter is the blank. [a|b] stands for a or b; an alternative may be empty.
 Every combination becomes a sentence. A backslash makes the character after it ordinary: \\_ \\[ \\| \\] \\\\.
+A bracket at the very beginning whose alternatives are names of models, "[bert-books|shakespeare]: My lord, _", has no
+words: each of these models fills all sentences.
 After "What Have Language Models Learned?" (Pearce 2021).
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 LONGEST = 5_000  # characters
@@ -18,11 +22,13 @@ MARKS = "_[]|\\"
 
 @dataclass(frozen=True)
 class Sentence:
-    """One combination: what stands before and after its blank, and which alternative each bracket has in it."""
+    """One combination: what stands before and after its blank, and which alternative each bracket has in it; `model`
+    where the template names models."""
 
     before: str
     after: str
     choices: tuple[str, ...] = ()
+    model: str = ""
 
     def __str__(self) -> str:
         return f"{self.before}_{self.after}"
@@ -31,6 +37,11 @@ class Sentence:
     def name(self) -> str:
         """What tells it from the others."""
         return " / ".join(choice or "∅" for choice in self.choices) or str(self)
+
+    @property
+    def said(self) -> str:
+        """The sentence, and whose it is."""
+        return f"{self.model}: {self}" if self.model else str(self)
 
     def with_word(self, word: str) -> str:
         return f"{self.before}{word}{self.after}"
@@ -41,33 +52,74 @@ class Template:
     text: str
     slots: tuple[tuple[str, ...], ...]  # the alternatives of each bracket
     sentences: tuple[Sentence, ...]
+    models: tuple[str, ...] = ()  # those it names, which are the alternatives of the first bracket then
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether words follow a blank."""
+        return any(c.isalnum() for sentence in self.sentences for c in sentence.after)
+
+    def of(self, model: str) -> Template:
+        """The part that one of its models fills."""
+        return Template(self.text, self.slots, tuple(s for s in self.sentences if s.model == model), (model,))
 
 
 BLANK = object()  # in the list of a template's parts
 
 
-def parse(text: str) -> Template:
-    """The sentences that a template means; ValueError says what is wrong with it, and where."""
+def parse(text: str, is_model: Callable[[str], bool] | None = None, models: Collection[str] = ()) -> Template:
+    """The sentences that a template means; ValueError says what is wrong with it, and where. `is_model` tells which
+    names a first bracket may have; `models` are the usual ones, for a hint."""
     if len(text) > LONGEST:
         raise ValueError(f"the template has {len(text):,} characters: at most {LONGEST:,} are read")
     if not text.strip():
         raise ValueError("the template is empty: write a sentence with _ where a word is missing")
-    parts = _parts(text)
-    slots = [part for part in parts if isinstance(part, tuple)]
+    named, begin = ((), 0) if is_model is None else _models(text, is_model, models)
+    parts = _parts(text, begin)
+    slots = [part for part in (named, *parts) if isinstance(part, tuple) and part]
     count = 1
     for slot in slots:
         count *= len(slot)
     if count > MOST_SENTENCES:
         sizes = " x ".join(str(len(slot)) for slot in slots)
         raise ValueError(f"{sizes} = {count} sentences: a template may mean {MOST_SENTENCES} at most")
-    sentences = tuple(_sentence(parts, choices) for choices in itertools.product(*slots))
-    return Template(text, tuple(slots), sentences)
+    sentences = tuple(_sentence(parts, choices, bool(named)) for choices in itertools.product(*slots))
+    return Template(text, tuple(slots), sentences, named)
 
 
-def _parts(text: str) -> list[object]:
+def _models(
+    text: str, is_model: Callable[[str], bool], models: Collection[str]
+) -> tuple[tuple[str, ...], int]:
+    """The models that a bracket at the beginning names, and where the sentence begins; none where it has words."""
+    if not text.startswith("["):
+        return (), 0
+    found, end = _bracket(text, 0)
+    names = tuple(name.strip() for name in found)
+    known = [name for name in names if is_model(name)]
+    if not known:
+        return (), 0
+    if len(set(names)) < len(names):
+        raise ValueError("the bracket at the beginning names a model twice")
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, models, n=2)
+            raise ValueError(
+                f"the bracket at the beginning names the model {known[0]}, and {name!r} is none"
+                f"{' (near it: ' + ', '.join(near) + ')' if near else ''}: name models alone, or write a space before "
+                "the bracket if these are words"
+            )
+    while end < len(text) and text[end].isspace():
+        end += 1
+    end += text[end : end + 1] == ":"
+    while end < len(text) and text[end].isspace():
+        end += 1
+    return names, end
+
+
+def _parts(text: str, place: int = 0) -> list[object]:
     """Pieces of text (str), the alternatives of brackets (tuple), and BLANK where a blank is outside of brackets."""
     parts: list[object] = []
-    place, piece = 0, ""
+    piece = ""
     while place < len(text):
         mark = text[place]
         if mark == "\\" and text[place + 1 : place + 2] in (*MARKS,):
@@ -129,8 +181,8 @@ def _checked(found: list[str], begin: int) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _sentence(parts: list[object], choices: tuple[str, ...]) -> Sentence:
-    left = iter(choices)
+def _sentence(parts: list[object], choices: tuple[str, ...], by_model: bool) -> Sentence:
+    left = iter(choices[by_model:])
     text, blanks = "", []
     for part in parts:
         if part is BLANK:
@@ -141,4 +193,4 @@ def _sentence(parts: list[object], choices: tuple[str, ...]) -> Sentence:
         raise ValueError(
             f"a template has one blank, not {len(blanks)}: write _ where the word is missing, \\_ for a plain one"
         )
-    return Sentence(text[: blanks[0]], text[blanks[0] :], choices)
+    return Sentence(text[: blanks[0]], text[blanks[0] :], choices, choices[0] if by_model else "")

@@ -16,10 +16,10 @@ from heedful.observe import attention as look
 from heedful.observe import drawings, figures
 from heedful.observe.capture import names
 from heedful.observe.lens import embeddings, logit_lens
-from heedful.observe.page import attention_page, figure_page, table
+from heedful.observe.page import Matrix, attention_page, matrix_page, table, token_page
 from heedful.observe.positions import positions
 from heedful.observe.reading import Reading, piece
-from heedful.observe.similarity import cosines
+from heedful.observe.similarity import before_and_after, cosines
 from heedful.observe.table import halves
 from heedful.text.tokenizer import Tokenizer
 
@@ -41,8 +41,8 @@ class Wish:
     kind: look.Kind | None = None
     layer: int | None = None
     head: int | None = None
-    how: str = "zero"
-    length: int = 50
+    how: str | None = None
+    length: int | None = None
 
     @property
     def read(self) -> Reading:
@@ -71,8 +71,14 @@ class View:
             figures.save(self.draw(), path)
 
 
-def _plain(wish: Wish, title: str, draw: Callable[[], Figure], tables: list[str] | None = None) -> View:
-    return View(draw, lambda: figure_page(title, wish.text, [figures.svg(draw())], tables or []))
+def _plain(
+    wish: Wish,
+    title: str,
+    draw: Callable[[], Figure],
+    matrices: list[Matrix],
+    tables: list[str] | None = None,
+) -> View:
+    return View(draw, lambda: matrix_page(title, wish.text, matrices, tables=tables or []))
 
 
 def attention(wish: Wish) -> View:
@@ -91,7 +97,7 @@ def attention(wish: Wish) -> View:
         return figures.maps(weights, rows, columns, [f"head {h}" for h in heads], title=title)
 
     told = {key: look.labels(wish.read, key) for key in maps}
-    return View(draw, lambda: attention_page(wish.title("attention"), wish.text, maps, told))
+    return View(draw, lambda: attention_page(wish.title("attention"), wish.text, maps, told, head=wish.head))
 
 
 def _heads(weights: Tensor, head: int | None) -> tuple[Tensor, list[int]]:
@@ -111,7 +117,7 @@ def heads(wish: Wish) -> View:
     def draw() -> Figure:
         return figures.thumbnails(torch.stack(list(maps.values())), title=wish.title(f"{kind} attention"))
 
-    return View(draw, lambda: attention_page(wish.title("every head"), wish.text, maps, told))
+    return View(draw, lambda: attention_page(wish.title("every head"), wish.text, maps, told, overview=True))
 
 
 def rollout(wish: Wish) -> View:
@@ -124,23 +130,33 @@ def rollout(wish: Wish) -> View:
         raise ValueError(f"there is no layer {layer}: this model has 0 to {len(by_layer) - 1}")
     images = wish.read.batch.images
     if images is not None:
-        said = _said(wish)
-        size = wish.model.config.patch_size
-        heat = by_layer[layer][0, 1:].view(images.shape[-2] // size, images.shape[-1] // size)
-        return _plain(
-            wish,
-            wish.title("rollout"),
-            lambda: drawings.over_image(images[0].cpu(), heat, title=wish.name, said=said),
-        )
+        return _over_image(wish, images[0].cpu(), by_layer[layer])
     labels = wish.read.labels(wish.kind or [k for k in look.kinds(wish.model) if k != "cross"][-1])
     title = wish.title(f"attention rollout after layer {layer}")
+    rolled, names = by_layer[layer], ("position", "input")
     return _plain(
         wish,
         title,
         lambda: figures.heatmap(
-            by_layer[layer], labels, labels, title=title, row_name="position", column_name="input", gamma=0.5
+            rolled, labels, labels, title=title, row_name=names[0], column_name=names[1], gamma=0.5
         ),
+        [Matrix(rolled, labels, labels, "", *names, "share", gamma=0.5)],
     )
+
+
+def _over_image(wish: Wish, image: Tensor, rolled: Tensor) -> View:
+    """What has come to [CLS] from each patch."""
+    size = wish.model.config.patch_size
+    said, heat = _said(wish), rolled[0, 1:].view(image.shape[-2] // size, image.shape[-1] // size)
+
+    def draw() -> Figure:
+        return drawings.over_image(image, heat, title=wish.name, said=said)
+
+    rows, columns = ([str(i + 1) for i in range(n)] for n in heat.shape)
+    patches = Matrix(
+        heat, rows, columns, "how much of each patch came to [CLS]", "row", "column", "share", cell=32
+    )
+    return View(draw, lambda: matrix_page(wish.title("rollout"), said, [patches], [figures.svg(draw())]))
 
 
 def _said(wish: Wish) -> str:
@@ -173,12 +189,15 @@ def alignment(wish: Wish) -> View:
 
     maps = look.attention(wish.model, wish.read, "cross", wish.layer)
     told = {key: look.labels(wish.read, key) for key in maps}
-    return View(draw, lambda: attention_page(title, wish.text, maps, told))
+    if len(maps) > 1:
+        maps["all layers"] = torch.stack(list(maps.values())).mean(dim=0)
+        told["all layers"] = rows, columns
+    return View(draw, lambda: attention_page(title, wish.text, maps, told, head=wish.head))
 
 
 def ablation(wish: Wish) -> View:
     """How far the output moves without each head."""
-    scores = look.head_scores(wish.model, wish.read.batch, wish.kind, how=wish.how)  # type: ignore[arg-type]
+    scores = look.head_scores(wish.model, wish.read.batch, wish.kind, how=wish.how or "zero")  # type: ignore[arg-type]
     layers, count = [str(i) for i in range(len(scores))], [str(i) for i in range(scores.shape[1])]
     title = wish.title("what each head is worth here")
     rows = [[f"layer {i}", *(f"{x:.4f}" for x in row)] for i, row in enumerate(scores.tolist())]
@@ -188,6 +207,7 @@ def ablation(wish: Wish) -> View:
         lambda: figures.heatmap(
             scores, layers, count, title=title, row_name="layer", column_name="head", scale="KL (nats)"
         ),
+        [Matrix(scores, layers, count, "", "layer", "head", "KL (nats)", cell=28)],
         [table(["without head", *count], rows)],
     )
 
@@ -202,17 +222,33 @@ def lens(wish: Wish) -> View:
         [layer, *(f"{p:.3f}" for p in row)]
         for layer, row in zip(found.layers, found.final.tolist(), strict=True)
     ]
+    best = [
+        [
+            ", ".join(f"{piece(writer, i)} {100 * p:.1f} %" for i, p in zip(*some, strict=True))
+            for some in zip(*layer, strict=True)
+        ]
+        for layer in zip(found.ids.tolist(), found.probabilities.tolist(), strict=True)
+    ]
+    said = Matrix(
+        found.probabilities[:, :, 0].flip(0), found.layers[::-1], wish.read.tokens, "", "after layer", "at",
+        "probability", top=1.0, words=pieces[::-1], notes=best[::-1],
+    )  # fmt: skip
     return _plain(
         wish,
         title,
         lambda: drawings.lens(found, wish.read.tokens, pieces, title=title),
+        [said],
         [table(["p of the last layer's token, after layer", *wish.read.tokens], rows)],
     )
 
 
 def shown_embeddings(wish: Wish) -> View:
     """How alike the tokens are: as they come in, halfway, and at the end."""
-    half = halves(wish.model)[0] if wish.kind in (None, "cross") else wish.kind
+    if wish.kind is not None and wish.kind not in halves(wish.model):
+        raise ValueError(
+            f"this model has no {wish.kind} whose embeddings are seen: {', '.join(halves(wish.model))}"
+        )
+    half = wish.kind or halves(wish.model)[0]
     layers = embeddings(wish.model, wish.read.batch, half)[:, 0].cpu()
     last = len(layers) - 1
     chosen = sorted({0, last // 2, last}) if wish.layer is None else [wish.layer + 1]
@@ -221,26 +257,57 @@ def shown_embeddings(wish: Wish) -> View:
     called = ["as they come in" if i == 0 else f"after layer {i - 1}" for i in chosen]
     title = wish.title("how alike its tokens are")
     labels = wish.read.labels(half)
+    alike = [cosines(layers[i]) for i in chosen]
     return _plain(
         wish,
         title,
-        lambda: drawings.similarities([cosines(layers[i]) for i in chosen], called, labels, title=title),
+        lambda: drawings.similarities(alike, called, labels, title=title),
+        [
+            Matrix(x, labels, labels, name, scale="cosine", signed=True, top=1.0)
+            for x, name in zip(alike, called, strict=True)
+        ],
+    )
+
+
+def projection(wish: Wish) -> View:
+    """How alike the tokens are as they enter a layer, the last unless given, and to a head's queries and keys."""
+    half = halves(wish.model)[-1]
+    layers = [name for name in names(wish.model) if name.startswith(half) and name.endswith(".self.queries")]
+    if not layers:
+        raise ValueError(
+            f"a {wish.model.family} model has no self-attention: its queries and keys are what is compared"
+        )
+    layer, head = len(layers) - 1 if wish.layer is None else wish.layer, wish.head or 0
+    both = before_and_after(wish.model, wish.read.batch, layer, head)
+    called = [f"before layer {layer}", f"queries and keys of head {head}"]
+    title = wish.title("how alike its tokens are, before and after projection")
+    labels = wish.read.labels(half)
+    return _plain(
+        wish,
+        title,
+        lambda: drawings.similarities([x.cpu() for x in both], called, labels, title=title),
+        [
+            Matrix(x.cpu(), labels, labels, name, scale="cosine", signed=True, top=1.0)
+            for x, name in zip(both, called, strict=True)
+        ],
     )
 
 
 def tokens(wish: Wish) -> View:
     """The text cut into tokens; of a language model, with its surprise at each."""
     read = wish.read
-    bits = surprise(wish.model, read)
-    title = wish.title(f"{len(read.tokens)} tokens")
-    ids = read.ids or [0] * len(read.tokens)
-    rows = [
-        (i, label, index, "" if b is None else f"{b:.2f}")
-        for i, (label, index, b) in enumerate(zip(read.tokens, ids, bits, strict=True))
-    ]
-    head = ["position", "token", "id", "surprise (bits)"]
-    return _plain(
-        wish, title, lambda: drawings.tokens(read.tokens, ids, bits, title=title), [table(head, rows)]
+    if read.batch.images is not None:
+        raise ValueError(f"{wish.name} reads images, which are not cut into tokens of a vocabulary")
+    labels = read.source or read.tokens  # what was given, not what an encoder-decoder answered
+    ids: list[int] = (read.batch.ids if read.batch.source is None else read.batch.source)[0].tolist()
+    bits = [None] * len(labels) if read.source else surprise(wish.model, read)
+    title = wish.title(f"{len(labels)} tokens")
+    told = list(zip(labels, ids, bits, strict=True))
+    rows = [(i, label, n, *([] if b is None else [f"{b:.2f}"])) for i, (label, n, b) in enumerate(told)]
+    head = ["position", "token", "id", *(["surprise (bits)"] if any(b is not None for b in bits) else [])]
+    return View(
+        lambda: drawings.tokens(labels, ids, bits, title=title),
+        lambda: token_page(title, wish.text, told, [table(head, rows)]),
     )
 
 
@@ -259,20 +326,43 @@ def surprise(model: Model, reading: Reading) -> list[float | None]:
 
 def shown_positions(wish: Wish) -> View:
     """How the model tells positions apart."""
-    found = positions(wish.model, wish.length)
+    n = 50 if wish.length is None else wish.length
+    found = positions(wish.model, n)
     title = wish.title(found.about)
     if found.kind == "bias":
         reach = found.values.shape[1]
-        x = list(range(-wish.length + 1, reach - wish.length + 1))
+        x = list(range(-n + 1, reach - n + 1))
+        heads = [str(i) for i in range(len(found.values))]
         return _plain(
             wish,
             title,
             lambda: drawings.curves(
                 x, found.values, title=title, x_name="distance", y_name="added to the score"
             ),
+            [
+                Matrix(
+                    found.values,
+                    heads,
+                    [str(i) for i in x],
+                    "",
+                    "head",
+                    "distance",
+                    "added",
+                    signed=True,
+                    cell=12,
+                )
+            ],
         )
     across = "pair of dimensions" if found.kind == "rotary" else "dimension"
-    return _plain(wish, title, lambda: drawings.positions(found.values, title=title, column_name=across))
+    rows, width = found.values.shape
+    labels = [str(i) for i in range(rows)], [str(i) for i in range(width)]
+    most, cell = drawings.usual_reach(found.values), max(2, min(8, 900 // width))
+    return _plain(
+        wish,
+        title,
+        lambda: drawings.positions(found.values, title=title, column_name=across),
+        [Matrix(found.values, *labels, "", "position", across, signed=True, top=most, cell=cell)],
+    )
 
 
 def listing(model: Model) -> str:
@@ -290,6 +380,7 @@ VIEWS: dict[str, Callable[[Wish], View]] = {
     "ablation": ablation,
     "lens": lens,
     "embeddings": shown_embeddings,
+    "projection": projection,
     "tokens": tokens,
     "positions": shown_positions,
 }

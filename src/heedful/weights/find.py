@@ -40,6 +40,20 @@ def find(name: str | Path) -> Path:
     raise ValueError(_unknown(text))
 
 
+def is_here(name: str) -> bool:
+    """Whether a name is that of a model on this machine: one that ships, a folder or file with one, or of the hub and
+    in its cache."""
+    if not name or "\0" in name:
+        return False
+    try:
+        path = Path(name).expanduser()
+        if name in shipped() or is_run(path) or (path / "config.json").is_file():
+            return True
+        return (path.suffix == ".gguf" and path.is_file()) or (hub.is_id(name) and hub.is_cached(name))
+    except (OSError, RuntimeError):  # longer than names of files can be; ~ of somebody who is not here
+        return False
+
+
 def checkpoint_of(run: Path) -> Path:
     """The best checkpoint of a run, the newest if none is marked as the best."""
     found = best_of_run(run)

@@ -31,6 +31,13 @@ def is_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None and ".." not in name and "--" not in name
 
 
+def is_cached(name: str) -> bool:
+    """Whether a model of the hub was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
 def download(name: str, *, revision: str | None = None) -> Path:
     """The folder of a model of the hub in the cache, downloaded if it is not there yet."""
     from huggingface_hub import errors, snapshot_download

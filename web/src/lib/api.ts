@@ -1,6 +1,6 @@
 // The server's JSON, typed. Every call takes an AbortSignal last, and fails with an ApiError that can be shown.
 
-import { revive, type Numbers } from './arrays'
+import { ARRAYS, unpack, type Bytes, type Numbers } from './arrays'
 import { events } from './sse'
 
 export interface Token {
@@ -56,8 +56,7 @@ export interface Overview {
   to: Token[]
   n_layers: number
   n_heads: number
-  size: number
-  thumbnails: string // base64 of uint8 (layers, heads, size, size); see `bytes`
+  thumbnails: Bytes // (layers, heads, side, side)
 }
 export interface Neuron {
   tokens: Token[]
@@ -77,9 +76,14 @@ export interface Alignment {
 export interface StepsLayer {
   residual_style: 'pre' | 'post' | 'parallel'
   scale: number
+  softcap: number | null
   input: Numbers
-  normed: Numbers | null // null: the family has none there
-  q: Numbers // (heads, T, D)
+  normed: Numbers | null // null, here and below: the family has none there
+  q_raw: Numbers // (heads, T, D): the products, before norms and rotation
+  k_raw: Numbers
+  q_normed: Numbers | null
+  k_normed: Numbers | null
+  q: Numbers
   k: Numbers
   v: Numbers
   scores: Numbers // (heads, T, T)
@@ -89,11 +93,18 @@ export interface StepsLayer {
   heads_out: Numbers
   concatenated: Numbers
   attention_out: Numbers
+  attention_after: Numbers | null // normed before the sum
+  summed: Numbers | null // of a block that norms after the sum, what it norms
   residual: Numbers | null
   normed2: Numbers | null
   hidden: Numbers | null
+  gated: Numbers | null // what the activation is multiplied by
   activated: Numbers | null
+  shares: Numbers | null // (T, experts)
+  answers: Numbers | null // (experts, T, E)
   feedforward_out: Numbers
+  feedforward_after: Numbers | null
+  summed2: Numbers | null
   output: Numbers
 }
 export interface Steps {
@@ -101,10 +112,46 @@ export interface Steps {
   merges: { word: string; steps: string[][] }[] | null
   embeddings: Numbers
   positions: Numbers | null
+  rotation: { cos: Numbers; sin: Numbers; layout: 'halves' | 'interleaved' } | null // (T, pairs)
   layers: StepsLayer[]
   final: Numbers
   logits: number[] // of the last position
   vocabulary: Token[]
+}
+/** A learned product: a matrix (outputs, inputs), and perhaps a bias. */
+export interface Affine {
+  weight: Numbers
+  bias: Numbers | null
+}
+export interface LearnedNorm {
+  kind: 'layer' | 'rms'
+  gain: Numbers | null
+  shift: Numbers | null
+  eps: number
+}
+export interface StepsWeights {
+  embedding: Numbers // (vocabulary, E)
+  embedding_scale: number | null
+  positions: Numbers | null
+  layers: {
+    attention_norm: LearnedNorm | null
+    query: Affine
+    key: Affine
+    value: Affine
+    query_norm: LearnedNorm | null
+    key_norm: LearnedNorm | null
+    output: Affine
+    attention_after: LearnedNorm | null
+    feedforward_norm: LearnedNorm | null
+    act: string | null
+    gate: Affine | null
+    up: Affine | null
+    down: Affine | null
+    router: Affine | null
+    feedforward_after: LearnedNorm | null
+  }[]
+  norm: LearnedNorm | null
+  head: Affine & { scale: number | null; softcap: number | null }
 }
 export interface Run {
   name: string
@@ -178,7 +225,7 @@ const listeners = new Set<() => void>()
 export const onKeyWanted = (listener: () => void): void => void listeners.add(listener)
 
 async function ask(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
-  const headers: Record<string, string> = key.get() ? { authorization: `Bearer ${key.get()}` } : {}
+  const headers: Record<string, string> = { accept: `${ARRAYS}, application/json`, ...(key.get() ? { authorization: `Bearer ${key.get()}` } : {}) }
   if (body !== undefined) headers['content-type'] = 'application/json'
   const request = { method: body === undefined ? 'GET' : 'POST', headers, body: body === undefined ? undefined : JSON.stringify(body), signal }
   let response: Response
@@ -200,13 +247,13 @@ function sentence(text: string): string {
   return /[.!?]$/.test(first) ? first : first + '.'
 }
 
-async function get<Reply>(path: string, signal?: AbortSignal): Promise<Reply> {
-  return revive(await (await ask(path, undefined, signal)).json()) as Reply
+async function read<Reply>(response: Response): Promise<Reply> {
+  const packed = response.headers.get('content-type') === ARRAYS
+  return (packed ? unpack(await response.arrayBuffer()) : await response.json()) as Reply
 }
 
-async function post<Reply>(path: string, body: unknown, signal?: AbortSignal): Promise<Reply> {
-  return revive(await (await ask(path, body, signal)).json()) as Reply
-}
+const get = async <Reply>(path: string, signal?: AbortSignal): Promise<Reply> => read(await ask(path, undefined, signal))
+const post = async <Reply>(path: string, body: unknown, signal?: AbortSignal): Promise<Reply> => read(await ask(path, body, signal))
 
 async function* stream<Event>(path: string, body: unknown, signal?: AbortSignal): AsyncGenerator<Event> {
   const response = await ask(path, body, signal)
@@ -227,7 +274,7 @@ export const api = {
   tokens: (body: { model: string; text: string }, signal?: Signal) => post<{ tokens: Token[] }>('api/tokens', body, signal),
   next: (body: { model: string; text: string; top_k?: number }, signal?: Signal) => post<{ tokens: Token[]; next: Chance[] }>('api/next', body, signal),
 
-  fill: (body: { models: string[]; texts?: string[]; template?: string; words?: string[]; n: number }, signal?: Signal) =>
+  fill: (body: { model: string; texts?: string[]; template?: string; words?: string[]; n: number }, signal?: Signal) =>
     post<{ sentences: { text: string; model: string; choices: string[] }[]; words: string[]; logprobs: Numbers; note: string | null }>('api/fill', body, signal),
   fillToken: (body: { model: string; text: string; index: number }, signal?: Signal) =>
     post<{ tokens: Token[]; words: { word: string; probability: number }[] }>('api/fill/token', body, signal),
@@ -236,12 +283,13 @@ export const api = {
   overview: (body: Looked, signal?: Signal) => post<Overview>('api/attention/overview', body, signal),
   neuron: (body: Looked & { layer: number; head: number; index: number }, signal?: Signal) =>
     post<Neuron>('api/attention/neuron', body, signal),
-  alignment: (body: { model: string; source: string; target?: string }, signal?: Signal) => post<Alignment>('api/alignment', body, signal),
-  rollout: (body: { model: string; text?: string; image?: Levels; which?: 'self' | 'encoder' }, signal?: Signal) =>
+  alignment: (body: { model: string; source: string; target?: string; masked?: number[] }, signal?: Signal) => post<Alignment>('api/alignment', body, signal),
+  rollout: (body: { model: string; text?: string; target?: string; image?: Levels; which?: 'self' | 'encoder'; masked?: number[] }, signal?: Signal) =>
     post<{ tokens?: Token[]; grid?: number[]; weights: Numbers }>('api/rollout', body, signal),
   lens: (body: { model: string; text: string; k?: number }, signal?: Signal) =>
     post<{ tokens: Token[]; layers: string[]; top: Chance[][][] }>('api/lens', body, signal),
   steps: (body: { model: string; text: string }, signal?: Signal) => post<Steps>('api/steps', body, signal),
+  stepsWeights: (body: { model: string }, signal?: Signal) => post<StepsWeights>('api/steps/weights', body, signal),
 
   translate: (body: { model: string; text: string; beams?: number }, signal?: Signal) =>
     post<{ text: string; source: Token[]; target: Token[]; weights: Numbers | null }>('api/translate', body, signal),
@@ -257,7 +305,7 @@ export const api = {
   completeImage: (body: { model: string; image: Levels; n_given: number; temperature?: number; seed?: number; n?: number }, signal?: Signal) =>
     stream<{ index: number; pixel: number; value: number }>('api/image/complete', body, signal),
 
-  runs: (signal?: Signal) => get<{ runs: Run[] }>('api/runs', signal),
+  runs: (signal?: Signal) => get<{ folder: string; runs: Run[] }>('api/runs', signal),
   run: (name: string, after = 0, samplesAfter = -1, signal?: Signal) =>
     get<RunLog>(`api/runs/${encodeURIComponent(name)}?after=${after}&samples_after=${samplesAfter}`, signal),
 

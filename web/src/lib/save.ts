@@ -2,6 +2,7 @@
 // an SVG of plain rectangles, texts and images, which every program opens.
 
 import type { Row } from './csv'
+import { colour } from './theme.svelte'
 
 export interface Saved {
   /** The file's name, without its end. */
@@ -58,8 +59,7 @@ export function svgText(element: Element | null | undefined): { text: string; wi
   const margin = 16
   const [width, height] = [Math.ceil(element.scrollWidth || box.width) + 2 * margin, Math.ceil(element.scrollHeight || box.height) + 2 * margin]
   const root = make('svg', { xmlns: NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}` })
-  const paper = getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()
-  root.append(make('rect', { width, height, fill: paper }))
+  root.append(make('rect', { width, height, fill: colour('paper') }))
   const group = make('g', { transform: `translate(${margin} ${margin})` })
   root.append(group)
   draw(element, group, box)
@@ -86,7 +86,8 @@ function draw(element: Element, into: SVGElement, origin: DOMRect): void {
     return into.append(make('image', { x, y, width: box.width, height: box.height, href: element.toDataURL('image/png'), opacity: style.opacity }))
   }
   const group = style.opacity === '1' ? into : into.appendChild(make('g', { opacity: style.opacity }))
-  surface(style, box, x, y, group)
+  // What stands in a line may go on in the next one.
+  for (const part of style.display === 'inline' ? element.getClientRects() : [box]) surface(style, part, part.left - origin.left, part.top - origin.top, group)
   if (element instanceof HTMLTextAreaElement || element instanceof HTMLInputElement || element instanceof HTMLSelectElement) return
   for (const child of element.childNodes) {
     if (child instanceof Element) draw(child, group, origin)

@@ -100,23 +100,43 @@ function goTo(hash: string): void {
   else waiting.set(page.tabId, own)
 }
 
+const PAUSE = 300 // milliseconds of quiet before the address is written: Safari allows a hundred changes in thirty seconds
+
 /** Read the address, and from now on keep it and the state the same. */
 export function begin(): void {
   goTo(location.hash)
   let shown = page.tabId
-  // Another tab is a step that "back" undoes; a changed setting is not.
+  let next: string | null = null // the address that is about to be written
+  let timer: ReturnType<typeof setTimeout> | undefined
+
+  function write(): void {
+    clearTimeout(timer)
+    if (next !== null && next !== location.hash) history.replaceState(null, '', next)
+    next = null
+  }
+  // Another tab is a step that "back" undoes, and is written at once; a changed setting is neither.
   $effect.root(() => {
     $effect(() => {
       const now = address()
       untrack(() => {
-        if (now === location.hash) return
-        history[page.tabId === shown || location.hash === '' ? 'replaceState' : 'pushState'](null, '', now)
+        if (page.tabId === shown) {
+          next = now
+          clearTimeout(timer)
+          timer = setTimeout(write, PAUSE)
+        } else {
+          write() // of the tab that is left
+          if (now !== location.hash) history.pushState(null, '', now)
+        }
         shown = page.tabId
       })
     })
   })
+  // Whoever goes to the address to copy it leaves the page's window first.
+  for (const leaving of ['pagehide', 'blur']) addEventListener(leaving, write)
   addEventListener('popstate', () => {
-    shown = parseHash(location.hash).tab
+    clearTimeout(timer)
+    next = null
     goTo(location.hash)
+    shown = page.tabId
   })
 }

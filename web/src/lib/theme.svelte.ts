@@ -34,6 +34,7 @@ export const theme = new Theme()
 
 /** The value of a design token, such as colour('accent'). Reading it in an effect or a derivation follows the theme. */
 export function colour(name: string): string {
-  void theme.dark
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()
+  const { dark } = theme
+  const value = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim()
+  return /^light-dark\((.+),(.+)\)$/.exec(value)?.[dark ? 2 : 1].trim() ?? value // a variable is text: nobody has chosen yet
 }

@@ -10,7 +10,6 @@ their place among the columns: a masked model then reads [MASK]; in any other, n
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Hashable
@@ -25,31 +24,41 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from torch import Tensor
 
-from heedful.models.base import Batch
+from heedful.models.base import Batch, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.vit import ViT
 from heedful.observe import attention as look
 from heedful.observe.capture import Edit, capture, matching
-from heedful.observe.reading import Reading, read_image
+from heedful.observe.reading import Reading
 from heedful.observe.table import names
 from heedful.serve.playground.desk import Desk, ask
-from heedful.serve.playground.images import grid_of, over_image, to_tensor
-from heedful.serve.playground.neuron import neuron
-from heedful.serve.playground.shapes import MOST_TOKENS, Image, Index, Name, OfText, Passage, reply
+from heedful.serve.playground.images import attended, over_image
+from heedful.serve.playground.neuron import PARTS, neuron, scale_of
+from heedful.serve.playground.passes import entering, passing, within
+from heedful.serve.playground.shapes import (
+    MOST_TOKENS,
+    Image,
+    Index,
+    Name,
+    OfText,
+    Passage,
+    check_bytes,
+    reply,
+)
 from heedful.serve.playground.text import reading_of, sides
 from heedful.serve.schema import Body
 
 router = APIRouter()
 Which = Literal["self", "cross", "encoder"]
-ALL = 16 * 2**20  # bytes of maps that are computed and kept for all layers at once
-MOST = 256 * 2**20  # bytes of maps that a rollout may need
+Masked = Annotated[list[Index], Field(max_length=MOST_TOKENS)]
+ENTERING = 128 * 2**20  # bytes of what enters all layers; of a larger pass only one layer's is kept
 THUMBNAIL = 32  # its side at most
 
 
 class AttentionBody(OfText):
     target: Passage | None = None
     which: Which | None = None
-    masked: Annotated[list[Index], Field(max_length=MOST_TOKENS)] = Field(default=[])
+    masked: Masked = Field(default=[])
 
 
 class LayerBody(AttentionBody):
@@ -65,44 +74,47 @@ class AlignmentBody(Body):
     model: Name
     source: Passage
     target: Passage | None = None
+    masked: Masked = Field(default=[])
 
 
 class RolloutBody(Body):
     model: Name
     text: Passage | None = None
+    target: Passage | None = None
     image: Image | None = None
     which: Literal["self", "encoder"] = "self"
+    masked: Masked = Field(default=[])
 
 
 @router.post("/api/attention")
 async def attention(http: HttpRequest, body: LayerBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: layer_of(desk, body)))
+    return await reply(http, await ask(http, body.model, lambda desk: layer_of(desk, body)))
 
 
 @router.post("/api/attention/overview")
 async def overview(http: HttpRequest, body: AttentionBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: thumbnails(desk, body)))
+    return await reply(http, await ask(http, body.model, lambda desk: thumbnails(desk, body)))
 
 
 @router.post("/api/attention/neuron")
 async def neuron_view(http: HttpRequest, body: NeuronBody) -> Response:
     def find(desk: Desk) -> dict[str, Any]:
         view = view_of(desk, body)
-        with capture(desk.model, edit=view.edits):
-            found = neuron(desk.model, view.reading.batch, view.name(body.layer), body.head, body.index)
-        return {"tokens": view.columns, **found}
+        scale = scale_of(desk.model, view.name(body.layer))
+        parts = inside(desk, view, body.layer, *PARTS)
+        return {"tokens": view.columns, **neuron(parts, scale, body.head, body.index)}
 
-    return await reply(await ask(http, body.model, find))
+    return await reply(http, await ask(http, body.model, find))
 
 
 @router.post("/api/alignment")
 async def alignment(http: HttpRequest, body: AlignmentBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: aligned(desk, body.source, body.target)))
+    return await reply(http, await ask(http, body.model, lambda desk: aligned(desk, body)))
 
 
 @router.post("/api/rollout")
 async def rollout(http: HttpRequest, body: RolloutBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: rolled_out(desk, body)))
+    return await reply(http, await ask(http, body.model, lambda desk: rolled_out(desk, body)))
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------
@@ -124,9 +136,13 @@ class View:
     key: Hashable
 
     @property
-    def size(self) -> int:
-        """Bytes of all layers."""
-        return 4 * len(self.layers) * self.n_heads * len(self.rows) * len(self.columns)
+    def n_weights(self) -> int:
+        return len(self.layers) * self.n_heads * len(self.rows) * len(self.columns)
+
+    def entering(self, model: Model) -> int:
+        """Bytes of what enters all layers."""
+        each = (len(self.rows) + len(self.columns)) * model.config.d_model
+        return len(self.layers) * each * next(model.parameters()).element_size()
 
     def name(self, layer: int) -> str:
         """The weights of a layer; ValueError if there is none."""
@@ -227,17 +243,29 @@ def _hidden(columns: tuple[int, ...], own: bool) -> Edit:
 
 
 def maps(desk: Desk, view: View, layer: int) -> Tensor:
-    """The weights of a layer (H, T, S); of a small pass those of all layers are kept with them."""
+    """The weights of a layer (H, T, S)."""
+    return desk.keep(("map", view.key, layer), lambda: inside(desk, view, layer, "weights")[0])
+
+
+def inside(desk: Desk, view: View, layer: int, *what: str) -> list[Tensor]:
+    """What a layer computes: its queries, keys, scores, weights. The model runs once for all layers of a text."""
     name = view.name(layer)
-    found: Tensor | None = desk.kept(("map", view.key, layer))
-    if found is None:
-        small = view.size <= ALL
-        with capture(desk.model, edit=view.edits):
-            made = look.attention(desk.model, view.reading, view.kind, None if small else layer)
-        for key, weights in made.items():
-            desk.put(("map", view.key, view.layers.index(key)), weights)
-        found = made[name]
-    return found
+    whole = view.entering(desk.model) <= ENTERING
+    key = ("entered", view.key, None if whole else layer)
+    names = view.layers if whole else [name]
+    with capture(desk.model, edit=view.edits):
+        entered = desk.keep(key, lambda: entering(desk.model, view.reading.batch, names))
+        return within(desk.model, entered, name, what)
+
+
+def of_all(desk: Desk, view: View, make: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `make` makes of the weights of each layer (H, T, S), one after the other: (L, ...)."""
+    if len(view.layers) == 1:  # a recurrent decoder's weights come step by step
+        return make(inside(desk, view, 0, "weights")[0])[None]
+    seen, found = passing(make, view.layers)
+    with capture(desk.model, edit=view.edits), capture(desk.model, edit=seen):
+        entering(desk.model, view.reading.batch, [])
+    return torch.stack([found[name] for name in view.layers])
 
 
 def layer_of(desk: Desk, body: LayerBody) -> dict[str, Any]:
@@ -265,29 +293,10 @@ def answer_of(desk: Desk, reading: Reading) -> str | None:
 
 
 def thumbnails(desk: Desk, body: AttentionBody) -> dict[str, Any]:
-    """Every head of every layer, small: the largest weight in each part of a map."""
+    """Every head of every layer, small: the largest weight in each part of a map, (L, H, side, side), 255 is 1."""
     view = view_of(desk, body)
     side = min(THUMBNAIL, max(len(view.rows), len(view.columns)))
-
-    def make() -> Tensor:
-        if view.size <= ALL:
-            return torch.stack([shrink(maps(desk, view, i), side) for i in range(len(view.layers))])
-        found: dict[str, Tensor] = {}
-
-        def see(name: str) -> Edit:
-            def edit(x: Tensor) -> Tensor:
-                found[name] = shrink(x[0], side)
-                return x
-
-            return edit
-
-        # No layer's maps are kept while the next is computed.
-        seen = {name: see(name) for name in view.layers}
-        with capture(desk.model, edit=view.edits), capture(desk.model, edit=seen):
-            desk.model(view.reading.batch)
-        return torch.stack([found[name] for name in view.layers])
-
-    small = desk.keep(("thumbnails", view.key), make)
+    small = desk.keep(("thumbnails", view.key), lambda: of_all(desk, view, lambda x: shrink(x, side)))
     return {
         "from": view.rows,
         "to": view.columns,
@@ -295,23 +304,23 @@ def thumbnails(desk: Desk, body: AttentionBody) -> dict[str, Any]:
         "n_heads": view.n_heads,
         "which": view.which,
         "kinds": view.kinds,
-        "size": side,
-        "thumbnails": base64.b64encode(small.numpy().tobytes()).decode("ascii"),
+        "thumbnails": small,
     }
 
 
 def shrink(weights: Tensor, side: int) -> Tensor:
     """(H, T, S) -> uint8 (H, side, side), 255 is 1."""
-    pooled = F.adaptive_max_pool2d(weights.float().cpu(), (side, side))
+    pooled = F.adaptive_max_pool2d(weights, (side, side))
     return (255 * pooled).round().clamp_(0, 255).to(torch.uint8)
 
 
-def aligned(desk: Desk, source: str, target: str | None) -> dict[str, Any]:
+def aligned(desk: Desk, body: AlignmentBody) -> dict[str, Any]:
     if "cross" not in look.kinds(desk.model):
         raise ValueError(f"{desk.loaded.name} looks at no source: only encoder-decoders with attention do")
-    body = AttentionBody(model=desk.loaded.name, text=source, target=target, which="cross")
-    view = view_of(desk, body)
-    weights = torch.stack([maps(desk, view, layer) for layer in range(len(view.layers))])  # (L, H, T, S)
+    asked = body.model_dump(include={"model", "target", "masked"})
+    view = view_of(desk, AttentionBody(**asked, text=body.source, which="cross"))
+    check_bytes(4 * view.n_weights, "an alignment of all layers")
+    weights = desk.keep(("alignment", view.key), lambda: of_all(desk, view, lambda x: x))  # (L, H, T, S)
     text = answer_of(desk, view.reading)
     return {"source": view.columns, "target": view.rows, "weights": weights, "text": text}
 
@@ -321,14 +330,17 @@ def rolled_out(desk: Desk, body: RolloutBody) -> dict[str, Any]:
     columns)."""
     if (body.text is None) == (body.image is None):
         raise ValueError("give either a text or an image")
-    model = desk.model
     if body.image is not None:
-        reading = read_image(model, to_tensor(model, body.image))
-        return {"grid": grid_of(model, body.image), "weights": over_image(model, reading, body.image)}
-    view = view_of(desk, AttentionBody(model=body.model, text=body.text or "", which=body.which))
-    if view.size > MOST:
-        most = int((MOST * len(view.rows) ** 2 / view.size) ** 0.5)
-        raise ValueError(f"{len(view.rows)} tokens are too many for a rollout of this model: at most {most}")
-    key = ("rollout", view.key)
-    weights = desk.keep(key, lambda: look.rolled_out(model, view.reading, view.kind))
-    return {"tokens": view.rows, "weights": weights}
+        if body.masked or body.target is not None:
+            raise ValueError("an image has no tokens to mask, and no target: give a text with them")
+        grid, weights = attended(desk.model, body.image)
+        return {"grid": grid, "weights": over_image(weights, grid)}
+    asked = body.model_dump(include={"model", "text", "target", "which", "masked"})
+    view = view_of(desk, AttentionBody(**asked))
+    check_bytes(4 * view.n_weights // view.n_heads, "a rollout")
+
+    def make() -> Tensor:
+        means = of_all(desk, view, lambda x: x.mean(dim=0, keepdim=True))  # (L, 1, T, T)
+        return look.rollout(means)  # which begins with the mean of the heads
+
+    return {"tokens": view.rows, "weights": desk.keep(("rollout", view.key), make)}

@@ -1,7 +1,7 @@
 """Looking at a served model: in the thread it lives in, with float32 numbers, and not twice at the same thing.
 
 What a visitor asks runs as one job of the model's worker, between two steps of the engine. What it computed is kept
-for a while (64 MB for all models together), so that moving between layers and heads does not run the model again.
+for a while (256 MB for all models together), so that moving between layers and heads does not run the model again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from heedful.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-ROOM = 64 * 2**20  # bytes of what is kept
+ROOM = 256 * 2**20  # bytes of what is kept
 MOST_COPIED = 50_000_000  # parameters
 HALVES = ("bfloat16", "float16")
 
@@ -65,18 +65,23 @@ class Kept:
                 self.size -= self._found.popitem(last=False)[1][1]
 
 
-def n_bytes(value: Any) -> int:
-    """About the memory of tensors, texts and numbers, however they are nested."""
+def n_bytes(value: Any, counted: set[int] | None = None) -> int:
+    """About the memory of tensors, texts and numbers, however they are nested; what several tensors share counts once,
+    and of a view all that it keeps alive."""
+    counted = set() if counted is None else counted
     if isinstance(value, Tensor):
-        return value.nbytes + 100
+        memory = value.untyped_storage()
+        known = memory.data_ptr() in counted
+        counted.add(memory.data_ptr())
+        return 100 + (0 if known else memory.nbytes())
     if isinstance(value, str):
         return 2 * len(value) + 50
     if isinstance(value, dict):
-        return sum(map(n_bytes, value.values())) + 100 * len(value)
+        return sum(n_bytes(part, counted) for part in value.values()) + 100 * len(value)
     if isinstance(value, list | tuple):
-        return sum(map(n_bytes, value)) + 50
+        return sum(n_bytes(part, counted) for part in value) + 50
     if hasattr(value, "__dict__"):
-        return n_bytes(vars(value))
+        return n_bytes(vars(value), counted)
     return 50
 
 

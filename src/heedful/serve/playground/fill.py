@@ -1,13 +1,13 @@
 """POST /api/fill and /api/fill/token: how likely each word is in a blank of several sentences, or in place of a token.
 
-With two models every sentence is filled by both, and the words are those that both know as one token.
+A template whose first bracket names served models is filled by each of them, not by `model`: heedful.observe.template.
 
     N sentences, W words
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,11 +16,11 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from torch import Tensor
 
 from heedful.models.base import Batch, DecoderModel
 from heedful.observe.fill import METHODS, RESCORED, Filled
 from heedful.observe.fill import fill as fill_in
+from heedful.observe.several import compare
 from heedful.observe.template import MOST_SENTENCES, Template, parse
 from heedful.serve.asks import told
 from heedful.serve.errors import ApiError
@@ -36,7 +36,7 @@ Words = Annotated[list[Passage], Field(min_length=1, max_length=RESCORED)]
 
 
 class FillBody(Body):
-    models: Annotated[list[Name], Field(min_length=1, max_length=2)]
+    model: Name
     texts: Annotated[list[Passage], Field(min_length=1, max_length=MOST_SENTENCES)] | None = None
     template: Passage | None = None
     words: Words | None = None  # compare these alone
@@ -50,39 +50,56 @@ class TokenBody(OfText):
 @router.post("/api/fill")
 async def fill(http: HttpRequest, body: FillBody) -> Response:
     with told():
-        template = template_of(body)
-    several = len(body.models) > 1
-    n = None if several or not body.n else body.n
-
-    found = []
-    for name in body.models:
-        part = await ask_in_turns(http, name, partial(turns, template, body.words, n))
-        assert part is not None, "the last thing it yields"
-        found.append(part)
-    words, logprobs = found[0].words, found[0].logprobs
-    if several:
-        with told():
-            words, logprobs = together(found, None if body.words else body.n or None)
+        template = template_of(body, http.app.state.shelf.names)
+    n, words = body.n or None, body.words
+    if template.models:
+        found = await by_each(http, template, words, n)
+    else:
+        found = await by(http, body.model, template, words, n, True)
     sentences = [
-        {"text": str(sentence), "model": name, "choices": list(sentence.choices)}
-        for name in body.models
+        {"text": str(sentence), "model": sentence.model or body.model, "choices": list(sentence.choices)}
         for sentence in template.sentences
     ]
-    note = "; ".join(dict.fromkeys(METHODS[part.method] for part in found))
-    return await reply({"sentences": sentences, "words": words, "logprobs": logprobs, "note": note})
+    numbers = {"words": found.words, "logprobs": found.logprobs}
+    return await reply(http, {"sentences": sentences, **numbers, "note": METHODS[found.method]})
 
 
-def turns(template: Template, words: list[str] | None, n: int | None, desk: Desk) -> Iterator[Filled | None]:
+async def by(
+    http: HttpRequest, name: str, template: Template, words: list[str] | None, n: int | None, rescore: bool
+) -> Filled:
+    found = await ask_in_turns(http, name, partial(turns, template, words, n, rescore))
+    assert found is not None, "the last thing it yields"
+    return found
+
+
+async def by_each(http: HttpRequest, template: Template, words: list[str] | None, n: int | None) -> Filled:
+    """What the models that a template names find."""
+    steps = compare(template, words, n)
+    ask = next(steps)
+    while True:
+        asked = None if ask.words is None else list(ask.words)
+        part = await by(http, ask.model, template.of(ask.model), asked, None, ask.rescore is not False)
+        with told():
+            try:
+                ask = steps.send(part)
+            except StopIteration as end:
+                found: Filled = end.value
+                return found
+
+
+def turns(
+    template: Template, words: list[str] | None, n: int | None, rescore: bool, desk: Desk
+) -> Iterator[Filled | None]:
     """What `observe.fill.fill` finds, the last thing that is yielded. A causal model reads each candidate with what
-    follows the blank, which takes its time: one sentence a turn."""
+    follows the blank, if it is to `rescore` and words follow, which takes its time: one sentence a turn."""
     desk.loaded.require("fill")
     model, tokenizer = desk.model, desk.tokenizer
     if tokenizer is None:
         raise ValueError(f"{desk.loaded.name} has no tokenizer, and reads no text")
-    key = ("fill", template.sentences, tuple(words or ()), n)
+    key = ("fill", template.sentences, tuple(words or ()), n, rescore)
     found: Filled | None = desk.kept(key)
     causal = isinstance(model, DecoderModel)
-    rescore = causal and any(c.isalnum() for sentence in template.sentences for c in sentence.after)
+    rescore = rescore and causal and template.goes_on
     if found is None and (words is None or not causal):
         found = fill_in(model, tokenizer, template, words=words, n=n, rescore=False if causal else None)
         if rescore and len(found.words) <= RESCORED:
@@ -100,33 +117,16 @@ def turns(template: Template, words: list[str] | None, n: int | None, desk: Desk
     yield found
 
 
-def template_of(body: FillBody) -> Template:
+def template_of(body: FillBody, models: Collection[str]) -> Template:
     """The sentences that are meant, of one template or of several texts."""
     if (body.texts is None) == (body.template is None):
         raise ApiError(400, "give either texts or a template: sentences with _ where a word is missing")
     if body.template is not None:
-        return parse(body.template)
+        return parse(body.template, models.__contains__, models)
     sentences = tuple(sentence for text in body.texts or () for sentence in parse(text).sentences)
     if len(sentences) > MOST_SENTENCES:
         raise ValueError(f"these are {len(sentences)} sentences: at most {MOST_SENTENCES} can be compared")
     return Template("\n".join(body.texts or ()), (), sentences)
-
-
-def together(found: list[Filled], n: int | None) -> tuple[list[str], Tensor]:
-    """The words that all models know and their log probabilities, one model's sentences under the other's: (N, W)."""
-    known = [{word: i for i, word in enumerate(part.words)} for part in found]
-    words = [word for word in known[0] if all(word in places for places in known)]
-    if not words:
-        raise ValueError("these models have no word in common that is one token of both: give the words")
-    rows = [
-        part.logprobs[:, [places[word] for word in words]] for part, places in zip(found, known, strict=True)
-    ]
-    logprobs = torch.cat(rows)
-    if n is not None:
-        order = logprobs.argsort(dim=1, descending=True, stable=True)[:, :n]
-        kept = list(dict.fromkeys(order.flatten().tolist()))
-        words, logprobs = [words[i] for i in kept], logprobs[:, kept]
-    return words, logprobs
 
 
 # --- in place of a token ----------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def together(found: list[Filled], n: int | None) -> tuple[list[str], Tensor]:
 
 @router.post("/api/fill/token")
 async def fill_token(http: HttpRequest, body: TokenBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: replace(desk, body.text, body.index)))
+    return await reply(http, await ask(http, body.model, lambda desk: replace(desk, body.text, body.index)))
 
 
 def replace(desk: Desk, text: str, index: int) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from heedful.models.base import Model
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.vit import ViT
 from heedful.observe import attention as look
-from heedful.observe.reading import Reading, read_image
+from heedful.observe.reading import read_image
 from heedful.serve.asking import Asking
 from heedful.serve.asks import Part, told
 from heedful.serve.playground.desk import Desk, ask
-from heedful.serve.playground.shapes import Image, Index, Name, reply
+from heedful.serve.playground.shapes import Image, Index, Name, check_bytes, reply
 from heedful.serve.respond import EventStream
 from heedful.serve.schema import MOST, Body, Count, Number
 
@@ -51,13 +51,13 @@ class CompleteBody(ImageBody):
 
 
 @router.get("/api/images")
-async def examples() -> Response:
-    return await reply({"digits": digits()})
+async def examples(http: HttpRequest) -> Response:
+    return await reply(http, {"digits": digits()})
 
 
 @router.post("/api/image/classify")
 async def classify(http: HttpRequest, body: ImageBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: labels(desk, body.image)))
+    return await reply(http, await ask(http, body.model, lambda desk: labels(desk, body.image)))
 
 
 @cache
@@ -93,28 +93,29 @@ def to_tensor(model: Model, image: list[Any]) -> Tensor:
     return torch.tensor(rows).permute(2, 0, 1) * 2 - 1
 
 
-def grid_of(model: Model, image: list[Any]) -> list[int]:
-    """How many rows and columns of patches an image has."""
+def attended(model: Model, image: list[Any]) -> tuple[list[int], Tensor]:
+    """How many rows and columns of patches an image has, and the weights of every layer (L, H, 1 + N, 1 + N)."""
+    pixels = to_tensor(model, image)
     assert isinstance(model, ViT)
-    return [len(image) // model.config.patch_size, len(image[0]) // model.config.patch_size]
+    c = model.config
+    grid = [len(image) // c.patch_size, len(image[0]) // c.patch_size]
+    check_bytes(4 * c.n_layers * c.n_heads * (1 + grid[0] * grid[1]) ** 2, "the attention over an image")
+    return grid, torch.stack(list(look.attention(model, read_image(model, pixels)).values()))
 
 
-def over_image(model: Model, reading: Reading, image: list[Any]) -> Tensor:
+def over_image(weights: Tensor, grid: list[int]) -> Tensor:
     """How much of each patch has come to [CLS] by each layer, (L, rows, columns)."""
-    return look.rolled_out(model, reading)[:, 0, 1:].unflatten(1, grid_of(model, image))
+    return look.rollout(weights)[:, 0, 1:].unflatten(1, grid)
 
 
 def labels(desk: Desk, image: list[Any]) -> dict[str, Any]:
     desk.loaded.require("classify")
-    model = desk.model
-    pixels = to_tensor(model, image)
+    pixels = to_tensor(desk.model, image)
 
     def make() -> dict[str, Any]:
-        reading = read_image(model, pixels)
         found = [{"label": label.name, "probability": label.score} for label in desk.loaded.classify(pixels)]
-        weights = torch.stack(list(look.attention(model, reading).values()))
-        rollout = over_image(model, reading, image)[-1]
-        return {"labels": found, "grid": grid_of(model, image), "rollout": rollout, "weights": weights}
+        grid, weights = attended(desk.model, image)
+        return {"labels": found, "grid": grid, "rollout": over_image(weights, grid)[-1], "weights": weights}
 
     return desk.keep(("image", tuple(pixels.flatten().tolist()), tuple(pixels.shape)), make)
 

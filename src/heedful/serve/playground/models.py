@@ -36,7 +36,7 @@ async def list_models(http: HttpRequest) -> Response:
             found.append({"id": name, **describe(shelf.path(name), about.created), "loaded": about.loaded})
         return found
 
-    return await reply({"models": await asyncio.to_thread(describe_all)})
+    return await reply(http, {"models": await asyncio.to_thread(describe_all)})
 
 
 @lru_cache(maxsize=256)

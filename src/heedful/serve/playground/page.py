@@ -34,10 +34,10 @@ TYPES = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-# Styles may be inline, since what is drawn is placed by them; scripts may not. Pictures are saved by blob: and data:.
+# Neither scripts nor styles are inline: what is drawn is placed by scripts. Pictures are saved by blob: and data:.
 POLICY = (
-    "default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 SAFE = {  # besides what the guard says of every answer
     "content-security-policy": POLICY,
@@ -49,9 +49,8 @@ NOT_BUILT = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
 <title>heedful</title>
-<style>body { font: 1rem/1.6 system-ui; max-width: 40rem; margin: 4rem auto; padding: 0 1rem; color-scheme: light dark }
-</style>
 <h1>heedful</h1>
 <p>The server is running, but the playground's page has not been built yet. In the repository:</p>
 <pre>make play</pre>

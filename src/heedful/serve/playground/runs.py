@@ -37,13 +37,13 @@ Step = Annotated[int, Query(ge=-1, le=2**53)]
 @router.get("/api/runs")
 async def list_runs(http: HttpRequest) -> Response:
     root = Path(http.app.state.options.runs)
-    return await reply({"runs": await asyncio.to_thread(runs_in, root)})
+    return await reply(http, {"folder": str(root), "runs": await asyncio.to_thread(runs_in, root)})
 
 
 @router.get("/api/runs/{name}")
 async def one_run(http: HttpRequest, name: str, after: Place = 0, samples_after: Step = -1) -> Response:
     root = Path(http.app.state.options.runs)
-    return await reply(await asyncio.to_thread(run_of, root, name, after, samples_after))
+    return await reply(http, await asyncio.to_thread(run_of, root, name, after, samples_after))
 
 
 def runs_in(root: Path) -> list[dict[str, Any]]:

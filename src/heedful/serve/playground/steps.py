@@ -1,10 +1,11 @@
-"""POST /api/steps: every number of a forward pass, from a text to the next token, of a model small enough to be read.
+"""POST /api/steps: every number of a forward pass, from a text to the next token, of a model small enough to be read;
+and POST /api/steps/weights: what it has learned, of which those numbers were made.
 
 What hooks do not see is computed again from what they do, with the model's own modules: the sums on the residual
 stream, the products before the scale, what enters the activation. Whatever the family has not (a norm in another
 place, added positions) is null.
 
-    T tokens, E width, H heads, D head size, F hidden width, V vocabulary
+    T tokens, E width, H heads, D head size, R rotated part of D, F hidden width, V vocabulary, X experts
 """
 
 from __future__ import annotations
@@ -23,22 +24,35 @@ from torch import Tensor
 
 from heedful.models.base import DecoderModel
 from heedful.models.image_gpt import ImageGPT
+from heedful.nn.attention import Attention
 from heedful.nn.block import Block
-from heedful.nn.feedforward import FeedForward
+from heedful.nn.feedforward import FeedForward, MixtureOfExperts
+from heedful.nn.norm import RMSNorm
 from heedful.observe.capture import Activations, capture
 from heedful.observe.table import names
 from heedful.serve.playground.desk import Desk, ask
-from heedful.serve.playground.shapes import OfText, check_count, reply
+from heedful.serve.playground.matrices import experts, hidden, learned, projections
+from heedful.serve.playground.shapes import Name, OfText, check_count, reply
 from heedful.serve.playground.text import cut, reading_of
+from heedful.serve.schema import Body
 from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
 MOST_LAYERS, MOST_TOKENS, WIDEST, LARGEST = 4, 64, 128, 10_000
 
 
+class OfModel(Body):
+    model: Name
+
+
 @router.post("/api/steps")
 async def steps(http: HttpRequest, body: OfText) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: every_step(desk, body.text)))
+    return await reply(http, await ask(http, body.model, lambda desk: every_step(desk, body.text)))
+
+
+@router.post("/api/steps/weights")
+async def weights(http: HttpRequest, body: OfModel) -> Response:
+    return await reply(http, await ask(http, body.model, every_weight))
 
 
 def check_small(desk: Desk) -> DecoderModel:
@@ -61,6 +75,11 @@ def every_step(desk: Desk, text: str) -> dict[str, Any]:
     return desk.keep(("steps", text), lambda: _steps(desk, model, text))
 
 
+def every_weight(desk: Desk) -> dict[str, Any]:
+    """Not kept: the page asks once for each model, and would push out what is asked for often."""
+    return learned(check_small(desk), MOST_TOKENS)
+
+
 def _steps(desk: Desk, model: DecoderModel, text: str) -> dict[str, Any]:
     reading = reading_of(desk, text)
     kinds = ("embeddings", "positions", "before", "after", "output", "hidden")
@@ -76,6 +95,7 @@ def _steps(desk: Desk, model: DecoderModel, text: str) -> dict[str, Any]:
         "merges": None if desk.tokenizer is None else merges(desk.tokenizer, text),
         "embeddings": acts["decoder.embeddings"][0],
         "positions": added,
+        "rotation": rotation(model, len(reading.ids)),
         "layers": [one_layer(block, acts, f"decoder.{i}") for i, block in enumerate(blocks)],
         "final": acts["decoder.output"][0],
         "logits": logits.tolist(),
@@ -83,66 +103,102 @@ def _steps(desk: Desk, model: DecoderModel, text: str) -> dict[str, Any]:
     }
 
 
+def rotation(model: DecoderModel, n: int) -> dict[str, Any] | None:
+    """By which angles queries and keys are turned at each place: their cosines and sines (T, R/2)."""
+    rotary = model.decoder.rotary
+    if rotary is None:
+        return None
+    found = rotary(torch.arange(n, device=model.device)[None], n)
+    return {"cos": found.cos[0, 0], "sin": found.sin[0, 0], "layout": found.layout}
+
+
 def one_layer(block: Block, acts: Activations, base: str) -> dict[str, Any]:
-    """All that happens in a block, in order; of one that norms after the sum, the sums are the normed ones."""
-    part = block.attention
-    x, y = acts[f"{base}.before"], acts[f"{base}.self.output"]  # (1, T, E)
-    q, k, v = (acts[f"{base}.self.{what}"][0] for what in ("queries", "keys", "values"))
-    shared = k.repeat_interleave(len(q) // len(k), dim=0)  # (H, T, D), also where heads share keys
-    raw = q @ shared.transpose(-2, -1)  # (H, T, T)
-    scale = 1 / math.sqrt(part.d_head) if part.scale is None else part.scale
-    heads = acts[f"{base}.self.heads"][0]
-    before = block.residual != "post"
-    normed = _normed(block.attention_norm, x) if before else None
-    after = y if block.attention_after is None else block.attention_after(y)
-    parallel = block.residual == "parallel"
-    residual = None if parallel else x + after if before else _normed(block.attention_norm, x + after)
+    """All that happens in a block, in order, each (T, ...) or of every head (H, T, ...)."""
+    x, y = acts[f"{base}.before"][0], acts[f"{base}.self.output"][0]  # (T, E)
+    pre, parallel = block.residual != "post", block.residual == "parallel"
+    normed = _normed(block.attention_norm, x) if pre else None
+    after = _normed(block.attention_after, y)
+    summed = None if parallel else x + (y if after is None else after)
+    residual = summed if pre or summed is None else _normed(block.attention_norm, summed)
     enters = x if residual is None else residual
-    normed2 = _normed(block.feedforward_norm, enters) if before else None
+    normed2 = _normed(block.feedforward_norm, enters) if pre else None
     thinks = enters if normed2 is None else normed2
-    if parallel and block.feedforward_norm is None and normed is not None:
+    if parallel and normed2 is None and normed is not None:
         thinks = normed
+    z = acts[f"{base}.feedforward.output"][0]
+    after2 = _normed(block.feedforward_after, z)
+    summed2 = None if pre else enters + (z if after2 is None else after2)
     return {
         "residual_style": block.residual,
-        "input": x[0],
-        "normed": _first(normed),
+        "input": x,
+        "normed": normed,
+        **attention_of(block.attention, acts, base, x if normed is None else normed),
+        "attention_out": y,
+        "attention_after": after,
+        "summed": None if pre else summed,
+        "residual": residual,
+        "normed2": normed2,
+        **thought_of(block.feedforward, acts, base, thinks),
+        "feedforward_out": z,
+        "feedforward_after": after2,
+        "summed2": summed2,
+        "output": acts[f"{base}.after"][0],
+    }
+
+
+def attention_of(part: Attention, acts: Activations, base: str, x: Tensor) -> dict[str, Any]:
+    """From what attention reads, x (T, E), to what its heads bring back. `q_raw` and `k_raw` are the products, before
+    norms and rotation."""
+    q, k, v = (acts[f"{base}.self.{what}"][0] for what in ("queries", "keys", "values"))
+    shared = k.repeat_interleave(len(q) // len(k), dim=0)  # (H, T, D), also where heads share keys
+    scores = q @ shared.transpose(-2, -1)  # (H, T, T)
+    scale = 1 / math.sqrt(part.d_head) if part.scale is None else part.scale
+    heads = acts[f"{base}.self.heads"][0]
+    query, key, _ = projections(part, x)
+    return {
+        "q_raw": _by_head(query, part.d_head),
+        "k_raw": _by_head(key, part.d_head),
+        "q_normed": _normed_heads(part.query_norm, query, part.d_head),
+        "k_normed": _normed_heads(part.key_norm, key, part.d_head),
         "q": q,
         "k": k,
         "v": v,
-        "scores": raw,
+        "scores": scores,
         "scale": scale,
-        "scaled": raw * scale,
+        "scaled": scores * scale,
+        "softcap": part.softcap,
         "masked": acts[f"{base}.self.scores"][0],
         "weights": acts[f"{base}.self.weights"][0],
         "heads_out": heads,
         "concatenated": heads.transpose(0, 1).flatten(1),
-        "attention_out": y[0],
-        "residual": _first(residual),
-        "normed2": _first(normed2),
-        "hidden": _first(before_activation(block.feedforward, thinks)),
-        "activated": acts[f"{base}.feedforward.hidden"][0] if f"{base}.feedforward.hidden" in acts else None,
-        "feedforward_out": acts[f"{base}.feedforward.output"][0],
-        "output": acts[f"{base}.after"][0],
     }
+
+
+def thought_of(network: torch.nn.Module, acts: Activations, base: str, x: Tensor) -> dict[str, Any]:
+    """What a feed-forward network makes of x (T, E) before its last product, or what each of its experts says."""
+    found: dict[str, Any] = dict.fromkeys(("hidden", "gated", "activated", "shares", "answers"))
+    if isinstance(network, MixtureOfExperts):
+        found["shares"], found["answers"] = experts(network, x)
+    elif isinstance(network, FeedForward):
+        found["hidden"], found["gated"] = hidden(network, x)
+        found["activated"] = acts[f"{base}.feedforward.hidden"][0]
+    return found
 
 
 def _normed(norm: torch.nn.Module | None, x: Tensor) -> Tensor | None:
     return None if norm is None else norm(x)
 
 
-def _first(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x[0]
+def _by_head(x: Tensor, d_head: int) -> Tensor:
+    return x.unflatten(-1, (-1, d_head)).transpose(0, 1)  # (T, H·D) -> (H, T, D)
 
 
-def before_activation(network: torch.nn.Module, x: Tensor) -> Tensor | None:
-    """What enters the activation (1, T, F), of a gated network the gate; None of a mixture of experts."""
-    if not isinstance(network, FeedForward):
+def _normed_heads(norm: RMSNorm | None, x: Tensor, d_head: int) -> Tensor | None:
+    """A norm of the head's size acts on each head (Qwen 3), a wider one on all of them (OLMo 2)."""
+    if norm is None:
         return None
-    if network.joint is not None:
-        first: Tensor = network.joint(x).chunk(2, dim=-1)[0]
-        return first
-    out: Tensor = (network.up if network.gate is None else network.gate)(x)
-    return out
+    found: Tensor = norm(_by_head(x, d_head)) if len(norm.weight) == d_head else _by_head(norm(x), d_head)
+    return found
 
 
 # --- tokens and merges ------------------------------------------------------------------------------------------------

@@ -35,22 +35,26 @@ class AnswerBody(Body):
 
 @router.post("/api/translate")
 async def translate(http: HttpRequest, body: TranslateBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: translated(desk, body.text, body.beams)))
+    return await reply(
+        http, await ask(http, body.model, lambda desk: translated(desk, body.text, body.beams))
+    )
 
 
 @router.post("/api/classify")
 async def classify(http: HttpRequest, body: OfText) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: labels(desk, body.text)))
+    return await reply(http, await ask(http, body.model, lambda desk: labels(desk, body.text)))
 
 
 @router.post("/api/answer")
 async def answer(http: HttpRequest, body: AnswerBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: answers(desk, body.question, body.passage)))
+    return await reply(
+        http, await ask(http, body.model, lambda desk: answers(desk, body.question, body.passage))
+    )
 
 
 @router.post("/api/tag")
 async def tag(http: HttpRequest, body: OfText) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: tagged(desk, body.text)))
+    return await reply(http, await ask(http, body.model, lambda desk: tagged(desk, body.text)))
 
 
 def translated(desk: Desk, text: str, beams: int | None) -> dict[str, Any]:

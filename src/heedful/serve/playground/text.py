@@ -34,17 +34,19 @@ class LensBody(OfText):
 
 @router.post("/api/tokens")
 async def tokens(http: HttpRequest, body: OfText) -> Response:
-    return await reply({"tokens": await ask(http, body.model, lambda desk: cut(desk, body.text))})
+    return await reply(http, {"tokens": await ask(http, body.model, lambda desk: cut(desk, body.text))})
 
 
 @router.post("/api/next")
 async def what_next(http: HttpRequest, body: NextBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: next_tokens(desk, body.text, body.top_k)))
+    return await reply(
+        http, await ask(http, body.model, lambda desk: next_tokens(desk, body.text, body.top_k))
+    )
 
 
 @router.post("/api/lens")
 async def lens(http: HttpRequest, body: LensBody) -> Response:
-    return await reply(await ask(http, body.model, lambda desk: layers(desk, body.text, body.k)))
+    return await reply(http, await ask(http, body.model, lambda desk: layers(desk, body.text, body.k)))
 
 
 def cut(desk: Desk, text: str) -> list[dict[str, Any]]:

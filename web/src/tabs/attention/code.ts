@@ -37,7 +37,7 @@ export function codeOf(seen: Seen): Code {
   if (seen.view === 'model') return { python: python(seen, maps(seen, true)), shell: show('heads'), curl: curl('/api/attention/overview', asked) }
   if (seen.view === 'rollout') {
     const lines = [`by_layer = rolled_out(loaded.model, reading, ${py(kind)})  # (layers, positions, inputs)`, `print(by_layer[${seen.layer}])`]
-    return { python: python({ ...seen, masked: [] }, lines, 'rolled_out'), shell: show('rollout', { layer: seen.layer }), curl: curl('/api/rollout', { model: asked.model, text: asked.text, which: seen.which }) }
+    return { python: python(seen, lines, 'rolled_out'), shell: show('rollout', { layer: seen.layer }), curl: curl('/api/rollout', asked) }
   }
   if (seen.view === 'neuron') {
     const body = { ...asked, layer: seen.layer, head: seen.head, index: seen.token }
@@ -45,7 +45,8 @@ export function codeOf(seen: Seen): Code {
   }
   if (seen.view === 'matrix' && seen.layer < 0) {
     const lines = ['weights = alignment(loaded.model, reading)  # (target, source), the mean of all heads', 'print(reading.says, reading.source)', 'print(weights)']
-    return { python: python({ ...seen, masked: [] }, lines, 'alignment'), shell: show('alignment'), curl: curl('/api/alignment', { model: seen.model.id, source: seen.text, ...(seen.target ? { target: seen.target } : {}) }) }
+    const { text, which: _, ...rest } = asked
+    return { python: python(seen, lines, 'alignment'), shell: show('alignment'), curl: curl('/api/alignment', { ...rest, source: text }) }
   }
   const head = seen.heads.length === 1 ? seen.heads[0] : undefined
   const shell = show(seen.view === 'matrix' && kind === 'cross' ? 'alignment' : 'attention', { layer: seen.layer, head })

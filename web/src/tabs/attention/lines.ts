@@ -34,31 +34,36 @@ export interface Window {
 const FAINTEST = 0.001 // what no eye would see
 const BINS = 1024
 
-const ordered = new WeakMap<Float32Array, Float32Array>() // the rows of an answer, each from its smallest weight on
-
-function orderedRows(weights: Numbers): Float32Array {
-  let found = ordered.get(weights.data)
-  if (!found) {
-    const to = weights.shape[2]
-    found = weights.data.slice()
-    for (let i = 0; i < found.length; i += to) found.subarray(i, i + to).sort()
-    ordered.set(weights.data, found)
-  }
-  return found
-}
-
 /** For each head and row the smallest of its largest weights that together make `share` of the row. */
-export function floorsOf(weights: Numbers, share: number): Float32Array | null {
+export function floorsOf({ shape, data }: Numbers, share: number): Float32Array | null {
   if (share >= 1) return null
-  const [heads, from, to] = weights.shape
-  const rows = orderedRows(weights)
+  const [heads, from, to] = shape
+  // Of numbers that are not negative, the bits are in the same order: the first of them are bins, with 16 for each
+  // doubling. Only the bin in which the share is reached must be sorted.
+  const bits = new Uint32Array(data.buffer, data.byteOffset, data.length)
+  const sums = new Float64Array(4096) // all 0 before each row
+  const last = new Float32Array(to)
   const found = new Float32Array(heads * from)
   for (let i = 0; i < found.length; i++) {
-    let sum = 0
-    for (let k = i * to; k < (i + 1) * to; k++) sum += rows[k]
-    let [left, place] = [share * sum - 1e-6, (i + 1) * to]
-    while (left > 0 && place > i * to) left -= rows[--place]
-    found[i] = place < (i + 1) * to ? rows[place] : Infinity
+    const [begin, end] = [i * to, (i + 1) * to]
+    let [sum, at, lowest] = [0, 0, 4095]
+    for (let k = begin; k < end; k++) {
+      if (bits[k] === 0) continue
+      const bin = bits[k] >>> 19
+      sums[bin] += data[k]
+      sum += data[k]
+      if (bin > at) at = bin
+      if (bin < lowest) lowest = bin
+    }
+    const highest = at
+    let left = share * sum - 1e-6
+    while (at > lowest && sums[at] < left) left -= sums[at--]
+    sums.fill(0, lowest, highest + 1)
+    let n = 0
+    for (let k = begin; k < end; k++) if (bits[k] >>> 19 === at && bits[k]) last[n++] = data[k]
+    if (n > 1) last.subarray(0, n).sort()
+    found[i] = Infinity
+    while (n > 0 && left > 0) left -= found[i] = last[--n]
   }
   return found
 }
@@ -124,18 +129,29 @@ export function strengths({ weights, heads, from, to }: Scene, side: Side, place
 }
 
 /** The mean of some heads, (shown rows, shown columns); what is below its floor counts as nothing. */
-export function meanOf({ weights, heads, from, to, floors }: Scene): Float32Array {
-  const [, rows, columns] = weights.shape
-  const found = new Float32Array(from.length * to.length)
+export function meanOf({ weights: { shape, data }, heads, from, to, floors }: Scene): Float32Array {
+  const [, rows, columns] = shape
+  const width = to.length
+  const found = new Float32Array(from.length * width)
   for (const head of heads) {
-    for (let i = 0; i < from.length; i++) {
+    for (let i = 0, place = 0; i < from.length; i++) {
       const row = head * rows + from[i]
-      const least = floors ? floors[row] : -1
-      for (let j = 0; j < to.length; j++) {
-        const weight = weights.data[row * columns + to[j]]
-        if (weight >= least) found[i * to.length + j] += weight / heads.length
+      const least = floors ? floors[row] : 0
+      const begin = row * columns
+      for (let j = 0; j < width; j++, place++) {
+        const weight = data[begin + to[j]]
+        if (weight >= least) found[place] += weight
       }
     }
   }
+  const share = 1 / Math.max(heads.length, 1)
+  for (let i = 0; i < found.length; i++) found[i] *= share
+  return found
+}
+
+/** What has no weight at all, since it may not be looked at, as NaN: a heatmap leaves it paper. */
+export function orNothing(weights: Float32Array): Float32Array {
+  const found = new Float32Array(weights.length)
+  for (let i = 0; i < found.length; i++) found[i] = weights[i] || NaN
   return found
 }

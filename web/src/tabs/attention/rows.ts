@@ -1,7 +1,7 @@
 // The numbers of each view as a table.
 
 import type { Neuron, Overview, Token } from '../../lib/api'
-import { bytes, slice, type Numbers } from '../../lib/arrays'
+import { slice, type Numbers } from '../../lib/arrays'
 import { matrixRows, type Row } from '../../lib/csv'
 
 /** A line for each weight that is not nothing: weights (layers, heads, from, to), the first layer being `first`. */
@@ -34,10 +34,10 @@ export function neuronRows({ tokens, query, keys, products, scores, weights }: N
 }
 
 /** The largest weight of each head, and of each part of its map. */
-export function overviewRows({ n_layers, n_heads, size, thumbnails }: Overview): Row[] {
-  const data = bytes(thumbnails)
-  return Array.from({ length: n_layers * n_heads }, (_, i) => {
-    const part = data.subarray(i * size * size, (i + 1) * size * size)
-    return { layer: Math.floor(i / n_heads), head: i % n_heads, ...Object.fromEntries(Array.from(part, (x, k) => [`r${Math.floor(k / size)}c${k % size}`, x / 255])) }
+export function overviewRows({ thumbnails: { shape, data } }: Overview): Row[] {
+  const [layers, heads, side] = shape
+  return Array.from({ length: layers * heads }, (_, i) => {
+    const part = data.subarray(i * side * side, (i + 1) * side * side)
+    return { layer: Math.floor(i / heads), head: i % heads, ...Object.fromEntries(Array.from(part, (x, k) => [`r${Math.floor(k / side)}c${k % side}`, x / 255])) }
   })
 }

@@ -14,6 +14,7 @@ export const USUAL = {
   n: 1,
   seed: '',
   probabilities: false,
+  tree: '', // see link.ts
 }
 export type Own = typeof USUAL
 

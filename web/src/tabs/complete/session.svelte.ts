@@ -3,6 +3,7 @@
 import { aborted, api, ApiError, type Choice, type Model } from '../../lib/api'
 import { page } from '../../lib/state.svelte'
 import { fitted } from '../write/prompt'
+import { restore, told } from './link'
 import { echoed, Gathered, type Alternative, type Piece } from './pieces'
 import { Tree, type Branch } from './tree.svelte'
 
@@ -74,6 +75,7 @@ class Session {
   #now = $state.raw<Writing | null>(null)
   #version = $state(0) // of what is remembered
   #known = new Map<string, Piece[]>()
+  #linked = '' // what the address says of the tree
 
   get running(): boolean {
     return this.#now !== null
@@ -118,6 +120,21 @@ class Session {
     this.error = null
     this.note = ''
     if (!this.#now) page.text = this.tree.textOf(branch)
+  }
+
+  /** What the address is to say of the tree; `whole`: nothing is left out. */
+  link(): { text: string; whole: boolean } {
+    const found = told(this.tree)
+    this.#linked = found.text
+    return found
+  }
+
+  /** The address says this of the tree, which another than this one may have been. */
+  follow(link: string): void {
+    if (link === this.#linked) return
+    this.stop()
+    this.#linked = link
+    restore(this.tree, link)
   }
 
   remove(branch: Branch): void {

@@ -10,6 +10,8 @@ export class Branch {
   text = $state('')
   /** The tokens it was written in, if a model wrote it. */
   pieces = $state.raw<Piece[] | null>(null)
+  /** The probability of one of them on average, where a link tells no more. */
+  chance = $state.raw<number | null>(null)
   children = $state.raw<Branch[]>([])
   parent = $state.raw<Branch | null>(null)
 
@@ -70,6 +72,7 @@ export class Tree {
     branch.parent = upper
     branch.text = branch.text.slice(at)
     branch.pieces = below
+    branch.chance = null
     return upper
   }
 

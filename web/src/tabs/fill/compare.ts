@@ -30,10 +30,9 @@ export function pairs(n: number): Pair[] {
 
 /** What tells two sentences apart, and what they have in common. */
 export function told(filled: Filled, [a, b]: Pair): { a: string; b: string; common: string } {
-  const several = new Set(filled.sentences.map((s) => s.model)).size > 1
   const facets = (i: number) => {
-    const { choices, text, model } = filled.sentences[i]
-    return [...(choices.length ? choices.map((choice) => choice.trim() || '∅') : [text]), ...(several ? [model] : [])]
+    const { choices, text } = filled.sentences[i]
+    return choices.length ? choices.map((choice) => choice.trim() || '∅') : [text]
   }
   const [x, y] = [facets(a), facets(b)]
   if (x.length !== y.length) return { a: x.join(', '), b: y.join(', '), common: '' }

@@ -1,51 +1,12 @@
 // Templates, as the server reads them (observe/template.py): [a|b] stands for a or b, a `_` of its own is the blank, and
-// a backslash makes the next character ordinary. The server expands them; here is what only the page knows: which
-// brackets name models, and how what is on the screen is written as one template.
+// a backslash makes the next character ordinary. The server expands them, and knows which brackets name models; here is
+// how what is on the screen is written as one template.
 
 const MARKS = '_[]|\\'
-
-export interface Bracket {
-  begin: number // of the [
-  end: number // after the ]
-  alternatives: string[]
-}
 
 /** A text that means itself in a template. */
 export function plain(text: string): string {
   return [...text].map((c) => (MARKS.includes(c) ? '\\' + c : c)).join('')
-}
-
-/** The brackets that are closed. */
-export function brackets(text: string): Bracket[] {
-  const found: Bracket[] = []
-  let open: Bracket | null = null
-  let piece = ''
-  for (let i = 0; i < text.length; i++) {
-    const c = text[i]
-    if (c === '\\' && MARKS.includes(text[i + 1] ?? ' ')) piece += text[++i]
-    else if (c === '[') (open = { begin: i, end: i, alternatives: [] }), (piece = '')
-    else if (open && (c === '|' || c === ']')) {
-      open.alternatives.push(piece)
-      piece = ''
-      if (c === ']') {
-        found.push({ ...open, end: i + 1 })
-        open = null
-      }
-    } else piece += c
-  }
-  return found
-}
-
-/** The two models that a bracket of the template names, as in "[bert-books|shakespeare]: He was a _.", and the rest. */
-export function modelsOf(template: string, known: string[]): { models: string[]; template: string } | null {
-  for (const { begin, end, alternatives } of brackets(template)) {
-    const names = alternatives.map((name) => name.trim())
-    if (names.length !== 2 || names[0] === names[1] || !names.every((name) => known.includes(name))) continue
-    const rest = template.slice(end).replace(/^\s*:/, '')
-    const before = template.slice(0, begin)
-    return { models: names, template: before.trim() ? before.trimEnd() + ' ' + rest.trimStart() : rest.trimStart() }
-  }
-  return null
 }
 
 /** Whether this `_`, of `count` together, is a blank: it touches no letter or digit. */

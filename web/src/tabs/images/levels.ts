@@ -1,5 +1,7 @@
 // An image as rows of levels from 0 (paper) to 1 (ink), and as a short text for the address: a character per pixel.
 
+import { penOf } from '../../lib/canvas'
+
 export type Levels = number[][]
 
 const DIGITS = '0123456789abcdefg' // 17 levels, as the digits that ship have
@@ -37,10 +39,7 @@ export const isBlank = (image: Levels): boolean => image.every((row) => row.ever
 
 /** Paint levels on a canvas of so many CSS pixels a side. Pixels that are not known yet (NaN) stay empty. */
 export function paint(canvas: HTMLCanvasElement, image: Levels, side: number, paper: string, ink: string, line: string): CanvasRenderingContext2D {
-  const ratio = devicePixelRatio || 1
-  canvas.width = canvas.height = Math.round(side * ratio)
-  const pen = canvas.getContext('2d')!
-  pen.scale(ratio, ratio)
+  const pen = penOf(canvas, side, side)
   const cell = side / image.length
   image.forEach((row, r) =>
     row.forEach((level, c) => {

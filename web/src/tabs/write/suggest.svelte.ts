@@ -77,6 +77,7 @@ export class Suggestions {
       for (let round = 0; round < ROUNDS && this.items.length < from + AT_ONCE; round++) {
         if (round && performance.now() > until) break
         await this.#write(wish, from + AT_ONCE - this.items.length, until, control)
+        if (control.signal.aborted) return // dismissed meanwhile: what is there now belongs to another question
         this.#keepDifferent()
       }
     } catch (problem) {
@@ -97,6 +98,7 @@ export class Suggestions {
     const fresh = Array.from({ length: n }, () => new Suggestion())
     this.items = [...this.items, ...fresh]
     const { prompt, max_tokens, read, total } = await fitted(wish.model, wish.text, wish.length, outer.signal)
+    if (outer.signal.aborted) return
     this.read = read !== null && total !== null && read < total ? read : null
     const inner = new AbortController()
     const stop = (): void => inner.abort()

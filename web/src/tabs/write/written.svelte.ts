@@ -1,7 +1,9 @@
-// Which parts of the shared text a model wrote. It belongs to one text: to another, set by a link or another tab, the
-// marks do not apply.
+// Which parts of the shared text a model wrote. Another text, set by another tab, keeps the marks of what it has in
+// common with the one before; a link brings its own.
 
-import { edited, type Mark } from './marks'
+import { edited, joined, type Mark } from './marks'
+
+const MOST = 50 // marks in a link
 
 class Written {
   #text = $state.raw('')
@@ -14,6 +16,22 @@ class Written {
   set(text: string, marks: Mark[]): void {
     this.#text = text
     this.#marks = marks
+  }
+
+  #linked = '[]' // what the address says
+
+  /** The marks for a link: where each begins and ends. */
+  link(text: string): number[] {
+    const found = this.marks(text).slice(0, MOST).flatMap(({ start, end }) => [start, end])
+    this.#linked = JSON.stringify(found)
+    return found
+  }
+
+  /** The address says this, which may be of another text than the one before. */
+  follow(text: string, link: number[]): void {
+    if (JSON.stringify(link) === this.#linked) return
+    const marks = link.flatMap((start, i) => (i % 2 === 0 && start >= 0 ? [{ start: Math.trunc(start), end: Math.min(Math.trunc(link[i + 1] ?? 0), text.length) }] : []))
+    this.set(text, joined(marks))
   }
 }
 
