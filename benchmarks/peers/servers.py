@@ -244,7 +244,8 @@ class InProcess:
         self.process = subprocess.Popen(
             [*command, precision],
             text=True,
-            env={**setup.environment, "GOMP_SPINCOUNT": "1000"},  # as the server has it
+            # as the server has it
+            env={**setup.environment, "OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "1000"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.said,

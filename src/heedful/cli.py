@@ -251,8 +251,10 @@ def serve(options: argparse.Namespace) -> int:
     given["models"] = tuple(options.models)
     settings = Options(**given, api_keys=keys, key_source=source, allow_origins=tuple(options.allow_origin))
     settings.check_public()
-    # Threads of the model that wait for each other give way soon: the event loop wants a core as well. Measured with 32
-    # streams on two cores: 3 to 6 % more tokens. Read when PyTorch is loaded.
+    # Threads of a model that wait for each other give way soon, since the event loop wants a core as well; but not at
+    # once, as OpenMP lets them where it counts more threads than cores: those of the thread that loaded a model, and of
+    # other models. On two cores that took 20 % of a fast model's tokens. Read when PyTorch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "active")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from heedful.serve.server import serve
 

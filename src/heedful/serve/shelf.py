@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,15 +151,10 @@ class Shelf:
             slot.loading = None
 
     async def _begin(self, slot: Slot) -> Worker:
-        # In a thread that ends: OpenMP counts the threads that helped it, and where there are more of them than cores
-        # it sends all to sleep whenever they wait for each other, which takes the engine a part of its speed.
-        thread = ThreadPoolExecutor(1, "loader")
         try:
-            loaded = await asyncio.get_running_loop().run_in_executor(thread, self._read, slot)
+            loaded = await asyncio.to_thread(self._read, slot)
         except (ValueError, FileNotFoundError) as error:  # something is wrong with its files
             raise ValueError(f"{slot.name} could not be loaded: {error}") from None
-        finally:
-            thread.shutdown(wait=False)
         if self._stopping:
             raise Gone("the server is stopping")
         weights, options = n_bytes(loaded.model), self.options
