@@ -68,8 +68,8 @@ def test_an_example_is_classified_and_its_patches_are_shown(open_tab, page, tmp_
 
 def test_a_head_and_a_patch_are_chosen_and_the_link_keeps_them(visit, open_tab, page):
     open_tab("images", model="digits-vit")
-    page.get_by_role("button", name="Layer 3, head 2").click()
-    large = page.get_by_role("application", name="Layer 3, head 2")
+    page.get_by_role("button", name="Layer 2, head 1").click()
+    large = page.get_by_role("application", name="Layer 2, head 1")
     before = large.evaluate("canvas => canvas.toDataURL()")
     large.click(position={"x": 90, "y": 30})  # row 1, column 2 of 4 x 4
     page.get_by_text("from the patch in row 1, column 2").wait_for()

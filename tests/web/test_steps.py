@@ -65,7 +65,7 @@ def params(page: Any) -> dict[str, str]:
 
 
 def test_a_cell_says_what_it_was_computed_from(open_tab, page, acts):
-    open_tab("steps", model="tiny", text=TEXT, layer=2, head=2)
+    open_tab("steps", model="tiny", text=TEXT, layer=1, head=1)
     panel = page.get_by_role("region", name="This step")
     query, key = acts["decoder.1.self.queries"][0, 1, 8], acts["decoder.1.self.keys"][0, 1, 3]
     hover(page, "scores", 8, 3)
@@ -184,7 +184,7 @@ def test_the_merges_of_a_word_and_a_text_that_is_too_long(open_tab, page):
 
 
 def test_code_runs_and_numbers_are_saved(open_tab, page, acts, server, tmp_path, capsys):
-    open_tab("steps", model="tiny", text=TEXT, layer=2)
+    open_tab("steps", model="tiny", text=TEXT, layer=1)
     page.get_by_role("button", name="View code").click()
     file = tmp_path / "shown.py"
     file.write_text(page.get_by_role("dialog").locator("pre").inner_text(), encoding="utf-8")

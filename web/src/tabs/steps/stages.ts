@@ -22,13 +22,13 @@ export function stages(pass: Steps, weights: StepsWeights, place: Place): Step[]
     steps.flatMap((step) => (step ? [{ scale: 'diverging' as const, columns: 'numbers' as const, part: title, ...step }] : []))
   return [
     ...part('Embedding', embedding(pass, weights, names)),
-    ...part(`Layer ${place.layer + 1}, attention, head ${place.head + 1}`, [
+    ...part(`Layer ${place.layer}, attention, head ${place.head}`, [
       ...entrance(pass, place, own),
       ...projections(pass, place, own),
       ...attention(layer, place, names, ends(pass, layer)),
     ]),
-    ...part(`Layer ${place.layer + 1}, all heads`, gathered(layer, place, own)),
-    ...part(`Layer ${place.layer + 1}, feed-forward`, feedforward(layer, own)),
+    ...part(`Layer ${place.layer}, all heads`, gathered(layer, place, own)),
+    ...part(`Layer ${place.layer}, feed-forward`, feedforward(layer, own)),
     ...part('The end', ending(pass, weights, place)),
   ]
 }
