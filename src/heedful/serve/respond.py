@@ -144,7 +144,7 @@ class EventStream(Response):
 
     def _lines(self) -> str:
         """What all tickets have said since the last time."""
-        lines = []
+        lines = list[str]()
         for part, ticket in zip(self.asking.parts, self.asking.tickets, strict=True):
             for event in ticket.take():
                 if event.error is not None:
