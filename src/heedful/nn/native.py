@@ -149,7 +149,9 @@ class _Chunk:
     """Memory in pages of 2 MB where the system has them, of which parts are given away one after the other."""
 
     def __init__(self, size: int) -> None:
-        self.memory, self.used = mmap.mmap(-1, size), 0
+        # Shared memory, Python's default, gets no large pages (shmem_enabled is "never" nearly everywhere).
+        own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self.memory, self.used = mmap.mmap(-1, size, **own), 0
         with suppress(OSError):
             self.memory.madvise(mmap.MADV_HUGEPAGE)
 

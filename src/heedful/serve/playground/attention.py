@@ -184,8 +184,9 @@ def _view(
     if masked and masked[-1] >= count:
         raise ValueError(f"there is no token {masked[-1]} to mask: there are 0 to {count - 1}")
     edits: dict[str, Edit] = {}
-    if masked and isinstance(model, EncoderModel) and desk.tokenizer is not None and desk.tokenizer.mask_id:
-        reading = with_masks(reading, masked, desk.tokenizer.mask_id)
+    mask = None if desk.tokenizer is None else desk.tokenizer.mask_id
+    if masked and isinstance(model, EncoderModel) and mask is not None:
+        reading = with_masks(reading, masked, mask)
     elif masked:
         edits = hiding(desk, masked, kind, count)
         if of_source:  # the answer may be another
