@@ -29,6 +29,7 @@ from pathlib import Path
 from names import DAYS, LISTS, MONTHS, NATIONS, TITLES, Names, bare
 from tokenizers import Regex, normalizers
 
+from heedful.evaluate.entities import entities
 from heedful.info import tokenizer_of
 from heedful.text import Tokenizer
 
@@ -127,13 +128,7 @@ def tagged(words: list[str], spans: list[Span]) -> Sentence:
 
 
 def spans_of(tags: list[str]) -> list[Span]:
-    found: list[Span] = []
-    for i, tag in enumerate(tags):
-        if tag.startswith("B-"):
-            found.append((i, i + 1, tag[2:]))
-        elif tag.startswith("I-"):
-            found[-1] = (found[-1][0], i + 1, tag[2:])
-    return found
+    return sorted((begin, end, kind) for kind, begin, end in entities(tags))
 
 
 # --- templates --------------------------------------------------------------------------------------------------------

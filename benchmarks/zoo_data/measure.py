@@ -24,12 +24,12 @@ import heedful
 from heedful.data.dataset import IGNORED
 from heedful.data.frame import Frame
 from heedful.data.tagged import begin_entities, pieces_of_words, read_tagged
+from heedful.evaluate.entities import EntityScore, entities
 from heedful.loaded import Loaded
 from heedful.models.base import Batch
 
 HERE = Path(__file__).parent
 KINDS = ("PER", "LOC", "ORG")
-Entity = tuple[int, int, str]
 
 
 def main() -> None:
@@ -104,19 +104,21 @@ def report(which: str, sentences: list[tuple[list[str], list[str]]], model: Load
     for words, tags in sentences:
         found, wanted = entities(predicted(model, words)), entities(tags)
         for counter, which_ones in (right, found & wanted), (said, found), (true, wanted):
-            counter.update(kind for _, _, kind in which_ones if kind in KINDS)
-        if show and found != {entity for entity in wanted if entity[2] in KINDS}:
-            told = ", ".join(f"{' '.join(words[a:b])} {kind}" for a, b, kind in sorted(found))
-            print(f"    {' '.join(words)}  ->  {told}")
+            counter.update(kind for kind, _, _ in which_ones if kind in KINDS)
+        if show and found != {entity for entity in wanted if entity[0] in KINDS}:
+            order = sorted(found, key=lambda entity: entity[1])
+            names = ", ".join(f"{' '.join(words[a:b])} {kind}" for kind, a, b in order)
+            print(f"    {' '.join(words)}  ->  {names}")
     for kind in KINDS:
-        print(f"{which}, {kind}: {scores(right[kind], said[kind], true[kind])}")
-    print(f"{which}: {scores(right.total(), said.total(), true.total())}, {len(sentences)} sentences")
+        print(f"{which}, {kind}: {told(EntityScore(true[kind], said[kind], right[kind]))}")
+    print(
+        f"{which}: {told(EntityScore(true.total(), said.total(), right.total()))}, {len(sentences)} sentences"
+    )
 
 
-def scores(right: int, said: int, true: int) -> str:
-    precision, recall = right / max(1, said), right / max(1, true)
-    f1 = 2 * right / max(1, said + true)
-    return f"F1 {f1:.1%} (precision {precision:.1%}, recall {recall:.1%}; {true} entities)"
+def told(score: EntityScore) -> str:
+    shares = f"precision {score.precision:.1%}, recall {score.recall:.1%}; {score.n_true} entities"
+    return f"F1 {score.f1:.1%} ({shares})"
 
 
 def predicted(model: Loaded, words: list[str]) -> list[str]:
@@ -131,16 +133,6 @@ def predicted(model: Loaded, words: list[str]) -> list[str]:
         if word != IGNORED and at < len(best) - len(frame.after):
             tags[word] = names[best[at]]
     return begin_entities(tags)
-
-
-def entities(tags: list[str]) -> set[Entity]:
-    found: list[Entity] = []
-    for i, tag in enumerate(tags):
-        if tag.startswith("B-"):
-            found.append((i, i + 1, tag[2:]))
-        elif tag.startswith("I-"):
-            found[-1] = (found[-1][0], i + 1, tag[2:])
-    return set(found)
 
 
 if __name__ == "__main__":

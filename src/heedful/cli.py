@@ -57,11 +57,7 @@ def parser() -> argparse.ArgumentParser:
     c = add("generate", converse.run, "continue a prompt; without one, a loop that asks for prompts")
     c.add_argument("model", help=model)
     c.add_argument("prompt", nargs="?", help="the text to continue, or to translate by an encoder-decoder")
-    c.add_argument(
-        "--quantize",
-        choices=KINDS,
-        help="the weights in this type (default: as they are stored)",
-    )
+    c.add_argument("--quantize", choices=KINDS, help="the weights in this type (default: as they are stored)")
     converse.add_options(c)
 
     _add_training(add)
