@@ -90,9 +90,7 @@ def ctranslate2_answers(folder: Path, end: int) -> Answer:
     source = [f"w{i}" for i in source_ids()]
 
     def answer() -> list[int]:
-        (result,) = model.translate_batch(
-            [source], beam_size=BEAMS, min_decoding_length=NEW, max_decoding_length=NEW
-        )
+        (result,) = model.translate_batch([source], beam_size=BEAMS, min_decoding_length=NEW, max_decoding_length=NEW)
         return [int(word.removeprefix("w")) for word in result.hypotheses[0]]
 
     return answer
@@ -171,11 +169,7 @@ class Worker:
 
 def bytes_per_step(model: Any) -> int:
     """Weights that a step reads: the decoder's and the head's, without the keys and values of the source."""
-    read = [
-        p
-        for name, p in model.decoder.named_parameters()
-        if "cross.key" not in name and "cross.value" not in name
-    ]
+    read = [p for name, p in model.decoder.named_parameters() if "cross.key" not in name and "cross.value" not in name]
     return sum(p.nbytes for p in [*read, model.head.weight])
 
 
@@ -214,9 +208,7 @@ def table(rounds: dict[str, list[tuple[float, list[int]]]]) -> None:
     for name, done in rounds.items():
         fastest = NEW / min(seconds for seconds, _ in done)
         same = "yes" if done[0][1] == rounds[first][0][1] else "no"
-        print(
-            f"| {name} | {middle[name]:.0f} | {fastest:.0f} | {middle[name] / middle[first]:.2f} | {same} |"
-        )
+        print(f"| {name} | {middle[name]:.0f} | {fastest:.0f} | {middle[name] / middle[first]:.2f} | {same} |")
 
 
 def main() -> None:

@@ -50,9 +50,7 @@ def sentences(data: Path, n: int) -> list[str]:
         "wiki": [s for s in lines("wikitext-2/valid.raw.gz") if s.strip() and not s.strip().startswith("=")],
     }
     draw = random.Random(0)
-    texts = [
-        text.strip() for name, kind in found.items() for text in draw.sample(kind, round(SHARES[name] * n))
-    ]
+    texts = [text.strip() for name, kind in found.items() for text in draw.sample(kind, round(SHARES[name] * n))]
     draw.shuffle(texts)
     return texts
 
@@ -148,9 +146,7 @@ def work(name: str, precision: str, folder: Path, texts: list[str], pipe: Connec
     import torch
 
     torch.set_num_threads(THREADS)
-    here = str(
-        Path(__file__).parent
-    )  # kernels.py beside this file is not the package that transformers looks for
+    here = str(Path(__file__).parent)  # kernels.py beside this file is not the package that transformers looks for
     sys.path = [place for place in sys.path if place != here]
     try:
         embed = EMBEDS[name](folder, precision)
@@ -215,13 +211,9 @@ def compare(options: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
 
     texts = sentences(options.data, options.sentences)
-    ids = AutoTokenizer.from_pretrained(options.folder)(texts, truncation=True, max_length=LONGEST)[
-        "input_ids"
-    ]
+    ids = AutoTokenizer.from_pretrained(options.folder)(texts, truncation=True, max_length=LONGEST)["input_ids"]
     lengths = sorted(len(row) for row in ids)
-    print(
-        f"{len(texts)} texts, {sum(lengths)} tokens: median {lengths[len(lengths) // 2]}, longest {lengths[-1]}"
-    )
+    print(f"{len(texts)} texts, {sum(lengths)} tokens: median {lengths[len(lengths) // 2]}, longest {lengths[-1]}")
     rates = {precision: matmul_rate(precision) for precision in ("float32", "bfloat16", "int8")}
     print(", ".join(f"{precision} {rate / 1e9:.0f} GFLOP/s" for precision, rate in rates.items()), "\n")
     chosen = [c for c in CONTENDERS if not options.only or c[0] in options.only]
@@ -235,9 +227,7 @@ def compare(options: argparse.Namespace) -> None:
             time.sleep(0.3)  # threads of the program before may still wait in a loop
             worker.round()
     exact = workers[next(iter(workers))].vectors
-    print(
-        "| program | precision | sentences/s, median | fastest | limit | largest difference | least cosine |"
-    )
+    print("| program | precision | sentences/s, median | fastest | limit | largest difference | least cosine |")
     print("|---|---|---|---|---|---|---|")
     for (name, precision), worker in workers.items():
         worker.end()
@@ -245,9 +235,7 @@ def compare(options: argparse.Namespace) -> None:
         limit = len(texts) * rates[precision] / products(options.folder, lengths)
         apart = abs(worker.vectors - exact).max()
         cosine = (worker.vectors * exact).sum(axis=1).min()
-        print(
-            f"| {name} | {precision} | {middle:.0f} | {fastest:.0f} | {limit:.0f} | {apart:.1e} | {cosine:.6f} |"
-        )
+        print(f"| {name} | {precision} | {middle:.0f} | {fastest:.0f} | {limit:.0f} | {apart:.1e} | {cosine:.6f} |")
 
 
 def main() -> None:

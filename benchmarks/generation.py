@@ -98,12 +98,8 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--nanogpt", help="a checkout of nanoGPT")
     parser.add_argument("--llama-cpp", help="llama.cpp's sources, built in their folder build")
-    parser.add_argument(
-        "--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a program with"
-    )
-    parser.add_argument(
-        "--tokenizer", type=Path, help="a folder with the tokenizer to save with random weights"
-    )
+    parser.add_argument("--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a program with")
+    parser.add_argument("--tokenizer", type=Path, help="a folder with the tokenizer to save with random weights")
     options = parser.parse_args()
     if options.nanogpt:
         os.environ["NANOGPT"] = options.nanogpt

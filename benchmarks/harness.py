@@ -67,16 +67,12 @@ def scores(model: Any, task: Any, limit: int | None) -> tuple[dict[str, float], 
     began, name = time.monotonic(), task.config.task
     found = evaluate(lm=model, task_dict={name: task}, limit=limit, bootstrap_iters=0, log_samples=True)
     items = [sample["filtered_resps"] for sample in found["samples"][name]]
-    results = {
-        key.partition(",")[0]: value for key, value in found["results"][name].items() if "stderr" not in key
-    }
+    results = {key.partition(",")[0]: value for key, value in found["results"][name].items() if "stderr" not in key}
     return results, items, time.monotonic() - began
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("model", nargs="?")
     options.add_argument("--limit", type=int)
     options.add_argument("--data", type=Path, default=Path("../shared/data/lm-benchmarks"))
@@ -111,9 +107,7 @@ def main() -> int:
                 )
                 found["http"] = scores(http, local_task(task, given.data), given.limit)
         for metric in SHOWN[task]:
-            cells = [
-                _shown(found[way][0][metric], metric) if way in found else "" for way in ("process", "http")
-            ]
+            cells = [_shown(found[way][0][metric], metric) if way in found else "" for way in ("process", "http")]
             print(f"| {task} | {metric} | {' | '.join(cells)} | {PUBLISHED.get((task, metric), '')} |")
         took = [f"{found[way][2]:.0f}" if way in found else "" for way in ("process", "http")]
         print(f"| {task} | seconds | {' | '.join(took)} | |")

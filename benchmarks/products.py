@@ -30,9 +30,7 @@ CACHES = 64e6  # bytes that are surely more than the caches
 Product = Callable[[Tensor], Tensor]
 
 
-def ours(
-    way: type[packed.Packed], kind: packed.Kind
-) -> tuple[Callable[[Tensor], Product], torch.dtype, float]:
+def ours(way: type[packed.Packed], kind: packed.Kind) -> tuple[Callable[[Tensor], Product], torch.dtype, float]:
     dtype = packed.FLOATS.get(kind, torch.float32)
 
     def make(weight: Tensor) -> Product:
@@ -131,9 +129,7 @@ def measure(shape: tuple[int, int], batch: int, products: dict[str, list[Product
     for name, took in times.items():
         median = statistics.median(took[1:])
         n_bytes = shape[0] * shape[1] * KERNELS[name][2]
-        print(
-            f"{shape[0]}x{shape[1]:<6} {batch:>5}  {name:22} {n_bytes / median / 1e9:6.1f} {median * 1e6:9.1f}"
-        )
+        print(f"{shape[0]}x{shape[1]:<6} {batch:>5}  {name:22} {n_bytes / median / 1e9:6.1f} {median * 1e6:9.1f}")
 
 
 @torch.inference_mode()
@@ -145,9 +141,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(
-        f"{arguments.threads} threads, torch {torch.__version__}, copy {bandwidth(arguments.runs) / 1e9:.1f} GB/s"
-    )
+    print(f"{arguments.threads} threads, torch {torch.__version__}, copy {bandwidth(arguments.runs) / 1e9:.1f} GB/s")
     print(f"{'weights':12} {'batch':>5}  {'kernel':22} {'GB/s':>6} {'us':>9}")
     for shape in arguments.shapes:
         n_outputs, n_inputs = map(int, shape.split("x"))

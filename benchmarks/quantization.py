@@ -59,9 +59,7 @@ class Tally:
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--model", required=True, help="what heedful.load takes: a causal model with a tokenizer"
-    )
+    parser.add_argument("--model", required=True, help="what heedful.load takes: a causal model with a tokenizer")
     parser.add_argument("--text", required=True, type=Path, help="a text file, maybe .gz")
     parser.add_argument("--tokens", type=int, default=20_000, help="how many of its first tokens to score")
     parser.add_argument("--window", type=int, default=1024)
@@ -80,9 +78,7 @@ def main() -> None:
         f"windows of {arguments.window} in steps of {arguments.stride}, {arguments.device}, "
         f"{torch.get_num_threads()} threads"
     )
-    print(
-        f"{'weights':14} {'MB':>7} {'perplexity':>11} {'bits/byte':>10} {'against plain':>14} {'same':>7} {'s':>7}"
-    )
+    print(f"{'weights':14} {'MB':>7} {'perplexity':>11} {'bits/byte':>10} {'against plain':>14} {'same':>7} {'s':>7}")
     rows: dict[str, tuple[float, Tensor]] = {}
 
     def report(kind: str, size: float, result: tuple[float, Tensor, float]) -> None:

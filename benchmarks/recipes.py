@@ -37,9 +37,7 @@ def main() -> None:
                     str(folder),
                     "--quiet",
                 ]
-                done = subprocess.run(
-                    ["env", f"XDG_CACHE_HOME={cache}", *command], capture_output=True, text=True
-                )
+                done = subprocess.run(["env", f"XDG_CACHE_HOME={cache}", *command], capture_output=True, text=True)
                 seconds = time.perf_counter() - begin
             (out / f"{name}.seconds").write_text(str(seconds))
             if done.returncode:
@@ -51,9 +49,7 @@ def main() -> None:
         best = min(scores, key=lambda line: line["loss"])
         told = {k: v for k, v in best.items() if isinstance(v, float) and k not in ("loss", "seconds")}
         rest = "  ".join(f"{k} {v:.4g}" for k, v in told.items())
-        print(
-            f"{name:<16} loss {best['loss']:.4f} at {best['step']:>5}  {seconds:6.0f} s  {rest}", flush=True
-        )
+        print(f"{name:<16} loss {best['loss']:.4f} at {best['step']:>5}  {seconds:6.0f} s  {rest}", flush=True)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     arguments = parser.parse_args()
     clock = time.process_time if arguments.cpu else time.perf_counter
-    print(
-        f"V = {arguments.vocabulary}, {torch.get_num_threads()} threads, median of {arguments.runs} runs, ms"
-    )
+    print(f"V = {arguments.vocabulary}, {torch.get_num_threads()} threads, median of {arguments.runs} runs, ms")
     print(f"{'':28} {'rows':>4} {'heedful':>9} {'transformers':>13} {'ratio':>6}")
     pool = like_a_model(64, arguments.vocabulary)
     for name, how in SETTINGS.items():

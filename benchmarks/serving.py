@@ -85,9 +85,7 @@ class Asks:
         words = self.tokenizer.get_vocab()
         self.words = sorted(number for word, number in words.items() if re.fullmatch("Ġ[a-z]{3,}", word))
         if len(self.words) < 1000:
-            raise ValueError(
-                "prompts are made of the words in GPT-2's vocabulary: name its folder by --tokenizer"
-            )
+            raise ValueError("prompts are made of the words in GPT-2's vocabulary: name its folder by --tokenizer")
 
     def make(self, n: int, seed: str, longest: int = ANSWERS[1]) -> list[Ask]:
         """So many requests; the same seed gives the same."""
@@ -190,17 +188,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of each server's model")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these servers")
     parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["float32", "bfloat16"])
-    parser.add_argument(
-        "--llama-cpp", help="llama.cpp's sources, with llama-server built in their folder build"
-    )
-    parser.add_argument(
-        "--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a server with"
-    )
+    parser.add_argument("--llama-cpp", help="llama.cpp's sources, with llama-server built in their folder build")
+    parser.add_argument("--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a server with")
     parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's tokenizer, for random weights")
     options = parser.parse_args()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit("stopped")
-    )  # so that the server that runs is stopped too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the server that runs is stopped too
     pythons = dict(pair.split("=", 1) for pair in options.python)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(options.model)
@@ -242,9 +234,7 @@ def turn(
                 server.close()
                 server = None
             if server is None:
-                server = (
-                    InProcess(precision, setup) if name == "engine" else Server(name, precision, setup, n)
-                )
+                server = InProcess(precision, setup) if name == "engine" else Server(name, precision, setup, n)
             each = 1 if name in ONE_BY_ONE else options.requests
             ask(server, asks.make(min(n, FEWEST), f"warm {number} {n}", longest=8), n)
             yield n, ask(server, asks.make(max(FEWEST, each * n), f"{number} {n}"), n)
@@ -291,9 +281,7 @@ def report(rounds: dict[Key, list[Round]], options: argparse.Namespace) -> None:
             mine = rounds.get((precision, "heedful", n))
             if mine:
                 others = [(name, rounds.get((precision, name, n), [])) for name in PRECISIONS[precision]]
-                said = [
-                    against(mine, name, theirs) for name, theirs in others if theirs and name != "heedful"
-                ]
+                said = [against(mine, name, theirs) for name, theirs in others if theirs and name != "heedful"]
                 print(f"- {precision}, {n} clients: heedful at {'; '.join(said)}")
 
 

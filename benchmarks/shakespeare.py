@@ -27,9 +27,7 @@ NANOGPT = (
 ONCE = ["--set", "train.eval_every=400", "--set", "log.samples=false"]
 
 
-def timed(
-    command: list[str], folder: Path, pattern: str, first: str = "", **environment: str
-) -> tuple[float, str]:
+def timed(command: list[str], folder: Path, pattern: str, first: str = "", **environment: str) -> tuple[float, str]:
     """Seconds until the command ends, or until a line has `first`; and the last match of the pattern."""
     begin, found = time.perf_counter(), ""
     process = subprocess.Popen(

@@ -82,9 +82,7 @@ def main() -> None:
     loaded = heedful.load(args.model, dtype=torch.float32)
     speakers = contenders(args, loaded.model, frozenset(loaded.eos_ids))
     print(f"{loaded.name}, fp32, {args.threads} threads, {args.tokens} tokens, median of {args.repeat}")
-    print(
-        f"{'task':6} {'':14} {'tokens':>6} {'tokens/s':>8} {'gain':>6} {'per step':>8} {'accepted':>10}  same"
-    )
+    print(f"{'task':6} {'':14} {'tokens':>6} {'tokens/s':>8} {'gain':>6} {'per step':>8} {'accepted':>10}  same")
     for task, text in TASKS.items():
         prompt = loaded.tokenizer.chat([{"role": "user", "content": text}])
         times: dict[str, list[float]] = {name: [] for name in speakers}

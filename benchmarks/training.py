@@ -151,9 +151,7 @@ def race(workers: dict[str, Worker], options: argparse.Namespace) -> tuple[dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("--nanogpt", default="", metavar="FOLDER")
     parser.add_argument("--mingpt", default="", metavar="FOLDER")

@@ -83,11 +83,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
     torch.set_float32_matmul_precision("high")
     begin = time.perf_counter()
-    train = (
-        heedful(options.batch)
-        if name == "heedful"
-        else nanogpt(options.nanogpt, options.batch, "biases" in name)
-    )
+    train = heedful(options.batch) if name == "heedful" else nanogpt(options.nanogpt, options.batch, "biases" in name)
     train(4)
     torch.cuda.synchronize()
     ready = time.perf_counter() - begin

@@ -105,10 +105,7 @@ def main() -> None:
 def train(folder: Path) -> None:
     """Two short runs of the recipe `tiny`, seconds each, with two optimizers."""
     words = folder / "words.txt"
-    texts = [
-        path.read_text(encoding="utf-8")
-        for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md"))
-    ]
+    texts = [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("docs/*.md"))]
     words.write_text("\n\f\n".join(texts), encoding="utf-8")
     usual = {
         "data.source": words, "train.steps": 200, "train.batch_size": 32, "train.eval_every": 20,

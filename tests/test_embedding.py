@@ -20,9 +20,7 @@ from support.case import error, randomize
 from support.folders import saved, tiny_llama
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *(f"w{i}" for i in range(40))]
-ENCODER = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=45
-)
+ENCODER = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=45)
 KINDS = {
     "bert": ("BertModel", dict(**ENCODER, max_position_embeddings=64)),
     "bert-masked": ("BertForMaskedLM", dict(**ENCODER, max_position_embeddings=64)),
@@ -43,9 +41,7 @@ AROUND = {
     "gpt2": "$A",
     "llama": "[CLS] $A",
 }  # what stands around a text; [CLS] $A [SEP] else
-TEXTS = [
-    " ".join(f"w{(7 * i + j * j) % 40}" for j in range(n)) for i, n in enumerate([3, 9, 1, 30, 9, 4, 9, 2])
-]
+TEXTS = [" ".join(f"w{(7 * i + j * j) % 40}" for j in range(n)) for i, n in enumerate([3, 9, 1, 30, 9, 4, 9, 2])]
 SETTINGS = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -147,9 +143,7 @@ def test_long_texts_are_refused_unless_someone_says_to_cut_them(tmp_path):
         loaded.embed(" ".join(["w5"] * 100))
     with pytest.raises(ValueError, match="max_tokens is 2"):
         loaded.embed("w1", max_tokens=2)
-    assert torch.equal(
-        loaded.embed(" ".join(["w5"] * 100), max_tokens=1000), loaded.embed(" ".join(["w5"] * 62))
-    )
+    assert torch.equal(loaded.embed(" ".join(["w5"] * 100), max_tokens=1000), loaded.embed(" ".join(["w5"] * 62)))
 
 
 FIRST = {

@@ -39,9 +39,7 @@ def tiny(name: str, reference: nn.Module | None = None, ends: list[int] | None =
 
 def prompts(name: str) -> list[str]:
     batch = prompts_of(case_of[name])
-    rows, lengths = (
-        (batch.tokens, batch.lengths) if batch.source is None else (batch.source, batch.source_lengths)
-    )
+    rows, lengths = (batch.tokens, batch.lengths) if batch.source is None else (batch.source, batch.source_lengths)
     return [words(row[:n]) for row, n in zip(rows.tolist(), lengths.tolist(), strict=True)]
 
 

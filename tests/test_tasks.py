@@ -29,10 +29,7 @@ def test_digits_are_told_apart():
     loaded = heedful.load("digits-vit")
     images = torch.from_numpy(digits.images[:40]).float() / 8 - 1
     labels = [loaded.classify(image[None]) for image in images]
-    right = sum(
-        int(found[0].name) == target
-        for found, target in zip(labels, digits.target[:40].tolist(), strict=True)
-    )
+    right = sum(int(found[0].name) == target for found, target in zip(labels, digits.target[:40].tolist(), strict=True))
     assert right >= 38
     assert sum(label.score for label in labels[0]) == pytest.approx(1, abs=1e-5)
     with pytest.raises(ValueError, match="classifies images"):
@@ -44,12 +41,8 @@ def test_texts_are_classified_as_the_head_says(tokenizer):
     found = loaded.classify("the cat", "the dog")
     ids, sides = tokenizer.encode_pair("the cat", "the dog")
     with torch.no_grad():
-        chances = (
-            loaded.model(Batch(torch.tensor([ids]), segments=torch.tensor([sides]))).logits[0].softmax(-1)
-        )
-    assert {x.name: pytest.approx(x.score, abs=1e-6) for x in found} == dict(
-        zip("abc", chances.tolist(), strict=True)
-    )
+        chances = loaded.model(Batch(torch.tensor([ids]), segments=torch.tensor([sides]))).logits[0].softmax(-1)
+    assert {x.name: pytest.approx(x.score, abs=1e-6) for x in found} == dict(zip("abc", chances.tolist(), strict=True))
     assert [x.score for x in found] == sorted((x.score for x in found), reverse=True)
     several = bert(tokenizer, "classify", n_labels=3, problem_type="multi_label_classification")
     assert all(0 <= x.score <= 1 for x in several.classify("the cat"))

@@ -28,9 +28,7 @@ class Graph:
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def add(
-        self, kind: str, *inputs: Any, out: tuple[str, ...] = ("",), domain: str = "", **attributes: Any
-    ) -> Any:
+    def add(self, kind: str, *inputs: Any, out: tuple[str, ...] = ("",), domain: str = "", **attributes: Any) -> Any:
         """One operator; inputs are names or arrays. An output "" gets a name, an output "-" is not wanted."""
         names = [self.constant(x) if isinstance(x, np.ndarray) else x for x in inputs]
         place = len(self.nodes)
@@ -62,9 +60,7 @@ def build(folder: Path, file: Path) -> None:
     onnx.save(helper.make_model(made, opset_imports=versions, ir_version=9), file)
 
 
-def attend(
-    graph: Graph, i: int, qkv: str, heads: int, groups: int, rotary: tuple[Any, Any] | None = None
-) -> str:
+def attend(graph: Graph, i: int, qkv: str, heads: int, groups: int, rotary: tuple[Any, Any] | None = None) -> str:
     past = (f"past.{i}.key", f"past.{i}.value")
     attended, _, _ = graph.add(
         "GroupQueryAttention", qkv, "", "", *past, "last", "total", *(rotary or ()), domain=MICROSOFT,
@@ -108,9 +104,7 @@ def gpt2(graph: Graph, config: dict[str, Any], w: dict[str, np.ndarray]) -> tupl
 
 
 def llama(graph: Graph, config: dict[str, Any], w: dict[str, np.ndarray]) -> tuple[int, int, int]:
-    layers, heads, groups = (
-        config[f"num_{name}"] for name in ("hidden_layers", "attention_heads", "key_value_heads")
-    )
+    layers, heads, groups = (config[f"num_{name}"] for name in ("hidden_layers", "attention_heads", "key_value_heads"))
     width = config.get("head_dim") or config["hidden_size"] // heads
     speeds = config["rope_theta"] ** (-np.arange(0, width, 2) / width)
     angles = np.arange(min(config["max_position_embeddings"], 2048))[:, None] * speeds

@@ -148,9 +148,7 @@ def litgpt(folder: str, precision: str) -> Speak:
         kept = {"include_prompt": False, "include_eos": False}
         if rows == 1:
             return list(generate_fn(model, prompts(1)[0], whole, temperature=0.0, **kept))
-        return list(
-            batched_generate_fn(model, prompts(rows), whole, sample_args={"temperature": 0.0}, **kept)
-        )
+        return list(batched_generate_fn(model, prompts(rows), whole, sample_args={"temperature": 0.0}, **kept))
 
     return speak
 
@@ -232,9 +230,7 @@ def onnx_int8(folder: Path, place: Path) -> None:
         op_types_to_quantize=["MatMul"],
         weight_type=QuantType.QInt8,
         per_channel=True,
-        extra_options={
-            "DefaultTensorType": 1
-        },  # float: it does not know the types of onnxruntime's operators
+        extra_options={"DefaultTensorType": 1},  # float: it does not know the types of onnxruntime's operators
     )
 
 
@@ -246,9 +242,7 @@ def openvino(folder: str, precision: str) -> Speak:
     import numpy as np
     import openvino
 
-    convert = (
-        openvino_int8 if precision == "int8" else openvino_float32
-    )  # bfloat16 is made when it is compiled
+    convert = openvino_int8 if precision == "int8" else openvino_float32  # bfloat16 is made when it is compiled
     place = converted(folder, convert.__name__, convert)
     settings = {"INFERENCE_NUM_THREADS": 2, "PERFORMANCE_HINT": "LATENCY"}
     kind = {"float32": "f32", "bfloat16": "bf16"}.get(precision)

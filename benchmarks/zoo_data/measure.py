@@ -33,9 +33,7 @@ KINDS = ("PER", "LOC", "ORG")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("languages", "entities"))
     parser.add_argument("--model", help="the one that ships unless told")
     parser.add_argument("--texts", type=Path, required=True, help="the folder with multi30k and conll2003")
@@ -51,18 +49,12 @@ def main() -> None:
 
 
 def measure_languages(model: Loaded, options: argparse.Namespace) -> None:
-    sets = {
-        "everyday": [
-            tuple(line.split("\t")) for line in (HERE / "languages.tsv").read_text("utf-8").splitlines()
-        ]
-    }
+    sets = {"everyday": [tuple(line.split("\t")) for line in (HERE / "languages.tsv").read_text("utf-8").splitlines()]}
     if options.validation:
         lines = options.validation.read_text("utf-8").splitlines()[1:]
         sets["held-out articles"] = [(label, text) for text, label in (line.split("\t") for line in lines)]
     for code, name in ("de", "German"), ("en", "English"):
-        with gzip.open(
-            options.texts / f"multi30k/test_2016_flickr.{code}.gz", "rt", encoding="utf-8"
-        ) as file:
+        with gzip.open(options.texts / f"multi30k/test_2016_flickr.{code}.gz", "rt", encoding="utf-8") as file:
             texts = file.read().splitlines()
         sets[f"Multi30k, {name}"] = [(name, text) for text in texts]
         sets[f"Multi30k, {name}, first 3 words in lower case"] = [
@@ -111,9 +103,7 @@ def report(which: str, sentences: list[tuple[list[str], list[str]]], model: Load
             print(f"    {' '.join(words)}  ->  {names}")
     for kind in KINDS:
         print(f"{which}, {kind}: {told(EntityScore(true[kind], said[kind], right[kind]))}")
-    print(
-        f"{which}: {told(EntityScore(true.total(), said.total(), right.total()))}, {len(sentences)} sentences"
-    )
+    print(f"{which}: {told(EntityScore(true.total(), said.total(), right.total()))}, {len(sentences)} sentences")
 
 
 def told(score: EntityScore) -> str:

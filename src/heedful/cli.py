@@ -68,9 +68,7 @@ def parser() -> argparse.ArgumentParser:
         model,
     )
     show.add_fill(add("fill", show.fill, "what a model puts into a blank, and what that goes with"), model)
-    show.add_probe(
-        add("probe", show.probe, "which layers of a model know best: words tagged from each"), model
-    )
+    show.add_probe(add("probe", show.probe, "which layers of a model know best: words tagged from each"), model)
 
     c = add("export", export, "write a model as a folder in the hub's layout")
     c.add_argument("model", help=model)
@@ -97,26 +95,14 @@ def _add_training(add: Callable[[str, Command, str], argparse.ArgumentParser]) -
     changes: dict[str, Any] = {"action": "append", "default": [], "metavar": "KEY=VALUE"}
     c = add("train", train, "train a model: from a text file, a folder or a recipe; or go on with a run")
     c.add_argument("what", nargs="?", help=what)
-    c.add_argument(
-        "--set", **changes, help="change one setting of the recipe, as train.steps=200; repeatable"
-    )
-    c.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)"
-    )
-    c.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with this run, as if it had never stopped"
-    )
-    c.add_argument(
-        "--init-from", metavar="MODEL", help="begin from the weights of a model instead of fresh ones"
-    )
-    c.add_argument(
-        "--list", action="store_true", help="list the recipes that ship, with their results and times"
-    )
+    c.add_argument("--set", **changes, help="change one setting of the recipe, as train.steps=200; repeatable")
+    c.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)")
+    c.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run, as if it had never stopped")
+    c.add_argument("--init-from", metavar="MODEL", help="begin from the weights of a model instead of fresh ones")
+    c.add_argument("--list", action="store_true", help="list the recipes that ship, with their results and times")
     c.add_argument("--quiet", action="store_true", help="no progress, only errors")
 
-    c = add(
-        "estimate", estimate, "what a training would cost: parameters, memory, FLOPs, time on this machine"
-    )
+    c = add("estimate", estimate, "what a training would cost: parameters, memory, FLOPs, time on this machine")
     c.add_argument("what", help=what)
     c.add_argument("--set", **changes, help="change one setting of the recipe; repeatable")
 
@@ -142,9 +128,7 @@ def _add_serving(add: Callable[[str, Command, str], argparse.ArgumentParser]) ->
         help="clients must send this key; repeatable. HEEDFUL_API_KEY or --api-key-file are better: other users of "
         "this machine can see arguments",
     )  # fmt: skip
-    c.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="read the keys from a file, one per line"
-    )
+    c.add_argument("--api-key-file", type=Path, metavar="FILE", help="read the keys from a file, one per line")
     c.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN",
         help="let web pages of this origin call the server, as https://example.org; repeatable",
@@ -156,9 +140,7 @@ def _add_serving(add: Callable[[str, Command, str], argparse.ArgumentParser]) ->
     number("--queue", int, 256, "N", "requests that may wait for a model; beyond that the answer is 429")
     number("--cache-tokens", int, None, "N", "tokens that a model's answers may remember together")
     number("--chunk", int, 256, "N", "tokens of new prompts read between two tokens of running answers")
-    number(
-        "--max-tokens-per-request", int, 65_536, "N", "prompts x answers x max_tokens that one may ask for"
-    )
+    number("--max-tokens-per-request", int, 65_536, "N", "prompts x answers x max_tokens that one may ask for")
     number("--max-body", int, 8 * 2**20, "BYTES", "the largest request")
     number("--drain", float, 30.0, "SECONDS", "running requests may take so long when the server is stopped")
     c.add_argument(
@@ -210,9 +192,7 @@ def train(options: argparse.Namespace) -> int:
     changes = parse_changes(options.set)
     if options.resume is not None:
         if options.what or options.init_from or options.out:
-            raise ValueError(
-                "--resume goes on with a run as it is: give it no data, recipe, --init-from or --out"
-            )
+            raise ValueError("--resume goes on with a run as it is: give it no data, recipe, --init-from or --out")
         from heedful.training import resume
 
         resume(options.resume, changes, quiet=options.quiet)

@@ -66,14 +66,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, (kind, about) in SETTINGS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=kind, metavar=name.rpartition("_")[2].upper(), help=about)
-    parser.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end the answer before this; may be repeated"
-    )
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before this; may be repeated")
     parser.add_argument("--echo", action="store_true", help="with --json: the prompt is part of the answer")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
-    parser.add_argument(
-        "--json", action="store_true", help="print everything there is to know of the answers"
-    )
+    parser.add_argument("--json", action="store_true", help="print everything there is to know of the answers")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -183,9 +179,7 @@ class Loop:
     def command(self, line: str) -> None:
         words = line.split(maxsplit=2)
         if words[0] == "/settings":
-            print(
-                "\n".join(f"{name} = {value}" for name, value in sorted(with_defaults(self.settings).items()))
-            )
+            print("\n".join(f"{name} = {value}" for name, value in sorted(with_defaults(self.settings).items())))
         elif words[0] == "/reset":
             self.messages = []
         elif words[0] == "/set" and len(words) == 3 and words[1] in SETTINGS:

@@ -177,9 +177,7 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], most: int | None) -> li
 
 
 def _cut(row: list[int], most: int, around: list[int]) -> list[int]:
-    before = next(
-        (i for i, pair in enumerate(zip(row, around, strict=False)) if pair[0] != pair[1]), len(around)
-    )
+    before = next((i for i, pair in enumerate(zip(row, around, strict=False)) if pair[0] != pair[1]), len(around))
     after = around[before:]
     return row[: most - len(after)] + after
 

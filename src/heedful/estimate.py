@@ -189,9 +189,7 @@ def _memory(plan: Imagined, e: Estimate) -> list[str]:
         "activations": "activations",
         "logits": "logits",
     }
-    parts = {
-        names[part]: size_in_words(n) for part, n in e.memory.parts().items() if n > e.memory.total / 1000
-    }
+    parts = {names[part]: size_in_words(n) for part, n in e.memory.parts().items() if n > e.memory.total / 1000}
     device = choose_device(plan.recipe.train.device)
     lines = [f"memory on {device.type}, when most is in use", *_rows(parts)]
     lines += _rows({"together": size_in_words(e.memory.total)})

@@ -36,9 +36,7 @@ from heedful.weights import hub
 from heedful.weights.blank import blank
 from heedful.weights.find import find, shipped
 
-LARGE = (
-    64 * 10**6
-)  # bytes from which on a text's size is enough to choose a vocabulary by, without reading it
+LARGE = 64 * 10**6  # bytes from which on a text's size is enough to choose a vocabulary by, without reading it
 BYTES_PER_TOKEN = {"characters": 1.0, "bytes": 1.0}
 USUAL_BYTES = 4.0  # of a token of any other kind
 USUAL_VOCABULARY = 8192
@@ -194,9 +192,7 @@ class Examples:
         }
         return Batch(tokens, targets=labels.get(name, some(n_said, shape[0])))
 
-    def _masked(
-        self, model: Model, tokens: torch.Tensor, targets: torch.Tensor, random: torch.Generator
-    ) -> Batch:
+    def _masked(self, model: Model, tokens: torch.Tensor, targets: torch.Tensor, random: torch.Generator) -> Batch:
         hidden = torch.rand(tokens.shape, generator=random) < self.recipe.data.masked
         made = Batch(tokens, targets=targets.masked_fill(~hidden, IGNORED))
         if isinstance(model, EncoderModel) and model.next_sentence is not None:

@@ -54,8 +54,7 @@ def _page(name: str, family: str, settings: Mapping[str, Any], parameters: int, 
         ("parameters", f"{parameters:,}"),
         (
             "memory",
-            ", ".join(f"{kind} {size_in_words(parameters * b)}" for kind, b in BYTES.items())
-            + " (weights alone)",
+            ", ".join(f"{kind} {size_in_words(parameters * b)}" for kind, b in BYTES.items()) + " (weights alone)",
         ),
     ]
     if settings.get("max_len"):

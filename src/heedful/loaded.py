@@ -101,9 +101,7 @@ class Loaded:
         # Reached only for what does not exist.
         if name in ABILITIES and "model" in self.__dict__:
             raise AttributeError(self._cannot(name))
-        raise AttributeError(
-            f"a loaded model has no {name!r}; it has model, tokenizer, name and its abilities"
-        )
+        raise AttributeError(f"a loaded model has no {name!r}; it has model, tokenizer, name and its abilities")
 
     @property
     def continues(self) -> bool:
@@ -114,9 +112,7 @@ class Loaded:
     def generate(self, prompt: str, **settings: Unpack[Settings]) -> str: ...
     @overload
     def generate(self, prompt: list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> list[str]: ...
-    def generate(
-        self, prompt: str | list[str] | tuple[str, ...], **settings: Unpack[Settings]
-    ) -> str | list[str]:
+    def generate(self, prompt: str | list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> str | list[str]:
         """What the model writes after the prompt, or in answer to it; of several prompts, all at once.
 
         Temperature 0 is greedy, a seed repeats its text, `beams` search for a likely one, a `draft` gets there sooner;
@@ -130,9 +126,7 @@ class Loaded:
         """The same piece by piece, as it is written; a piece never splits a character."""
         self._refuse("stream", settings)
         if searching(settings):
-            raise ValueError(
-                "beam search knows its answer at the end and cannot stream: use generate or complete"
-            )
+            raise ValueError("beam search knows its answer at the end and cannot stream: use generate or complete")
         engine, (request,) = self._engine(), self._requests([prompt], settings)
         drafter = self._drafter(settings.get("draft"))
         events = engine.stream(request) if drafter is None else self._speculate([request], drafter)
@@ -156,9 +150,7 @@ class Loaded:
     def translate(self, text: str, **settings: Unpack[Settings]) -> str: ...
     @overload
     def translate(self, text: list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> list[str]: ...
-    def translate(
-        self, text: str | list[str] | tuple[str, ...], **settings: Unpack[Settings]
-    ) -> str | list[str]:
+    def translate(self, text: str | list[str] | tuple[str, ...], **settings: Unpack[Settings]) -> str | list[str]:
         """`generate` as the model's authors do it: with the beams, length penalty and longest answer that its files
         name (`model.generation`), with 4 beams where they name none. `beams=1` is greedy.
 
@@ -171,9 +163,7 @@ class Loaded:
         self.require("translate")
         theirs = self.model.generation
         usual: dict[str, Any] = {"beams": theirs.get("num_beams") or BEAMS}
-        longest = (
-            theirs.get("max_new_tokens") or (theirs.get("max_length") or 1) - 1
-        )  # its first token counts
+        longest = theirs.get("max_new_tokens") or (theirs.get("max_length") or 1) - 1  # its first token counts
         usual |= {"max_tokens": longest} if longest else {}
         if settings.get("beams", usual["beams"]) > 1:
             names = ("length_penalty", "early_stopping")
@@ -270,9 +260,7 @@ class Loaded:
         """
         self.require("embed")
         if self.tokenizer is None:
-            raise ValueError(
-                f"{self.name} has no tokenizer: its hidden states of token ids are model.hidden's"
-            )
+            raise ValueError(f"{self.name} has no tokenizer: its hidden states of token ids are model.hidden's")
         given = {"pool": pool, "normalize": normalize, "max_tokens": max_tokens}
         how = replace(self.pooling, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
         vectors = embed(self.model, self.tokenizer, [texts] if isinstance(texts, str) else texts, how)
@@ -315,9 +303,7 @@ class Loaded:
         self.require("tag")
         return tasks.tag(cast(EncoderModel, self.model), self._text_tokenizer, text)
 
-    def complete_image(
-        self, begun: Tensor, n: int = 1, *, temperature: float = 1.0, seed: int | None = 0
-    ) -> Tensor:
+    def complete_image(self, begun: Tensor, n: int = 1, *, temperature: float = 1.0, seed: int | None = 0) -> Tensor:
         """Ways to go on with an image's first pixels (N,): whole images as colours (n, pixels)."""
         self.require("complete_image")
         return tasks.complete_image(cast(ImageGPT, self.model), begun, n, temperature=temperature, seed=seed)

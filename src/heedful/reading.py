@@ -63,9 +63,7 @@ def sources(data: DataSettings) -> list[tuple[Path, float]]:
     for i, entry in enumerate(given):
         entry = {"path": entry} if isinstance(entry, str) else entry
         if not isinstance(entry, dict) or not entry.get("path") or entry.keys() - {"path", "weight"}:
-            raise ValueError(
-                f"data.source is {entry!r}: give a path, or several as {{path = ..., weight = ...}}"
-            )
+            raise ValueError(f"data.source is {entry!r}: give a path, or several as {{path = ..., weight = ...}}")
         weight = entry.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
             raise ValueError(f"data.source, entry {i + 1}: the weight {weight!r} is not a number above 0")
@@ -81,9 +79,7 @@ def located(name: str) -> Path:
         return path
     if shelf and (Path(shelf) / path).exists():
         return Path(shelf) / path
-    where = (
-        f"nor in {shelf} (HEEDFUL_DATA)" if shelf else "and HEEDFUL_DATA names no folder of data to look in"
-    )
+    where = f"nor in {shelf} (HEEDFUL_DATA)" if shelf else "and HEEDFUL_DATA names no folder of data to look in"
     raise ValueError(f"there is no file {name} here, {where}: set data.source, or put it there")
 
 
@@ -121,9 +117,7 @@ def texts(recipe: Recipe) -> Iterator[str]:
 
 def is_one_document(recipe: Recipe) -> bool:
     """Whether running text is one document: then nothing has to say where one ends."""
-    ends = (
-        ends for path, _ in sources(recipe.data) for _, ends in Source(path, field=recipe.data.text).pieces()
-    )
+    ends = (ends for path, _ in sources(recipe.data) for _, ends in Source(path, field=recipe.data.text).pieces())
     return sum(islice(filter(None, ends), 2)) < 2
 
 
@@ -167,9 +161,7 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     )
 
 
-def _validation(
-    recipe: Recipe, held: Sequence[Corpus], tokenizer: Tokenizer, segments: bool
-) -> Dataset | None:
+def _validation(recipe: Recipe, held: Sequence[Corpus], tokenizer: Tokenizer, segments: bool) -> Dataset | None:
     """What was held out of every source, one after the other."""
     parts = [_examples(recipe, corpus, tokenizer, False, segments) for corpus in held]
     if len(parts) < 2:
@@ -177,9 +169,7 @@ def _validation(
     return Mixture([(part, len(part)) for part in parts])
 
 
-def _examples(
-    recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bool, segments: bool
-) -> Dataset:
+def _examples(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bool, segments: bool) -> Dataset:
     """Examples for what the recipe wants learned; what distillation reads follows from the tokenizer's [MASK]."""
     data, name = recipe.data, recipe.objective.name
     if name == "distill":
@@ -299,9 +289,7 @@ def _answers(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     }
     made = Answers.read(one_source(recipe.data), tokenizer, **options)
     train, validation = _held_out(recipe, made, lambda path: Answers.read(path, tokenizer, **options))
-    return Read(
-        train, validation, len(made) * recipe.data.length, {"vocab_size": len(tokenizer)}, notes=made.notes
-    )
+    return Read(train, validation, len(made) * recipe.data.length, {"vocab_size": len(tokenizer)}, notes=made.notes)
 
 
 def _pictures(recipe: Recipe) -> tuple[images.Pictures, images.Pictures | None]:
@@ -346,13 +334,9 @@ def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Re
     data = recipe.data
     size = (data.n_symbols, data.length, data.n_examples, recipe.train.seed)
     made, plain = Reversal(*size, blanked=data.blanked), Reversal(*size)  # nothing is hidden in validation
-    train, validation = (
-        (split(made, data.share)[0], split(plain, data.share)[1]) if data.share else (made, None)
-    )
+    train, validation = (split(made, data.share)[0], split(plain, data.share)[1]) if data.share else (made, None)
     settings = {"vocab_size": made.vocab_size, "start_id": made.start_id}
-    return Read(
-        train, validation, len(made) * data.length, settings, baselines={"uniform": uniform(data.n_symbols)}
-    )
+    return Read(train, validation, len(made) * data.length, settings, baselines={"uniform": uniform(data.n_symbols)})
 
 
 READERS: dict[str, Callable[[Recipe, Tokenizer, bool], Read]] = {

@@ -68,9 +68,7 @@ def searching(settings: Settings) -> dict[str, Any]:
     usual: dict[str, Any] = {**ANSWERING, "draft": None}
     other = [name for name in usual if name != "n" and settings.get(name, usual[name]) != usual[name]]
     if wrong := [name for name in sampling if name in settings] + other:
-        raise ValueError(
-            f"beam search and {', '.join(wrong)} do not go together: leave one out, or give beams=1"
-        )
+        raise ValueError(f"beam search and {', '.join(wrong)} do not go together: leave one out, or give beams=1")
     return search
 
 

@@ -41,21 +41,13 @@ def add_show(c: argparse.ArgumentParser, model: str) -> None:
         "would say; embeddings: how alike the tokens are, by layer; projection: the same before and after a head's "
         "projections; tokens: with the surprise at each; positions; names: all that can be captured",
     )  # fmt: skip
-    c.add_argument(
-        "--out", type=Path, metavar="FILE", help=".html, .png, .svg or .pdf (default: MODEL-WHAT.html)"
-    )
+    c.add_argument("--out", type=Path, metavar="FILE", help=".html, .png, .svg or .pdf (default: MODEL-WHAT.html)")
     c.add_argument("--layer", type=int, help="of this layer alone (counted from 0)")
     c.add_argument("--head", type=int, help="of this head alone")
-    c.add_argument(
-        "--kind", choices=["encoder", "decoder", "cross"], help="which attention of an encoder-decoder"
-    )
+    c.add_argument("--kind", choices=["encoder", "decoder", "cross"], help="which attention of an encoder-decoder")
     c.add_argument("--second", metavar="TEXT", help="sentence B, for BERT and its kin")
-    c.add_argument(
-        "--target", metavar="TEXT", help="what an encoder-decoder is to write (default: its own answer)"
-    )
-    c.add_argument(
-        "--ablate", choices=["zero", "mean"], help="what stands in for a head's output (default: zero)"
-    )
+    c.add_argument("--target", metavar="TEXT", help="what an encoder-decoder is to write (default: its own answer)")
+    c.add_argument("--ablate", choices=["zero", "mean"], help="what stands in for a head's output (default: zero)")
     c.add_argument("--length", type=int, metavar="N", help="how many positions (default 50)")
 
 
@@ -76,9 +68,7 @@ def show(options: argparse.Namespace) -> int:
     reading, text = None, options.text or ""
     if options.what not in WITHOUT_TEXT:
         if options.text is None:
-            raise ValueError(
-                f"give a text to look at: heedful show {options.model} TEXT --what {options.what}"
-            )
+            raise ValueError(f"give a text to look at: heedful show {options.model} TEXT --what {options.what}")
         reading = _read(loaded, options)
     wish = Wish(
         loaded.model, loaded.tokenizer, loaded.name, reading, text, options.kind, options.layer, options.head,
@@ -127,9 +117,7 @@ def _image(model: Model, path: Path) -> Tensor:
 
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    pixels = (
-        torch.from_numpy(decode(path, model.config.image_size).copy()).permute(2, 0, 1).float() / 127.5 - 1
-    )
+    pixels = torch.from_numpy(decode(path, model.config.image_size).copy()).permute(2, 0, 1).float() / 127.5 - 1
     return pixels.mean(dim=0, keepdim=True) if model.config.n_channels == 1 else pixels
 
 
@@ -141,9 +129,7 @@ def add_fill(c: argparse.ArgumentParser, model: str) -> None:
         '"[bert-books|shakespeare]: My lord, _"',
     )
     c.add_argument("--words", metavar="A,B,C", help="compare these words alone, separated by commas")
-    c.add_argument(
-        "-n", type=int, default=30, metavar="N", help="the likeliest N words of each sentence; 0: all"
-    )
+    c.add_argument("-n", type=int, default=30, metavar="N", help="the likeliest N words of each sentence; 0: all")
     c.add_argument(
         "--out",
         type=Path,
@@ -183,22 +169,16 @@ def fill(options: argparse.Namespace) -> int:
 
 def add_probe(c: argparse.ArgumentParser, model: str) -> None:
     c.add_argument("model", help=model)
-    c.add_argument(
-        "train", type=Path, help="tagged sentences, CoNLL's columns: a word and last its tag in each line"
-    )
+    c.add_argument("train", type=Path, help="tagged sentences, CoNLL's columns: a word and last its tag in each line")
     c.add_argument("dev", type=Path, help="others, on which is measured")
     c.add_argument(
         "--layers", nargs="+", metavar="WHICH",
         help="first, last, second_to_last, sum_all, sum_last_four, concat_last_four, or numbers of layers from 0; "
         "`each`: every layer alone (default: the table of BERT's paper)",
     )  # fmt: skip
-    c.add_argument(
-        "--train-sentences", type=int, metavar="N", help="at most so many, evenly spread (default: all)"
-    )
+    c.add_argument("--train-sentences", type=int, metavar="N", help="at most so many, evenly spread (default: all)")
     c.add_argument("--dev-sentences", type=int, metavar="N", help="likewise")
-    c.add_argument(
-        "--column", type=int, default=-1, metavar="N", help="the tag's column, from 0 (default: last)"
-    )
+    c.add_argument("--column", type=int, default=-1, metavar="N", help="the tag's column, from 0 (default: last)")
 
 
 def probe(options: argparse.Namespace) -> int:

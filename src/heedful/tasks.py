@@ -48,15 +48,11 @@ class Span:
 
 
 @torch.no_grad()
-def classify(
-    model: Model, tokenizer: Tokenizer | None, what: str | Tensor, second: str | None = None
-) -> list[Label]:
+def classify(model: Model, tokenizer: Tokenizer | None, what: str | Tensor, second: str | None = None) -> list[Label]:
     """Every label with its probability, likeliest first; `what` is a text, or an image (C, height, width), -1 to 1."""
     if isinstance(model, ViT):
         if not isinstance(what, Tensor):
-            raise ValueError(
-                "a vision model classifies images: give a tensor (channels, height, width) from -1 to 1"
-            )
+            raise ValueError("a vision model classifies images: give a tensor (channels, height, width) from -1 to 1")
         batch = Batch(images=what[None].to(model.device))
     else:
         if not isinstance(what, str):
@@ -70,9 +66,7 @@ def classify(
         return [Label(name, value) for name, value in zip(names, logits[0].tolist(), strict=True)]
     several = config.problem == "multi_label_classification"
     chances = logits[0].float().sigmoid() if several else logits[0].float().softmax(dim=-1)
-    return [
-        Label(names[i], float(chances[i])) for i in chances.argsort(descending=True, stable=True).tolist()
-    ]
+    return [Label(names[i], float(chances[i])) for i in chances.argsort(descending=True, stable=True).tolist()]
 
 
 def _text(model: Model, tokenizer: Tokenizer | None, text: str, second: str | None) -> Batch:
@@ -151,9 +145,7 @@ def tag(model: EncoderModel, tokenizer: Tokenizer, text: str) -> list[Span]:
             continue
         if name.startswith("I-") and spans and spans[-1].label == kind and last == word - 1:
             start = spans[-1].begin
-            spans[-1] = Span(
-                text[start : match.end()], start, match.end(), min(spans[-1].score, chance), kind
-            )
+            spans[-1] = Span(text[start : match.end()], start, match.end(), min(spans[-1].score, chance), kind)
         else:
             spans.append(Span(match.group(), match.start(), match.end(), chance, kind))
         last = word
@@ -166,9 +158,7 @@ def complete_image(
     """n ways to go on with the first pixels (N,) of an image, N may be 0: whole images as colours (n, max_len)."""
     most, colours = model.config.max_len, model.config.vocab_size - 1
     if begun.ndim != 1 or len(begun) >= most:
-        raise ValueError(
-            f"give the first pixels of an image in one row, fewer than {most}, not {tuple(begun.shape)}"
-        )
+        raise ValueError(f"give the first pixels of an image in one row, fewer than {most}, not {tuple(begun.shape)}")
     if n < 1 or (len(begun) and not 0 <= int(begun.min()) <= int(begun.max()) < colours):
         raise ValueError(f"pixels are colours from 0 to {colours - 1}, and n is 1 or more")
     rows = []

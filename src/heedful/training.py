@@ -244,15 +244,9 @@ class _Sampler:
         self.ready, self.settings = ready, ready.recipe.log
 
     def __call__(self, model: Model, step: int) -> str | None:
-        if (
-            self.ready.tokenizer is None
-            or "generate" not in model.abilities
-            or "translate" in model.abilities
-        ):
+        if self.ready.tokenizer is None or "generate" not in model.abilities or "translate" in model.abilities:
             return None
         loaded = Loaded(model, self.ready.tokenizer, "sample")
         model.eval()
         prompt = self.settings.prompt or ("" if loaded.bos_id is not None or loaded.eos_ids else "\n")
-        return prompt + loaded.generate(
-            prompt, max_tokens=self.settings.sample_tokens, temperature=0.8, seed=step
-        )
+        return prompt + loaded.generate(prompt, max_tokens=self.settings.sample_tokens, temperature=0.8, seed=step)

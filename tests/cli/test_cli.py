@@ -120,10 +120,7 @@ def test_the_loop_can_search():
     said = [line.removeprefix("> ") for line in out.stdout.splitlines() if line.startswith("> To be")]
     assert len(said) == 2 and said[0] == said[1]
     assert "[beam search and temperature do not go together" in out.stdout
-    assert (
-        "[early_stopping is 'no'" in out.stdout
-        and "[no model, folder or file is called 'nowhere'" in out.stdout
-    )
+    assert "[early_stopping is 'no'" in out.stdout and "[no model, folder or file is called 'nowhere'" in out.stdout
     assert "draft = lookup" in out.stdout and "temperature = 0.8" in out.stdout
 
 

@@ -102,9 +102,7 @@ def test_a_model_too_large_to_try_is_told_from_the_rate_of_products():
 
 @pytest.mark.parametrize("kind", ["lora", "qlora", "freeze"])
 def test_adapters(text, kind):
-    told = recipe(
-        text, adapter={"kind": kind, "rank": 2, "trainable": ["decoder.norm"] if kind == "freeze" else []}
-    )
+    told = recipe(text, adapter={"kind": kind, "rank": 2, "trainable": ["decoder.norm"] if kind == "freeze" else []})
     found = estimate.estimate(imagine(told))
     assert 0 < found.parameters.trainable < found.parameters.total / 2
     assert found.memory.optimizer < found.memory.weights
@@ -121,9 +119,7 @@ def test_distillation_counts_the_teacher_and_takes_half_of_it():
 
 
 def test_beginning_from_a_model_that_ships():
-    told = Recipe.from_dict(
-        {"model": {"init_from": "shakespeare"}, "data": {"length": 32}, "train": {"batch_size": 2}}
-    )
+    told = Recipe.from_dict({"model": {"init_from": "shakespeare"}, "data": {"length": 32}, "train": {"batch_size": 2}})
     assert imagine(told).model.n_parameters() == 2_731_392
 
 

@@ -144,9 +144,7 @@ def test_rows_of_a_table(here, suffix, capfd):
     lines = story(50).split("\n\f\n")
     path = here / f"rows.{suffix}"
     if suffix == "jsonl":
-        path.write_text(
-            "".join(json.dumps({"text": text, "title": str(i)}) + "\n" for i, text in enumerate(lines))
-        )
+        path.write_text("".join(json.dumps({"text": text, "title": str(i)}) + "\n" for i, text in enumerate(lines)))
     else:
         mark = "," if suffix == "csv" else "\t"
         path.write_text(f"id{mark}text\n" + "".join(f'{i}{mark}"{t.strip()}"\n' for i, t in enumerate(lines)))
@@ -264,9 +262,7 @@ def test_a_run_is_generated_from_shown_and_exported(here, run, capsys):
     assert not (here / "out/training.safetensors").exists()
     one, other = heedful.load(run), heedful.load("out")
     assert all(torch.equal(p, other.model.get_parameter(n)) for n, p in one.model.named_parameters())
-    assert one.generate("a ", max_tokens=4, temperature=0) == other.generate(
-        "a ", max_tokens=4, temperature=0
-    )
+    assert one.generate("a ", max_tokens=4, temperature=0) == other.generate("a ", max_tokens=4, temperature=0)
 
 
 def test_a_run_begins_another(here, run, capfd):
@@ -280,9 +276,7 @@ def test_a_run_begins_another(here, run, capfd):
     assert main(["export", "runs/more-2", "merged"]) == 0
     base, merged = (dict(heedful.load(x).model.named_parameters()) for x in (run, "merged"))
     assert base.keys() == merged.keys()
-    assert {n for n in base if not torch.equal(base[n], merged[n])} == {
-        "decoder.blocks.0.attention.query.weight"
-    }
+    assert {n for n in base if not torch.equal(base[n], merged[n])} == {"decoder.blocks.0.attention.query.weight"}
 
 
 def test_more_steps_are_a_resume(here, capfd):

@@ -35,9 +35,7 @@ def head(batch: Batch, n: int, rows: list[int] | None = None) -> Batch:
     assert batch.tokens is not None
     chosen = list(range(len(batch.tokens))) if rows is None else rows
     pick = lambda x: None if x is None else x[chosen]  # noqa: E731
-    return Batch(
-        pick(batch.tokens)[:, :n], source=pick(batch.source), source_lengths=pick(batch.source_lengths)
-    )
+    return Batch(pick(batch.tokens)[:, :n], source=pick(batch.source), source_lengths=pick(batch.source_lengths))
 
 
 @every
@@ -183,9 +181,7 @@ def test_rows_join_later_and_leave_earlier(case: Case):
         source = batch.source
         if source is not None and batch.source_lengths is not None:
             source = source[:, : batch.source_lengths[row]]
-        return model.start(
-            Batch(batch.tokens[row : row + 1, :n], source=None if source is None else source[[row]])
-        )[1]
+        return model.start(Batch(batch.tokens[row : row + 1, :n], source=None if source is None else source[[row]]))[1]
 
     def go_on(state: State, rows: list[int]) -> None:
         places = list(state.lengths)

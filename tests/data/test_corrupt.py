@@ -79,9 +79,7 @@ def test_fifteen_percent_are_chosen_and_80_10_10_become_of_them(tokenizer):
     tokens = torch.cat([b.tokens for b in batches])
     targets = torch.cat([b.targets for b in batches])
     chosen = targets != -100
-    assert not torch.isin(
-        targets[chosen], torch.tensor([0, 1, 2, 3, 4])
-    ).any()  # no special token is asked for
+    assert not torch.isin(targets[chosen], torch.tensor([0, 1, 2, 3, 4])).any()  # no special token is asked for
     share = chosen.sum(dim=1) / 61
     full = batches[0].lengths is None or (torch.cat([b.lengths for b in batches]) == 64)
     assert (share[full] - 0.15).abs().max() < 0.5 / 61
@@ -125,9 +123,7 @@ def test_without_pairs_documents_share_rows_and_keep_apart(tokenizer):
     rows, n_rows = restored(batch), batch.lengths.tolist()
     inside = [row[1 : n - 1] for row, n in zip(rows, n_rows, strict=True)]
     assert torch.cat(inside).tolist() == text.tokens.tolist()
-    assert all(
-        r[0] == tokenizer.cls_id and r[n - 1] == tokenizer.sep_id for r, n in zip(rows, n_rows, strict=True)
-    )
+    assert all(r[0] == tokenizer.cls_id and r[n - 1] == tokenizer.sep_id for r, n in zip(rows, n_rows, strict=True))
     assert batch.documents[0].tolist() == [0] * 11 + [1] * 3 + [2] * 6
 
 
@@ -190,9 +186,7 @@ def test_spans_put_back_together_are_the_text():
                 spans[i] = last = []
             else:
                 last.append(i)
-        assert [*spans] == [top - k for k in range(len(spans))] or [*spans] == [
-            top + k for k in range(len(spans))
-        ]
+        assert [*spans] == [top - k for k in range(len(spans))] or [*spans] == [top + k for k in range(len(spans))]
         for i in source[: n - 1].tolist():
             said += spans[i] if i in spans else [i]
     assert said == text.tokens.tolist()

@@ -22,10 +22,7 @@ COLOURED = random.integers(0, 256, (6, 4, 5, 3))
 def idx(array):
     array = np.asarray(array)
     return (
-        b"\0\0\x08"
-        + bytes([array.ndim])
-        + struct.pack(f">{array.ndim}I", *array.shape)
-        + array.astype("u1").tobytes()
+        b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype("u1").tobytes()
     )
 
 
@@ -106,9 +103,7 @@ def test_coloured_pixels_have_a_palette_that_validation_shares():
 
 def test_pixels_are_what_image_gpt_wants():
     data = Pixels(Pictures.of(GREY), 8)
-    model = ImageGPT.create(
-        ImageGPTConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=data.vocab_size, max_len=16)
-    )
+    model = ImageGPT.create(ImageGPTConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=data.vocab_size, max_len=16))
     batch, lesson = data.batch([Draw(0, 2)], 0), model.lesson(data.batch([Draw(0, 2)], 0).targets)
     assert torch.equal(batch.tokens, lesson.tokens) and torch.equal(batch.targets, lesson.targets)
 
@@ -144,17 +139,10 @@ def png(width, height, rows=b""):
     """A PNG whose header says so; only small ones need their rows."""
 
     def chunk(kind, content):
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def red(n):

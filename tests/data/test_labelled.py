@@ -16,9 +16,7 @@ from heedful.text import train_bpe, train_unigram, train_wordpiece
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 shared = pytest.mark.skipif(not SHARED.exists(), reason="wants the data in ../shared/data")
-TEXT = (
-    "the cat sat on the mat and a dog ran over to it at once while EU rejects German lamb . it was good bad"
-)
+TEXT = "the cat sat on the mat and a dog ran over to it at once while EU rejects German lamb . it was good bad"
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +167,7 @@ def test_the_tag_stands_on_the_first_piece_of_its_word(tmp_path, kind, tokenizer
         assert marks[marks != -100].tolist() == tags
         n = len(made.encode(words, add_special=True))
         assert batch.tokens[row, :n].tolist() == made.encode(words, add_special=True)
-        starts = [
-            made.token(i) for i, mark in zip(batch.tokens[row].tolist(), marks, strict=True) if mark != -100
-        ]
+        starts = [made.token(i) for i, mark in zip(batch.tokens[row].tolist(), marks, strict=True) if mark != -100]
         for piece, word in zip(starts, words.split(), strict=True):
             assert word.lower().startswith(piece.strip("Ġ▁").lower()) or piece == "▁"
 
@@ -191,9 +187,7 @@ def test_tags_mistakes(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="sentence 1: the label 'I-X' is not one of O"):
         Tagged([(["it"], ["I-X"])], tokenizer, names=["O"])
     cut = Tagged([(["the", "cat", "sat"], ["O", "O", "O"])], tokenizer, longest=4)
-    assert (
-        cut.batch([Draw(0, 0)], 0).targets.tolist() == [[-100, 0, 0, -100]] and "ends are cut" in cut.notes[0]
-    )
+    assert cut.batch([Draw(0, 0)], 0).targets.tolist() == [[-100, 0, 0, -100]] and "ends are cut" in cut.notes[0]
 
 
 @shared
@@ -216,9 +210,7 @@ def squad(folder, *questions):
         {"question": q, "id": str(i), "answers": [{"text": a, "answer_start": PASSAGE.index(a)}] if a else []}
         for i, (q, a) in enumerate(questions)
     ]
-    return written(
-        folder, "a.json", json.dumps({"data": [{"paragraphs": [{"context": PASSAGE, "qas": asked}]}]})
-    )
+    return written(folder, "a.json", json.dumps({"data": [{"paragraphs": [{"context": PASSAGE, "qas": asked}]}]}))
 
 
 def test_answers_are_found_by_their_characters(tmp_path, tokenizer):
@@ -244,10 +236,7 @@ def test_long_passages_are_read_in_windows_that_overlap(tmp_path, tokenizer):
     for i, (first, last) in enumerate(batch.targets.tolist()):
         if (first, last) == (0, 0):
             _, begin, end = data.windows[i].tolist()
-            assert (
-                tokenizer.encode("once while EU")
-                != whole[begin:end][: len(tokenizer.encode("once while EU"))]
-            )
+            assert tokenizer.encode("once while EU") != whole[begin:end][: len(tokenizer.encode("once while EU"))]
         else:
             assert data.text(i, first, last) == "once while EU"
             found += 1
@@ -277,9 +266,7 @@ def test_squad_in_both_forms():
     assert (len(passages), len(questions), notes) == (240, 1190, [])
     assert all(passages[q.passage][q.begin : q.end] in q.answers for q in questions)
     passages, questions, notes = read_squad(SHARED / "squad" / "squad_ctx_valid.json")
-    assert len(questions) > 400 and all(
-        passages[q.passage][q.begin : q.end] == q.answers[0] for q in questions
-    )
+    assert len(questions) > 400 and all(passages[q.passage][q.begin : q.end] == q.answers[0] for q in questions)
 
 
 @shared

@@ -85,9 +85,7 @@ def test_rows_come_back_in_their_order_with_the_right_targets():
 
 
 def test_joining_batches():
-    packed = Batch(
-        tokens=torch.ones(1, 3).long(), documents=torch.tensor([[0, 0, 1]]), targets=torch.ones(1, 3).long()
-    )
+    packed = Batch(tokens=torch.ones(1, 3).long(), documents=torch.tensor([[0, 0, 1]]), targets=torch.ones(1, 3).long())
     plain = Batch(tokens=torch.ones(2, 2).long(), targets=torch.ones(2, 2).long())
     both = joined([packed, plain], torch.tensor([1, 0, 2]))
     assert both.documents.tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]

@@ -106,9 +106,7 @@ def test_text_without_spaces(tmp_path, monkeypatch):
         assert train.tokens.tolist() == tokenizer.encode(lines.read_text())
 
 
-@pytest.mark.parametrize(
-    "kind, expected", [("characters", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))]
-)
+@pytest.mark.parametrize("kind, expected", [("characters", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))])
 def test_shakespeare_is_split_as_nanogpt_does(kind, expected):
     """The numbers of tokens are those of nanoGPT's data/shakespeare_char and data/shakespeare readmes."""
     if not (DATA / "shakespeare.txt").is_file():
@@ -140,15 +138,10 @@ def test_many_documents_are_held_out_whole(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     tokenizer = byte_tokens()
     train, validation = prepare(Source(tmp_path / "a.jsonl"), tokenizer, share=0.1)
-    found = [
-        [tokenizer.decode(ids) for ids in np.split(part.tokens, part.starts[1:])]
-        for part in (train, validation)
-    ]
+    found = [[tokenizer.decode(ids) for ids in np.split(part.tokens, part.starts[1:])] for part in (train, validation)]
     assert len(found[1]) == 5 and sorted(found[0] + found[1]) == sorted(texts)
     assert found[1] != texts[-5:] and found[0] == [text for text in texts if text not in found[1]]
-    assert (train.tokens[train.starts[1:] - 1] == tokenizer.eos_id).all() and train.tokens[
-        -1
-    ] == tokenizer.eos_id
+    assert (train.tokens[train.starts[1:] - 1] == tokenizer.eos_id).all() and train.tokens[-1] == tokenizer.eos_id
     assert any("10% of the documents" in note for note in train.notes)
 
 
@@ -241,9 +234,7 @@ def test_nowhere_to_keep_it(text_file):
 
 
 def test_large_vocabularies_have_larger_tokens(tmp_path):
-    everything = [chr(i) for i in range(0x4E00, 0x4E00 + 20_000)] + [
-        chr(i) for i in range(0x20000, 0x20000 + 50_000)
-    ]
+    everything = [chr(i) for i in range(0x4E00, 0x4E00 + 20_000)] + [chr(i) for i in range(0x20000, 0x20000 + 50_000)]
     (tmp_path / "a.txt").write_text("".join(everything[-10:]), encoding="utf-8")
     tokenizer = characters(everything)
     train, _ = prepare(Source(tmp_path / "a.txt"), tokenizer)

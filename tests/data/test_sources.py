@@ -80,9 +80,7 @@ def test_encodings(tmp_path, content, text):
         ("a.csv", "title,body\n1,2", "its columns are: title, body"),
     ],
 )
-def test_what_is_no_text_is_refused_alone_and_left_out_of_a_folder(
-    tmp_path, name, content, match, monkeypatch
-):
+def test_what_is_no_text_is_refused_alone_and_left_out_of_a_folder(tmp_path, name, content, match, monkeypatch):
     path = written(tmp_path / name, content)
     with pytest.raises(ValueError, match=match):
         Source(path)

@@ -19,9 +19,7 @@ def shakespeare():
     return heedful.load("shakespeare", dtype=torch.float32)
 
 
-@pytest.mark.parametrize(
-    "n, window, stride", [(2, 4, 4), (5, 4, 4), (23, 8, 8), (23, 8, 3), (23, 8, 1), (9, 20, 5)]
-)
+@pytest.mark.parametrize("n, window, stride", [(2, 4, 4), (5, 4, 4), (23, 8, 8), (23, 8, 3), (23, 8, 1), (9, 20, 5)])
 def test_every_token_but_the_first_is_scored_once(n, window, stride):
     scored = []
     for part in windows(n, window, stride):

@@ -23,9 +23,7 @@ def test_entities_are_counted_whole():
     said = ["B-PER O O B-LOC O".split(), "B-ORG B-ORG I-ORG I-ORG".split()]
     score = score_entities(true, said)
     assert (score.n_true, score.n_found, score.n_right) == (3, 4, 2)
-    assert (
-        score.precision == 0.5 and score.recall == pytest.approx(2 / 3) and score.f1 == pytest.approx(4 / 7)
-    )
+    assert score.precision == 0.5 and score.recall == pytest.approx(2 / 3) and score.f1 == pytest.approx(4 / 7)
     assert score_entities([["O"]], [["O"]]).f1 == 0
     assert are_entities(["O", "B-X"]) and not are_entities(["NN", "O"]) and not are_entities(["O"])
     with pytest.raises(ValueError, match="1 words have 2 tags"):
@@ -125,11 +123,7 @@ def file(tmp_path_factory):
 def test_the_command_prints_the_table(model, file, capsys):
     assert main(["probe", model, file, file, "--dev-sentences", "2"]) == 0
     out = capsys.readouterr().out
-    assert (
-        out.startswith("3 sentences to fit, 2 to measure, 3 tags")
-        and "last layer" in out
-        and "entity F1" in out
-    )
+    assert out.startswith("3 sentences to fit, 2 to measure, 3 tags") and "last layer" in out and "entity F1" in out
     assert main(["probe", model, file, file, "--layers", "each"]) == 0
     assert "after layer 1" in capsys.readouterr().out
 

@@ -30,9 +30,7 @@ def tiny(kind: str) -> GenerativeModel:
         model = Llama.create(LlamaConfig(vocab_size=N_VOCAB, d_model=8, n_layers=1, n_heads=2, d_ff=16))
     elif kind == "encoder-decoder":
         settings = dict(d_model=8, n_layers=1, n_heads=2, d_ff=16, dropout=0.0)
-        model = Transformer.create(
-            TransformerConfig(vocab_size=9, target_vocab_size=N_VOCAB, shared=False, **settings)
-        )
+        model = Transformer.create(TransformerConfig(vocab_size=9, target_vocab_size=N_VOCAB, shared=False, **settings))
     else:
         settings = dict(attention="dot", d_model=8, vocab_size=9, target_vocab_size=N_VOCAB)
         model = Seq2Seq.create(Seq2SeqConfig("gru", **settings))
@@ -81,9 +79,7 @@ def test_a_beam_as_wide_as_the_space_finds_everything_in_order(kind):
     rows = [{said: logprob_of(model, alone(batch, i), said) for said in everything()} for i in range(2)]
     assert rows[0] != rows[1]
     for penalty in (0.0, 1.0, -0.5, 2.0):
-        found = beam_search(
-            model, batch, beams=400, n=400, max_tokens=LENGTH, length_penalty=penalty, eos={END}
-        )
+        found = beam_search(model, batch, beams=400, n=400, max_tokens=LENGTH, length_penalty=penalty, eos={END})
         for row, hypotheses in zip(rows, found, strict=True):
             assert {whole(h) for h in hypotheses} == set(row)
             scores = {said: logprob / len(said) ** penalty for said, logprob in row.items()}
@@ -215,9 +211,7 @@ def test_diverse_groups_follow_the_paper():
     for strength in (0.7, 3.0):
         groups = diverse(model, row.tokens[0].tolist(), 3, 2, strength, 5)
         expected = {tokens: logprob for group in groups for tokens, logprob in group}
-        (found,) = beam_search(
-            model, row, beams=6, groups=3, diversity=strength, n=6, max_tokens=5, length_penalty=0.0
-        )
+        (found,) = beam_search(model, row, beams=6, groups=3, diversity=strength, n=6, max_tokens=5, length_penalty=0.0)
         assert {h.tokens for h in found} == set(expected)
         assert [h.logprob for h in found] == pytest.approx(sorted(expected.values())[::-1], abs=1e-4)
 
@@ -226,17 +220,13 @@ def test_groups_without_diversity_find_the_same():
     case = case_of["gpt2"]
     model, batch = case.ours(case.reference()), prompts_of(case)
     how = dict(max_tokens=6, eos=ends_of(model, batch))
-    assert beam_search(model, batch, beams=9, groups=3, n=9, **how) == beam_search(
-        model, batch, beams=3, n=3, **how
-    )
+    assert beam_search(model, batch, beams=9, groups=3, n=9, **how) == beam_search(model, batch, beams=3, n=3, **how)
 
 
 def test_the_last_position_ends_an_answer():
     loaded = heedful.load("shakespeare", dtype=torch.float32)
     prompts = [loaded.tokenizer.encode(text) for text in ("O" * 250, "ROMEO:\n")]
-    batch = Batch(
-        torch.tensor([p + [0] * (250 - len(p)) for p in prompts]), torch.tensor([len(p) for p in prompts])
-    )
+    batch = Batch(torch.tensor([p + [0] * (250 - len(p)) for p in prompts]), torch.tensor([len(p) for p in prompts]))
     found = beam_search(loaded.model, batch, beams=3, max_tokens=12, n=3)
     assert [{len(h.tokens) for h in row} for row in found] == [{7}, {12}]  # 250 + 6 read, one more said
     assert {h.finish_reason for row in found for h in row} == {"length"}

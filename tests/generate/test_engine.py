@@ -42,9 +42,7 @@ def test_temperature_zero_is_greedy():
     assert sample(LOGITS, [Sampler(Sampling(temperature=0))]) == [0]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 1.5}]
-)
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 1.5}])
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sampling(**wrong)

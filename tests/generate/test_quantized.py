@@ -104,9 +104,7 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
 # Relative to the largest logit. The weights are the same on both sides; what is left is what happens to activations:
 # nothing in float16 (float32), 8 bits in bfloat16's products, 7 bits and a sign in int8's and int4's.
 @some
-@pytest.mark.parametrize(
-    "kind, limit", [("bfloat16", 0.05), ("float16", 1e-5), ("int8", 0.08), ("int4", 0.08)]
-)
+@pytest.mark.parametrize("kind, limit", [("bfloat16", 0.05), ("float16", 1e-5), ("int8", 0.08), ("int4", 0.08)])
 def test_quantized_models_compute_with_the_rounded_weights(case, kind, limit):
     model, batch = case.ours(case.reference()), case.batch()
     by_hand = copy.deepcopy(model)
@@ -247,10 +245,7 @@ def test_every_kind_speaks_through_load_and_the_command_line(capsys):
 
     plain = heedful.load("shakespeare", dtype=torch.float32).generate("ROMEO:", max_tokens=40, temperature=0)
     for kind in ("float32", "float16"):  # too near to the plain model to say something else here
-        assert (
-            heedful.load("shakespeare", quantize=kind).generate("ROMEO:", max_tokens=40, temperature=0)
-            == plain
-        )
+        assert heedful.load("shakespeare", quantize=kind).generate("ROMEO:", max_tokens=40, temperature=0) == plain
     for kind in ("bfloat16", "int8", "int4"):
         arguments = ["--max-tokens", "40", "--temperature", "0", "--quantize", kind]
         assert main(["generate", "shakespeare", "ROMEO:", *arguments]) == 0
@@ -267,9 +262,7 @@ def test_on_a_gpu_quantized_models_compute_with_the_rounded_weights(case, kind):
     by_hand = copy.deepcopy(model)
     if kind != "float32":
         round_by_hand(by_hand, kind)
-    there = dataclasses.replace(
-        batch, **{n: v.cuda() for n, v in vars(batch).items() if isinstance(v, torch.Tensor)}
-    )
+    there = dataclasses.replace(batch, **{n: v.cuda() for n, v in vars(batch).items() if isinstance(v, torch.Tensor)})
     logits = pack(model.cuda(), kind)(there).logits.float().cpu()
     counted = case.counted(batch)
     off = error(logits[counted], by_hand(batch).logits[counted])

@@ -103,9 +103,7 @@ def test_cuts_follow_each_other_as_in_transformers(name, n_tokens):
 def test_bias_and_repetition_penalty_come_first_as_in_transformers():
     logits = random_logits(4, 300, seed=2).float() + 20  # of either sign
     text = torch.randint(300, (4, 50), generator=torch.Generator().manual_seed(0))
-    how = Sampling(
-        repetition_penalty=1.3, logit_bias={7: 5.0, int(text[0, 0]): -2.5}, temperature=0.8, top_p=0.9
-    )
+    how = Sampling(repetition_penalty=1.3, logit_bias={7: 5.0, int(text[0, 0]): -2.5}, temperature=0.8, top_p=0.9)
     samplers = [Sampler(how, row[:20]) for row in text.tolist()]
     for sampler, row in zip(samplers, text.tolist(), strict=True):
         for token in row[20:]:  # asked or said is all the same to this penalty
@@ -123,9 +121,7 @@ def test_frequency_and_presence_penalties_count_what_was_said():
         for sampler in samplers:
             sampler.say(token)
     expected = logits.clone()
-    for row, how in enumerate(
-        hows
-    ):  # mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence
+    for row, how in enumerate(hows):  # mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence
         for token, count in {3: 1, 9: 3, 20: 1}.items():
             expected[row, token] -= count * how.frequency_penalty + float(count > 0) * how.presence_penalty
     torch.testing.assert_close(penalized(logits, samplers), expected)
@@ -208,9 +204,7 @@ def test_frequencies_follow_the_exact_distribution(name):
     how, n_rows, n_steps = SETTINGS[name], 1500, 6
     logits = random_logits(3, 600, seed=5)[1:2]
     exact = reference(logits, how).softmax(-1)[0]
-    samplers = [
-        Sampler(how, index=index) for index in range(n_rows)
-    ]  # one seed: the indices make the streams
+    samplers = [Sampler(how, index=index) for index in range(n_rows)]  # one seed: the indices make the streams
     drawn = [t for _ in range(n_steps) for t in sample(logits.expand(n_rows, -1), samplers)]
     seen = torch.bincount(torch.tensor(drawn), minlength=600).double()
     assert not seen[exact == 0].any()

@@ -79,9 +79,7 @@ def test_rows_end_at_their_stops_and_the_others_go_on(name):
     model, other, batch, expected = answers(name)
     stops = {max(row, key=row.index) for row in expected[:2]}  # what each says for the first time latest
     for kind in DRAFTERS:
-        rows, statistics = speculate(
-            model, batch, drafter=drafter(kind, model, other), max_tokens=SAID, stop_ids=stops
-        )
+        rows, statistics = speculate(model, batch, drafter=drafter(kind, model, other), max_tokens=SAID, stop_ids=stops)
         assert rows == [list(itertools.takewhile(lambda t: t not in stops, row)) for row in expected]
         assert len({len(row) for row in rows}) > 1
         ended = sum(len(row) < SAID for row in rows)
@@ -107,9 +105,7 @@ def most_likely(model, text: list[int], n: int) -> list[int]:
 def test_a_repetitive_text_is_looked_up():
     loaded = heedful.load("shakespeare", dtype=torch.float32)
     prompt = loaded.tokenizer.encode("BENVOLIO:\nI will not speak to the prince of the world.\n\n" * 2)
-    (said,), statistics = speculate(
-        loaded.model, Batch(torch.tensor([prompt])), drafter=PromptLookup(), max_tokens=100
-    )
+    (said,), statistics = speculate(loaded.model, Batch(torch.tensor([prompt])), drafter=PromptLookup(), max_tokens=100)
     assert said == most_likely(loaded.model, prompt + said, 100)
     add_up(statistics, [said])
     assert statistics.tokens_per_step > 2
@@ -119,9 +115,7 @@ def test_an_encoders_text_is_looked_up():
     model, _, batch, expected = answers("seq2seq-lstm-bi-additive")
     batch = Batch(source=torch.tensor(expected))  # as if it had to say what it will say
     rows, _ = speculate(model, batch, drafter=PromptLookup(shortest=1), max_tokens=SAID)
-    looked, statistics = speculate(
-        model, batch, drafter=PromptLookup(shortest=1, in_source=True), max_tokens=SAID
-    )
+    looked, statistics = speculate(model, batch, drafter=PromptLookup(shortest=1, in_source=True), max_tokens=SAID)
     assert looked == rows
     add_up(statistics, looked)
 
@@ -205,9 +199,7 @@ def test_sampled_sequences_follow_the_exact_distribution(setting, kind):
     expected = exact(model, prompt, LogitsProcessorList(processors), n)
     assert abs(expected.sum() - 1) < 1e-5
     batch = Batch(torch.tensor(prompt).expand(800, -1))
-    rows, statistics = speculate(
-        model, batch, drafter=drafter(kind, model, tiny(1)), max_tokens=n, sampling=how
-    )
+    rows, statistics = speculate(model, batch, drafter=drafter(kind, model, tiny(1)), max_tokens=n, sampling=how)
     add_up(statistics, rows)
     if kind == "itself":
         assert statistics.accepted == statistics.proposed > 0

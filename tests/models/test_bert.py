@@ -196,9 +196,7 @@ def test_an_unknown_head_and_a_wrong_number_of_labels_are_refused():
 
 
 def test_roberta_counts_positions_after_the_padding():
-    config = RobertaConfig.from_hub(
-        {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}
-    )
+    config = RobertaConfig.from_hub({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1})
     assert config.max_len == 512 and config.to_hub()["max_position_embeddings"] == 514
 
 
@@ -263,6 +261,4 @@ def test_minilm_embeds_as_the_reference_does(minilm):
 
     ours = mean(output.hidden)
     assert error(ours, mean(theirs.last_hidden_state)) < LIMIT
-    assert (
-        ours[0] @ ours[1] > ours[0] @ ours[2]
-    )  # the two about eating are closer than either is to the stars
+    assert ours[0] @ ours[1] > ours[0] @ ours[2]  # the two about eating are closer than either is to the stars

@@ -81,9 +81,7 @@ def test_gpt_neox_reads_the_old_names():
     assert GPTNeoXConfig.from_hub({"rope_parameters": new, "hidden_size": 64}) == config
 
 
-@pytest.mark.parametrize(
-    "types", [[[["global", "local"], 3]], [[["local"], 2], [["global"], 4]], [[["global"], 6]]]
-)
+@pytest.mark.parametrize("types", [[[["global", "local"], 3]], [[["local"], 2], [["global"], 4]], [[["global"], 6]]])
 def test_gpt_neo_layers_in_the_hubs_form(types):
     kinds = [k for some, times in types for k in some * times]
     config = GPTNeoConfig.from_hub({"num_layers": 6, "attention_types": types})

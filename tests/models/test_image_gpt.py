@@ -24,9 +24,7 @@ def ids():
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    config = ImageGPTConfig(
-        d_model=16, n_layers=2, n_heads=2, vocab_size=COLOURS + 1, max_len=SIDE * SIDE, dropout=0.0
-    )
+    config = ImageGPTConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=COLOURS + 1, max_len=SIDE * SIDE, dropout=0.0)
     made = ImageGPT.create(config).eval()
     torch.nn.init.normal_(made.head.weight)  # fresh, it is 0: every colour alike
     return made

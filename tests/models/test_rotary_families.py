@@ -144,9 +144,7 @@ def test_rows_on_both_sides_of_longropes_length(longrope):
         alone = model(tokens[row : row + 1, :length]).logits[0]
         assert error(together[row, :length], alone) < 1e-5
         assert error(started[row], alone[-1]) < 1e-5
-    packed = Batch(
-        torch.cat([tokens[0, :25], tokens[1, :12]])[None], documents=torch.tensor([[0] * 25 + [1] * 12])
-    )
+    packed = Batch(torch.cat([tokens[0, :25], tokens[1, :12]])[None], documents=torch.tensor([[0] * 25 + [1] * 12]))
     assert error(model(packed).logits[0, 25:], model(tokens[1:, :12]).logits[0]) < 1e-5
 
 

@@ -31,9 +31,7 @@ def pronouncer() -> Path:
         return Path(named)
     spec = importlib.util.find_spec("g2p_en")
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip(
-            "needs the weights of g2p-en 2.1.0: install it, or name its checkpoint20.npz in HEEDFUL_G2P"
-        )
+        pytest.skip("needs the weights of g2p-en 2.1.0: install it, or name its checkpoint20.npz in HEEDFUL_G2P")
     return Path(spec.submodule_search_locations[0]) / "checkpoint20.npz"
 
 
@@ -79,18 +77,14 @@ def test_a_pronouncer_from_outside_says_the_same():
         "head.bias": "fc_b",
     }
     (n_letters, width), n_sounds = arrays["enc_emb"].shape, len(arrays["dec_emb"])
-    config = Seq2SeqConfig(
-        "gru", d_model=width, vocab_size=n_letters, target_vocab_size=n_sounds, start_id=START
-    )
+    config = Seq2SeqConfig("gru", d_model=width, vocab_size=n_letters, target_vocab_size=n_sounds, start_id=START)
     with torch.device("meta"):
         model = Seq2Seq(config)
     fill(model, DictSource({ours: torch.from_numpy(arrays[theirs]) for ours, theirs in names.items()}))
     rows = [torch.tensor(letters(w)) for w in WORDS]
     source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     lengths = torch.tensor([len(r) for r in rows])
-    got = generate(
-        model.eval(), Batch(source=source, source_lengths=lengths), LONGEST, Sampling(temperature=0), {END}
-    )
+    got = generate(model.eval(), Batch(source=source, source_lengths=lengths), LONGEST, Sampling(temperature=0), {END})
     assert got == [sounds(arrays, w) for w in WORDS]
 
 

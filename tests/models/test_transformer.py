@@ -10,9 +10,7 @@ from heedful.weights.folder import load_folder
 from heedful.weights.save import save
 
 TINY = dict(d_model=32, n_layers=2, n_heads=4, d_ff=48, vocab_size=61)
-MARIAN = dict(
-    **TINY, max_len=64, positions="halves", head_bias=True, act="swish", start_id=60, pad_id=60, dropout=0.0
-)
+MARIAN = dict(**TINY, max_len=64, positions="halves", head_bias=True, act="swish", start_id=60, pad_id=60, dropout=0.0)
 
 
 def tiny(**changes) -> Transformer:

@@ -116,9 +116,7 @@ def test_a_watch_may_replace_the_weights():
     q, k, v = qkv()
     watch = Watch()
     watch.weights.register_forward_hook(lambda _module, _inputs, out: torch.full_like(out, 1 / S))
-    assert torch.allclose(
-        attend_explicit(q, k, v, watch=watch), v.mean(2, keepdim=True).expand_as(q), atol=1e-6
-    )
+    assert torch.allclose(attend_explicit(q, k, v, watch=watch), v.mean(2, keepdim=True).expand_as(q), atol=1e-6)
 
 
 def test_the_soft_cap_bounds_the_scores():
@@ -217,9 +215,7 @@ def test_cross_attention_reads_the_memory_once():
     attention, x, memory = layer(), draw(B, T, 16), draw(B, S, 16, seed=1)
     lengths = torch.tensor([S, 3])
     view = View(Mask(T, S, causal=False, lengths=lengths))
-    heads = [
-        split(p(y), 4) for p, y in ((attention.query, x), (attention.key, memory), (attention.value, memory))
-    ]
+    heads = [split(p(y), 4) for p, y in ((attention.query, x), (attention.key, memory), (attention.value, memory))]
     out, _ = by_hand(*heads, (torch.arange(S) < lengths[:, None])[:, None, None])
     want = attention.output(out.float().transpose(1, 2).flatten(2))
     cache = CrossCache()

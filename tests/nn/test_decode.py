@@ -81,9 +81,7 @@ def test_a_step_is_that_of_the_layers(name):
     calls = []
     fused, model.decoder.fused = model.decoder.fused, Counting(model.decoder.fused, calls)
     ours = steps(model)
-    assert len(calls) == (
-        8 if isinstance(model, EncoderDecoderModel) else 9
-    )  # not where a source is read first
+    assert len(calls) == (8 if isinstance(model, EncoderDecoderModel) else 9)  # not where a source is read first
     model.decoder.fused = None
     theirs = steps(model)
     assert fused is not None and (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
@@ -98,9 +96,7 @@ class Counting:
         return self.fused(*given)
 
 
-@pytest.mark.parametrize(
-    "kind, limit", [("bfloat16", 0.05), ("float16", 1e-4), ("int8", 0.05), ("int4", 0.05)]
-)
+@pytest.mark.parametrize("kind, limit", [("bfloat16", 0.05), ("float16", 1e-4), ("int8", 0.05), ("int4", 0.05)])
 def test_so_it_is_with_fewer_bits(kind, limit):
     for name in "gpt2", "qwen3-0.6b", "t5-small":
         model = tiny(name, kind)
@@ -127,9 +123,7 @@ def pages(model, n_rows: int) -> PagedState:
     return PagedState(Pool(60, 4), len(model.decoder.blocks), n_rows)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in FUSED if n not in ("t5-small", "flan-t5-small", "opus-mt-en-de")]
-)
+@pytest.mark.parametrize("name", [n for n in FUSED if n not in ("t5-small", "flan-t5-small", "opus-mt-en-de")])
 @torch.no_grad()
 def test_pages_give_the_same_bits(name):
     """Prompts of different lengths, steps, rows that come twice, go and are cut; and nothing is lost of the pool."""

@@ -39,9 +39,7 @@ def test_attention_of_one_token_is_attention(size, n_heads, n_groups):
         for mask in None, ragged, window:
             for add in None, bias, bias[:, :1].expand(n_rows, n_heads, 1, n_keys):
                 for scale in None, 1.0:
-                    both = (
-                        mask if add is None else add if mask is None else torch.where(mask, add, -torch.inf)
-                    )
+                    both = mask if add is None else add if mask is None else torch.where(mask, add, -torch.inf)
                     exact = [t if t is None or t.dtype == torch.bool else t.double() for t in (q, k, v, both)]
                     theirs = F.scaled_dot_product_attention(*exact, scale=scale, enable_gqa=True)
                     ours = native.attend_one(q, k, v, mask, add, scale)

@@ -50,9 +50,7 @@ def by_hand(weight: Tensor, kind: str, way: type[Packed]) -> Tensor:
             else:
                 scale = ((group.max() - group.min()) / 15).bfloat16().double()
                 middle = (group.min() + 8 * scale).bfloat16().double()
-                out[n, begin : begin + 32] = (
-                    torch.round((group - middle) / scale).clamp(-8, 7) * scale + middle
-                )
+                out[n, begin : begin + 32] = torch.round((group - middle) / scale).clamp(-8, 7) * scale + middle
     return out
 
 
@@ -89,9 +87,7 @@ def test_products_are_those_of_the_rounded_weights(kind, way, n_rows):
         assert ((got.double() - expected).abs() <= limit(kind, way, x, rounded) + 2**-8 * bias.abs()).all()
         assert torch.equal(made(x.to(dtype)[None])[0], got)  # however many dimensions
         without = way(kept(weight, kind), None)
-        assert (
-            (without(x.to(dtype)).double() + bias - got.double()).abs() <= 0.02 * expected.abs().max()
-        ).all()
+        assert ((without(x.to(dtype)).double() + bias - got.double()).abs() <= 0.02 * expected.abs().max()).all()
 
 
 @pytest.mark.parametrize("kind", PLAIN)

@@ -36,9 +36,7 @@ def formula(score, q, h):
 def test_scores_are_the_papers(kind):
     score, q, h = kind(E), torch.randn(B, T, E), torch.randn(B, S, E)
     got = score(q, score.keys(h))
-    want = torch.stack(
-        [formula(score, q[b, t], h[b, s]) for b in range(B) for t in range(T) for s in range(S)]
-    )
+    want = torch.stack([formula(score, q[b, t], h[b, s]) for b in range(B) for t in range(T) for s in range(S)])
     torch.testing.assert_close(got, want.view(B, T, S))
 
 

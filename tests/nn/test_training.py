@@ -63,8 +63,7 @@ def differs(found: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
     assert found.keys() == exact.keys()
     largest = max(e.abs().max() for e in exact.values())
     return max(
-        ((f - exact[n]).abs().max() / max(exact[n].abs().max(), 1e-2 * largest)).item()
-        for n, f in found.items()
+        ((f - exact[n]).abs().max() / max(exact[n].abs().max(), 1e-2 * largest)).item() for n, f in found.items()
     )
 
 

@@ -42,9 +42,7 @@ def test_a_causal_model_sees_nothing_of_the_future():
         assert weights.triu(1).abs().max() == 0
         assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5)
     rolled = rolled_out(loaded.model, reading)
-    assert rolled.triu(1).abs().max() == 0 and torch.allclose(
-        rolled.sum(-1), torch.ones(rolled.shape[:-1]), atol=1e-5
-    )
+    assert rolled.triu(1).abs().max() == 0 and torch.allclose(rolled.sum(-1), torch.ones(rolled.shape[:-1]), atol=1e-5)
 
 
 def test_rollout_of_two_layers_by_hand():
@@ -59,15 +57,10 @@ def test_rollout_of_two_layers_by_hand():
 
 def test_kinds_and_what_stands_beside_a_map():
     assert (
-        kinds(tiny("gpt")) == ["decoder"]
-        and kinds(tiny("bert")) == ["encoder"]
-        and kinds(tiny("vit")) == ["encoder"]
+        kinds(tiny("gpt")) == ["decoder"] and kinds(tiny("bert")) == ["encoder"] and kinds(tiny("vit")) == ["encoder"]
     )
     assert kinds(tiny("t5")) == ["encoder", "decoder", "cross"]
-    assert (
-        kinds(tiny("seq2seq", attention="dot")) == ["cross"]
-        and kinds(tiny("seq2seq")) == kinds(tiny("cbow")) == []
-    )
+    assert kinds(tiny("seq2seq", attention="dot")) == ["cross"] and kinds(tiny("seq2seq")) == kinds(tiny("cbow")) == []
     model = tiny("t5").eval()
     reading = read(model, None, "5 6 7", target="9 8")
     maps = attention(model, reading, "cross", 1)
@@ -86,9 +79,7 @@ def test_a_head_that_goes_nowhere_is_worth_nothing():
     attended = model.decoder.blocks[1].attention
     with torch.no_grad():
         attended.output.weight[:, 3 * attended.d_head :] = 0
-    batch = Batch(
-        torch.randint(3, 61, (2, 8), generator=torch.Generator().manual_seed(0)), torch.tensor([8, 5])
-    )
+    batch = Batch(torch.randint(3, 61, (2, 8), generator=torch.Generator().manual_seed(0)), torch.tensor([8, 5]))
     for how in ("zero", "mean"):
         scores = head_scores(model, batch, how=how)
         assert scores.shape == (2, 4)

@@ -37,9 +37,7 @@ def traces(model: nn.Module) -> list[str]:
     """Whatever somebody who looked has left behind."""
     left = [n for n, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
     left += [n for n, m in model.named_modules() if isinstance(m, Watch) and m.on]
-    return left + [
-        key for key, value in vars(model).items() if callable(value) and not isinstance(value, nn.Module)
-    ]
+    return left + [key for key, value in vars(model).items() if callable(value) and not isinstance(value, nn.Module)]
 
 
 @every
@@ -184,11 +182,7 @@ def test_packed_models_can_be_watched():
     for name in plain:
         want, got = plain[name], acts.steps(name)[-1]
         want = (
-            want
-            if name.endswith(("keys", "values"))
-            else want[:, -1:]
-            if name.endswith("output")
-            else want[:, :, -1:]
+            want if name.endswith(("keys", "values")) else want[:, -1:] if name.endswith("output") else want[:, :, -1:]
         )
         finite = torch.isfinite(want)
         assert error(got[finite], want[finite]) < 1e-4, name
@@ -215,9 +209,7 @@ def test_patching_everything_in_makes_the_other_run():
         one, other = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 3, 7, 4]])
         with capture(model, ["decoder.1.before", "logits"]) as acts:
             model(other)
-        with capture(
-            model, "logits", edit={"decoder.1.before": replaced(acts["decoder.1.before"])}
-        ) as patched:
+        with capture(model, "logits", edit={"decoder.1.before": replaced(acts["decoder.1.before"])}) as patched:
             model(one)
         assert torch.equal(patched["logits"], acts["logits"])
         part = {"decoder.1.before": replaced(acts["decoder.1.before"], positions=[0])}

@@ -81,9 +81,7 @@ def test_a_first_bracket_may_name_models():
     assert [s.model for s in template.of("tiny").sentences] == ["tiny", "tiny"]
     for text in (" [tiny|shakespeare] _", "[big|small] feet _", "a [tiny|shakespeare] _"):
         assert parse(text, models.__contains__, models).models == ()
-    with pytest.raises(
-        ValueError, match=r"names the model tiny, and 'shakspeare' is none \(near it: shakespeare\)"
-    ):
+    with pytest.raises(ValueError, match=r"names the model tiny, and 'shakspeare' is none \(near it: shakespeare\)"):
         parse("[tiny|shakspeare] _", models.__contains__, models)
     with pytest.raises(ValueError, match="names a model twice"):
         parse("[tiny| tiny] _", models.__contains__, models)
@@ -176,14 +174,10 @@ def test_what_follows_the_blank_counts_where_words_follow(shakespeare):
     found = shakespeare.fill("My [lord|lady], I _ thee well", words=words)
     assert found.method == "both"
     assert torch.allclose(found.probabilities.sum(dim=-1), torch.ones(2), atol=1e-5)
-    joint = [
-        log_p(shakespeare.model, shakespeare.tokenizer.encode(f"My lady, I {w} thee well"), 8) for w in words
-    ]
+    joint = [log_p(shakespeare.model, shakespeare.tokenizer.encode(f"My lady, I {w} thee well"), 8) for w in words]
     expected = torch.tensor(joint).log_softmax(dim=-1)
     assert torch.allclose(found.logprobs[1], expected, atol=1e-3)
-    plain = fill(
-        shakespeare.model, shakespeare.tokenizer, "My lady, I _ thee well", words=words, rescore=False
-    )
+    plain = fill(shakespeare.model, shakespeare.tokenizer, "My lady, I _ thee well", words=words, rescore=False)
     assert plain.method == "next" and not torch.allclose(plain.logprobs[0], found.logprobs[1])
 
 
@@ -262,9 +256,7 @@ def test_models_are_compared_with_what_follows_the_blank(bert, shakespeare):
     assert found.method == "both"
     alone = shakespeare.fill("My lady, I _ thee well", words=words)
     assert torch.allclose(found.logprobs[0], alone.logprobs[0], atol=1e-4)
-    masked = bert.fill(
-        "My lady, I _ thee well", words=words
-    )  # made probabilities among these words, as the others are
+    masked = bert.fill("My lady, I _ thee well", words=words)  # made probabilities among these words, as the others are
     assert torch.allclose(found.logprobs[1], masked.logprobs[0].log_softmax(dim=-1), atol=1e-4)
     free = bert.fill("[shakespeare|bert-books]: My lady, I _ thee well", n=5)
     assert free.method == "both" and torch.allclose(free.probabilities.sum(dim=-1), torch.ones(2), atol=1e-5)

@@ -48,9 +48,7 @@ def test_features_by_layer_are_made_of_the_references_hidden_states():
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    sizes = dict(
-        hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=48, vocab_size=61
-    )
+    sizes = dict(hidden_size=32, num_hidden_layers=6, num_attention_heads=4, intermediate_size=48, vocab_size=61)
     reference = BertModel(BertConfig(**sizes, max_position_embeddings=64)).eval()
     case = BY_NAME["bert-masked"]
     model = case.ours(reference)
@@ -115,9 +113,7 @@ def test_similarity_before_and_after_a_heads_projection():
     before, after = before_and_after(model, Batch(torch.tensor([[5, 6, 7, 5]])), layer=0, head=1)
     assert before.shape == after.shape == (4, 4)
     assert torch.allclose(before.diagonal(), torch.ones(4), atol=1e-5)
-    assert before[0, 3] == pytest.approx(
-        1.0, abs=1e-5
-    )  # the same token, no position added: rotary turns later
+    assert before[0, 3] == pytest.approx(1.0, abs=1e-5)  # the same token, no position added: rotary turns later
     assert after[0, 3] != pytest.approx(float(after[0, 0]), abs=1e-3)
     with pytest.raises(ValueError, match="no head 4"):
         before_and_after(model, Batch(torch.tensor([[5, 6]])), layer=0, head=4)

@@ -79,11 +79,7 @@ def test_unknown_paths(app, path):
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "NONSENSE"])
 def test_wrong_methods_name_the_right_ones(app, method):
     reply = ask(app, method, "/v1/completions", headers={"content-type": "application/json"})
-    assert (
-        reply.status == 405
-        and reply.error["code"] == "method_not_allowed"
-        and reply.headers["allow"] == "POST"
-    )
+    assert reply.status == 405 and reply.error["code"] == "method_not_allowed" and reply.headers["allow"] == "POST"
 
 
 @pytest.mark.parametrize(
@@ -101,9 +97,7 @@ def test_wrong_methods_name_the_right_ones(app, method):
     ],
 )
 def test_models_are_looked_up_by_their_names_alone(app, name):
-    body = json.dumps(
-        {"model": name, "prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]}
-    )
+    body = json.dumps({"model": name, "prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]})
     for path in POSTS[:3]:
         reply = ask(app, "POST", path, body.encode())
         assert reply.status in (400, 404) and reply.error["param"] == "model"
@@ -127,18 +121,14 @@ def test_the_key_guards_all_but_health():
 
 def test_the_openapi_schema_tells_of_every_error_and_of_no_422():
     schema = ask(made(), path="/openapi.json").json
-    assert (
-        "422" not in json.dumps(schema["paths"])
-        and "HTTPValidationError" not in schema["components"]["schemas"]
-    )
+    assert "422" not in json.dumps(schema["paths"]) and "HTTPValidationError" not in schema["components"]["schemas"]
     for path, methods in schema["paths"].items():
         for operation in methods.values():
             for status in MEANINGS:
                 content = operation["responses"][str(status)]["content"]["application/json"]
                 assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}, path
             assert all(
-                kind.keys() & {"schema", "itemSchema"}
-                for kind in operation["responses"]["200"]["content"].values()
+                kind.keys() & {"schema", "itemSchema"} for kind in operation["responses"]["200"]["content"].values()
             )
     for path in POSTS[:2]:
         assert "text/event-stream" in schema["paths"][path]["post"]["responses"]["200"]["content"]
@@ -155,6 +145,4 @@ def test_the_line_at_the_start_says_what_where_who_and_how():
     assert 'curl http://127.0.0.1:8123/v1/completions -d \'{"model": "shakespeare"' in line
     options = Options(host="::1", api_keys=("sesame",), key_source="HEEDFUL_API_KEY")
     line = greeting(Shelf(("bert-books",), options, Metrics()), options, ("::1", 80))
-    assert (
-        "http://[::1]:80/v1/embeddings" in line and "Bearer $HEEDFUL_API_KEY" in line and "sesame" not in line
-    )
+    assert "http://[::1]:80/v1/embeddings" in line and "Bearer $HEEDFUL_API_KEY" in line and "sesame" not in line

@@ -155,14 +155,10 @@ def test_a_field_out_of_range_is_named_with_its_limit(server, path, field):
 
 def test_all_bad_keys_of_a_bias_are_listed(server):
     bias = {"x": 1, "-3": 2, "5": 1000, "6": 1}
-    message = assert_error(
-        server.post(COMPLETIONS, {**ASK[COMPLETIONS], "logit_bias": bias}), 400, param="logit_bias"
-    )
+    message = assert_error(server.post(COMPLETIONS, {**ASK[COMPLETIONS], "logit_bias": bias}), 400, param="logit_bias")
     assert all(key in message for key in ("'x'", "'-3'", "'5'")) and "'6'" not in message
     far = {"100000": 1, "70000": 1}
-    message = assert_error(
-        server.post(COMPLETIONS, {**ASK[COMPLETIONS], "logit_bias": far}), 400, param="logit_bias"
-    )
+    message = assert_error(server.post(COMPLETIONS, {**ASK[COMPLETIONS], "logit_bias": far}), 400, param="logit_bias")
     assert "100000" in message and "70000" in message
 
 
@@ -180,9 +176,7 @@ def test_best_of_is_at_least_n_and_not_for_streams(server):
 
 def test_pictures_in_messages_are_refused_by_name(server):
     parts = [{"type": "image_url", "image_url": {"url": "data:"}}]
-    message = assert_error(
-        server.post(CHAT, {**ASK[CHAT], "messages": [{"role": "user", "content": parts}]}), 400
-    )
+    message = assert_error(server.post(CHAT, {**ASK[CHAT], "messages": [{"role": "user", "content": parts}]}), 400)
     assert "image_url" in message
 
 

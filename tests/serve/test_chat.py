@@ -102,9 +102,7 @@ def test_log_probabilities_have_exact_bytes(inside, loaded):
     assert [bytes(e.bytes) for e in content] == [names.get(t, tokenizer.decode_bytes([t])) for t in tokens]
     assert any(not bytes(entry.bytes).isascii() for entry in content)  # half a character among them
     for entry, score in zip(content, said, strict=True):
-        assert [top.logprob for top in entry.top_logprobs] == pytest.approx(
-            [p for _, p in score.top], abs=1e-5
-        )
+        assert [top.logprob for top in entry.top_logprobs] == pytest.approx([p for _, p in score.top], abs=1e-5)
         whole = bytes(entry.bytes).decode(errors="ignore").encode() == bytes(entry.bytes)
         assert entry.token.encode() == bytes(entry.bytes) if whole else entry.token.startswith("\\x")
 

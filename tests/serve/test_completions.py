@@ -173,16 +173,12 @@ def test_the_lectures_call_with_its_old_names(others):
         presence_penalty=0, stop=["12."],
     )  # fmt: skip
     assert completion(others.complete(**body)).model == "shakespeare"
-    path = others.post(
-        "/v1/engines/shakespeare/completions", prompt="ROMEO", max_tokens=3, model="bert-books"
-    )
+    path = others.post("/v1/engines/shakespeare/completions", prompt="ROMEO", max_tokens=3, model="bert-books")
     assert completion(path).model == "shakespeare"
 
 
 def test_nulls_and_unknown_fields_are_accepted(inside):
-    nulls = dict.fromkeys(
-        ("max_tokens", "n", "stop", "logprobs", "seed", "suffix", "user", "stream", "best_of")
-    )
+    nulls = dict.fromkeys(("max_tokens", "n", "stop", "logprobs", "seed", "suffix", "user", "stream", "best_of"))
     assert completion(inside.complete("the", **nulls, frobnicate={"a": 1})).choices[0].text
 
 
@@ -261,9 +257,7 @@ def test_the_end_of_a_text_has_an_entry_too(inside, loaded):
     """prompt + 1 entries, even if the model has nothing to say."""
     end = loaded.tokenizer.eos_id
     reply = completion(
-        inside.complete(
-            [[1, 2, 3]], max_tokens=1, logprobs=1, echo=True, logit_bias={str(end): 100}, **GREEDY
-        )
+        inside.complete([[1, 2, 3]], max_tokens=1, logprobs=1, echo=True, logit_bias={str(end): 100}, **GREEDY)
     )
     scores = reply.choices[0].logprobs
     assert reply.choices[0].finish_reason == "stop" and reply.usage.completion_tokens == 0

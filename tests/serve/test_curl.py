@@ -53,10 +53,7 @@ def test_the_call_of_the_lectures(server):
 
 def test_a_key(locked):
     refused = json.loads(curl(f"{locked.url}/v1/models"))
-    assert (
-        refused["error"]["code"] == "invalid_api_key"
-        and "Authorization: Bearer" in refused["error"]["message"]
-    )
+    assert refused["error"]["code"] == "invalid_api_key" and "Authorization: Bearer" in refused["error"]["message"]
     shown = curl("-i", f"{locked.url}/v1/models").decode()
     assert shown.startswith("HTTP/1.1 401") and "www-authenticate: Bearer" in shown
     found = json.loads(curl(f"{locked.url}/v1/models", "-H", f"authorization: Bearer {KEY}"))

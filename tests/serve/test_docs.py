@@ -78,9 +78,7 @@ def test_metrics(documented):
     told = set(re.findall(r"`(heedful_\w+)`", PAGE.read_text(encoding="utf-8")))
     lines = documented.get("/metrics").text.splitlines()
     there = {
-        line.split()[2]
-        for line in lines
-        if line.startswith("# TYPE") and not line.split()[2].endswith("_created")
+        line.split()[2] for line in lines if line.startswith("# TYPE") and not line.split()[2].endswith("_created")
     }
     assert told == there
 

@@ -93,9 +93,7 @@ def test_fewer_dimensions_are_cut_and_scaled_again(ask, model):
     assert torch.allclose(vectors(reply), torch.nn.functional.normalize(whole[:, :5]), atol=1e-6)
     assert torch.equal(vectors(ask(input=TEXTS, dimensions=whole.shape[1])[1]), whole)
     status, reply = ask(input=TEXTS, dimensions=whole.shape[1] + 1)
-    assert (
-        status == 400 and reply["error"]["param"] == "dimensions" and "have 128" in reply["error"]["message"]
-    )
+    assert status == 400 and reply["error"]["param"] == "dimensions" and "have 128" in reply["error"]["message"]
 
 
 def test_a_decoder_embeds_too(ask):
@@ -159,20 +157,13 @@ def test_where_the_models_files_cut_texts_are_cut_and_ids_are_not(ask, place, mo
     assert status == 200 and torch.equal(vectors(reply), loaded.embed([long, "a"]))
     assert reply["usage"]["prompt_tokens"] == 10 + len(model.tokenizer.encode("a", add_special=True))
     status, reply = ask(input=[5] * 11, pooling=pooling)
-    assert (
-        status == 400
-        and "11 tokens" in reply["error"]["message"]
-        and "at most 10" in reply["error"]["message"]
-    )
+    assert status == 400 and "11 tokens" in reply["error"]["message"] and "at most 10" in reply["error"]["message"]
 
 
 def test_two_thousand_texts_come_back_in_order(ask, model):
     texts = [f"{'cat ' * (i % 9)}{i}" for i in range(2048)]
     status, reply = ask(input=texts, encoding_format="base64")
-    found = [
-        struct.unpack(f"<{model.model.config.d_model}f", base64.b64decode(d["embedding"]))
-        for d in reply["data"]
-    ]
+    found = [struct.unpack(f"<{model.model.config.d_model}f", base64.b64decode(d["embedding"])) for d in reply["data"]]
     assert status == 200 and torch.equal(torch.tensor(found), model.embed(texts))
 
 

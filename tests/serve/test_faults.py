@@ -113,9 +113,7 @@ def test_many_who_go_away_leave_nothing_behind(idle, long):
                 if i % 4 == 0:
                     first_words(sock)
             with socket.create_connection(idle.address) as sock:
-                sock.sendall(
-                    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"
-                )
+                sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         idle.wait_until_idle()
 
     come_and_go(60)
@@ -199,9 +197,7 @@ def mixed() -> list[tuple[str, dict[str, Any]]]:
 def answer(client: Client, path: str, body: dict[str, Any]) -> Any:
     """All that does not change from time to time; numbers in a few digits."""
     if body.get("stream"):
-        return [
-            event["choices"][0]["text"] for event in client.stream(path, body) if event["choices"][0]["text"]
-        ]
+        return [event["choices"][0]["text"] for event in client.stream(path, body) if event["choices"][0]["text"]]
     response = client.post(path, body)
     assert response.status_code == 200, response.text
     return {k: v for k, v in rounded(response.json()).items() if k not in ("id", "created")}
@@ -287,11 +283,7 @@ def test_a_stream_that_fails_says_so_and_ends(failing):
     assert last["error"]["code"] == "internal_error"
     client = openai.OpenAI(base_url=f"{failing.url}/v1", api_key="x", max_retries=0)
     with pytest.raises(openai.APIError, match="internal error"):
-        list(
-            client.completions.create(
-                model="small", prompt=[5, 6], logit_bias={str(POISON): 100}, stream=True
-            )
-        )
+        list(client.completions.create(model="small", prompt=[5, 6], logit_bias={str(POISON): 100}, stream=True))
 
 
 def test_a_model_that_computes_nonsense(folder):

@@ -24,9 +24,7 @@ async def echo(scope, receive, send):
     assert message["type"] == "http.request" and not message.get("more_body")
     kind = dict(scope["headers"]).get(b"content-type", b"").decode()
     body = json.dumps({"type": kind, "size": len(message["body"])}).encode()
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
-    )
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -48,9 +46,7 @@ def test_without_a_key_everyone_on_this_machine_may_ask():
     assert ask(guarded(), path="/v1/models").status == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/models", "/metrics", "/docs", "/openapi.json", "/nowhere", "/health/x", "//"]
-)
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/docs", "/openapi.json", "/nowhere", "/health/x", "//"])
 def test_every_path_asks_for_the_key(path):
     reply = ask(guarded(api_keys=("sesame",)), path=path)
     assert reply.status == 401 and reply.error["code"] == "invalid_api_key"
@@ -111,9 +107,7 @@ def test_a_name_that_was_made_to_point_here_is_refused(host):
 
 
 def test_with_a_key_any_name_will_do():
-    assert (
-        ask(guarded(api_keys=("sesame",)), path="/v1/models", host="gpu.example", headers=KEY).status == 200
-    )
+    assert ask(guarded(api_keys=("sesame",)), path="/v1/models", host="gpu.example", headers=KEY).status == 200
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,7 @@ def test_a_chat(where, folder):
     spoken = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the cat?"}]
     expected = heedful.load(folder).complete(spoken, chat=True, temperature=0, max_tokens=9)
     assert answer.content == expected[0].choices[0].text
-    assert (
-        answer.usage_metadata["output_tokens"] == 9 and answer.response_metadata["finish_reason"] == "length"
-    )
+    assert answer.usage_metadata["output_tokens"] == 9 and answer.response_metadata["finish_reason"] == "length"
     assert "".join(piece.content for piece in llm.stream(turns)) == answer.content
 
 

@@ -80,9 +80,7 @@ def test_a_text_begins_after_a_line_break_where_the_model_has_no_token_for_it(cl
 
 def test_several_answers_to_several_prompts(client, small):
     settings: dict[str, Any] = dict(max_tokens=5, seed=5)
-    found = client.completions.create(
-        model="small", prompt=[PROMPT, "a bird"], n=3, temperature=1.5, **settings
-    )
+    found = client.completions.create(model="small", prompt=[PROMPT, "a bird"], n=3, temperature=1.5, **settings)
     expected = small.complete([PROMPT, "a bird"], n=3, temperature=1.5, **settings)
     assert [c.index for c in found.choices] == list(range(6))
     assert [c.text for c in found.choices] == [c.text for result in expected for c in result.choices]
@@ -92,18 +90,14 @@ def test_several_answers_to_several_prompts(client, small):
 
 
 def test_the_best_of_many(client):
-    found = client.completions.create(
-        model="small", prompt=PROMPT, best_of=6, n=2, max_tokens=4, seed=1, logprobs=0
-    )
+    found = client.completions.create(model="small", prompt=PROMPT, best_of=6, n=2, max_tokens=4, seed=1, logprobs=0)
     means = [sum(c.logprobs.token_logprobs) / len(c.logprobs.token_logprobs) for c in found.choices]
     assert len(means) == 2 and means[0] >= means[1]
     assert found.usage.completion_tokens == 6 * 4  # all that was written
 
 
 def test_log_probabilities(client, small):
-    found = client.completions.create(
-        model="small", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=3, echo=True
-    )
+    found = client.completions.create(model="small", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=3, echo=True)
     (choice,) = found.choices
     ids = small.tokenizer.encode(PROMPT)
     logs = choice.logprobs
@@ -122,9 +116,7 @@ def test_log_probabilities(client, small):
 
 
 def test_log_probabilities_of_the_chosen_tokens_alone(client):
-    (choice,) = client.completions.create(
-        model="small", prompt=PROMPT, max_tokens=3, logprobs=0, seed=2
-    ).choices
+    (choice,) = client.completions.create(model="small", prompt=PROMPT, max_tokens=3, logprobs=0, seed=2).choices
     tops = choice.logprobs.top_logprobs
     assert [list(top.values()) for top in tops] == [[own] for own in choice.logprobs.token_logprobs]
 
@@ -156,9 +148,7 @@ def test_biases_and_penalties_change_the_answer(client, small):
     token = small.tokenizer.encode(" cat")[0]
     forced = client.completions.create(**settings, logit_bias={str(token): 100})
     assert forced.choices[0].text == " cat" * 6
-    varied = client.completions.create(
-        **settings, logit_bias={str(token): 8}, frequency_penalty=2, presence_penalty=2
-    )
+    varied = client.completions.create(**settings, logit_bias={str(token): 8}, frequency_penalty=2, presence_penalty=2)
     assert varied.choices[0].text != forced.choices[0].text
 
 
@@ -215,9 +205,7 @@ def test_no_piece_ends_in_half_a_character(client, small):
     thumb = small.tokenizer.encode("👍")
     assert len(thumb) > 1
     bias = {str(token): 60 for token in thumb}
-    settings: dict[str, Any] = dict(
-        model="small", prompt="é", max_tokens=60, logit_bias=bias, seed=4, temperature=2
-    )
+    settings: dict[str, Any] = dict(model="small", prompt="é", max_tokens=60, logit_bias=bias, seed=4, temperature=2)
     whole = client.completions.create(**settings).choices[0].text
     pieces = [c.choices[0].text for c in client.completions.create(**settings, stream=True)]
     assert "".join(pieces) == whole
@@ -227,9 +215,7 @@ def test_no_piece_ends_in_half_a_character(client, small):
 
 
 def test_a_chat(client, small):
-    found = client.chat.completions.create(
-        model="small", messages=TURNS, max_completion_tokens=10, temperature=0
-    )
+    found = client.chat.completions.create(model="small", messages=TURNS, max_completion_tokens=10, temperature=0)
     expected = small.complete(TURNS, chat=True, max_tokens=10, temperature=0)[0].choices[0]
     assert found.object == "chat.completion" and found.id.startswith("chatcmpl-") and found.model == "small"
     (choice,) = found.choices
@@ -272,9 +258,7 @@ def test_log_probabilities_of_a_chat(client):
 def test_a_chat_in_pieces(client):
     settings: dict[str, Any] = dict(model="small", messages=TURNS, max_completion_tokens=12, seed=1, n=2)
     whole = client.chat.completions.create(**settings)
-    chunks = list(
-        client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
     assert {c.object for c in chunks} == {"chat.completion.chunk"} and len({c.id for c in chunks}) == 1
     assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
     for index in range(2):
@@ -313,9 +297,7 @@ def test_embeddings_are_asked_for_in_base64_and_are_numbers(client):
 def test_base64_is_little_endian_float32(server):
     body = {"model": "bert-books", "input": "a cat", "encoding_format": "base64"}
     raw = base64.b64decode(server.post("/v1/embeddings", body).json()["data"][0]["embedding"])
-    floats = server.post("/v1/embeddings", {**body, "encoding_format": "float"}).json()["data"][0][
-        "embedding"
-    ]
+    floats = server.post("/v1/embeddings", {**body, "encoding_format": "float"}).json()["data"][0]["embedding"]
     assert list(struct.unpack(f"<{len(raw) // 4}f", raw)) == pytest.approx(floats, abs=1e-7)
 
 
@@ -323,9 +305,7 @@ def test_embeddings_of_tokens_and_shorter_ones(client):
     ids = heedful.load("bert-books").tokenizer.encode("a cat", add_special=True)
     one = client.embeddings.create(model="bert-books", input="a cat").data[0].embedding
     for given in (ids, [ids]):
-        assert client.embeddings.create(model="bert-books", input=given).data[0].embedding == pytest.approx(
-            one
-        )
+        assert client.embeddings.create(model="bert-books", input=given).data[0].embedding == pytest.approx(one)
     short = client.embeddings.create(model="bert-books", input="a cat", dimensions=16).data[0].embedding
     length = math.sqrt(sum(x * x for x in one[:16]))
     scale = math.sqrt(sum(x * x for x in short))
@@ -347,9 +327,7 @@ def test_models(client):
 def test_a_wrong_field_is_a_bad_request_error(client):
     with pytest.raises(openai.BadRequestError) as found:
         client.completions.create(model="small", prompt=PROMPT, temperature=3)
-    assert (
-        found.value.body["param"] == found.value.param == "temperature" and "2" in found.value.body["message"]
-    )
+    assert found.value.body["param"] == found.value.param == "temperature" and "2" in found.value.body["message"]
     assert set(found.value.body) == {"message", "type", "param", "code"}
     assert found.value.type == "invalid_request_error" and found.value.request_id
     with pytest.raises(openai.BadRequestError) as found:
@@ -369,11 +347,7 @@ def test_an_unknown_model_is_a_not_found_error(client):
     ):
         with pytest.raises(openai.NotFoundError) as found:
             ask()
-        assert (
-            found.value.code == "model_not_found"
-            and found.value.param == "model"
-            and "nobody" in str(found.value)
-        )
+        assert found.value.code == "model_not_found" and found.value.param == "model" and "nobody" in str(found.value)
 
 
 def test_what_a_model_cannot_do(client):

@@ -113,9 +113,7 @@ def test_whoever_does_not_ask_for_arrays_gets_json(page):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (1, 5)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 def test_arrays_of_every_shape_begin_where_they_are_said_to(shape, dtype):
-    given = [
-        (255 * torch.rand(shape, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(3)
-    ]
+    given = [(255 * torch.rand(shape, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(3)]
     body = with_arrays({"a": given[0], "é": [given[1], {"b": given[2]}], "n": None})
     end = 4 + int.from_bytes(body[:4], "little")
     assert end % 4 == 0
@@ -140,9 +138,7 @@ def test_what_is_not_a_number_is_said_and_not_sent():
 @pytest.mark.parametrize("name", ["shakespeare", "bert-books", "translator"])
 def test_moving_between_layers_heads_and_tokens_runs_the_model_once(forgetful, name):
     text = {"model": name, "text": TEXTS[name], "which": "encoder" if name == "translator" else "self"}
-    asked(
-        forgetful, "attention", **{**text, "text": TEXTS[name] + " a"}
-    )  # what is read, is not what is looked at
+    asked(forgetful, "attention", **{**text, "text": TEXTS[name] + " a"})  # what is read, is not what is looked at
     count = passes(forgetful, name)
     asked(forgetful, "tokens", **text)
     asked(forgetful, "attention", **text, layer=2)

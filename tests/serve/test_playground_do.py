@@ -79,9 +79,7 @@ def test_models_are_described_without_being_loaded():
         assert tuple(model["abilities"]) == expected.abilities and model["context"] == expected.model.longest
         maps = look.kinds(expected.model)
         assert bool(maps) == bool(model["n_heads"]) and model["n_layers"] and not model["chat"]
-    assert (
-        found["tiny"]["vocabulary"] == 66 and found["tiny"]["n_heads"] == 2 and found["tiny"]["image"] is None
-    )
+    assert found["tiny"]["vocabulary"] == 66 and found["tiny"]["n_heads"] == 2 and found["tiny"]["image"] is None
     assert found["tiny"]["about"] != FAMILIES["gpt"].about  # its card's
     assert found["digits-vit"]["labels"] == list("0123456789")
     assert found["digits-vit"]["image"] == {"size": 8, "channels": 1, "levels": 256}
@@ -130,9 +128,7 @@ def test_a_bracket_that_names_models_names_no_others(page):
     body = {"model": "tiny", "template": "[tiny|shakespear]: thou _"}
     said = assert_error(page.post("/api/fill", body), 400)
     assert "'shakespear' is none" in said and "near it: shakespeare" in said
-    assert "one blank" in assert_error(
-        page.post("/api/fill", {**body, "template": "[tiny|shakespeare]"}), 400
-    )
+    assert "one blank" in assert_error(page.post("/api/fill", {**body, "template": "[tiny|shakespeare]"}), 400)
 
 
 def test_a_clicked_token_becomes_the_blank(page):
@@ -153,9 +149,7 @@ def test_a_clicked_token_becomes_the_blank(page):
     assert "nothing stands before" in assert_error(
         page.post("/api/fill/token", {"model": "tiny", "text": "a", "index": 0}), 400
     )
-    assert "[CLS]" in assert_error(
-        page.post("/api/fill/token", {"model": "bert-books", "text": text, "index": 0}), 400
-    )
+    assert "[CLS]" in assert_error(page.post("/api/fill/token", {"model": "bert-books", "text": text, "index": 0}), 400)
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,7 @@ def test_attention_of_every_layer(page, name, which, kind):
 def test_thumbnails_have_the_largest_weight_of_each_part(page, name, which, kind):
     loaded, long = exact(name), name == "shakespeare"
     text = TEXTS[name] * (4 if long else 1)
-    maps = torch.stack(
-        list(look.attention(loaded.model, read(loaded.model, loaded.tokenizer, text), kind).values())
-    )
+    maps = torch.stack(list(look.attention(loaded.model, read(loaded.model, loaded.tokenizer, text), kind).values()))
     found = asked(page, "attention/overview", model=name, text=text, which=which)
     side = min(32, max(maps.shape[-2:]))
     assert found["thumbnails"]["dtype"] == "uint8"
@@ -106,9 +104,7 @@ def test_a_masked_model_reads_mask(page):
     ids[2] = loaded.tokenizer.mask_id
     with capture(loaded.model, "encoder.1.self.weights") as acts, torch.no_grad():
         loaded.model(torch.tensor([ids]))
-    found = asked(
-        page, "attention", model="bert-books", text=TEXTS["bert-books"], which="self", layer=1, masked=[2]
-    )
+    found = asked(page, "attention", model="bert-books", text=TEXTS["bert-books"], which="self", layer=1, masked=[2])
     same(found["weights"], acts["encoder.1.self.weights"][0])
     assert pieces(found["to"])[2] == "[MASK]"
 

@@ -39,17 +39,9 @@ def built(tmp_path, monkeypatch) -> Path:
 
 
 def check_safe(response) -> None:
-    policy = dict(
-        part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";")
-    )
+    policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    assert (
-        policy["default-src"]
-        == policy["object-src"]
-        == policy["base-uri"]
-        == policy["frame-ancestors"]
-        == "'none'"
-    )
+    assert policy["default-src"] == policy["object-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
 
@@ -104,9 +96,7 @@ def test_everything_else_asks_for_the_key(locked, path):
     assert locked.get(path, headers={"authorization": f"Bearer {KEY}"}).status_code in (200, 404)
 
 
-@pytest.mark.parametrize(
-    "path", ["tokens", "next", "fill", "attention", "steps", "translate", "image/complete"]
-)
+@pytest.mark.parametrize("path", ["tokens", "next", "fill", "attention", "steps", "translate", "image/complete"])
 def test_and_so_does_every_question(locked, path):
     assert_error(locked.post(f"/api/{path}", {"model": "tiny", "text": "a"}), 401, code="invalid_api_key")
 

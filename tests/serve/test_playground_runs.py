@@ -78,9 +78,7 @@ def test_a_run_is_followed_line_by_line(page, root):
     assert [line["step"] for line in last["lines"]] == [7] and last["samples"] == []
     train(folder, 6, 6, begin=5)  # resumed from its checkpoint: the log was cut
     anew = page.get(f"/api/runs/poems-1?after={last['next'] + 10_000}").json()
-    assert anew["restarted"] and [line["step"] for line in anew["lines"] if line["kind"] == "step"] == list(
-        range(1, 7)
-    )
+    assert anew["restarted"] and [line["step"] for line in anew["lines"] if line["kind"] == "step"] == list(range(1, 7))
 
 
 def test_runs_are_listed_with_how_they_stand(page, root):
@@ -95,9 +93,7 @@ def test_runs_are_listed_with_how_they_stand(page, root):
     found = listed(page)
     assert found["done"]["state"] == "finished" and found["done"]["step"] == found["done"]["steps"] == 20
     assert found["alive"]["state"] == "running" and found["alive"]["step"] == 9
-    assert found["broken-off"]["state"] == "stopped" and found["broken-off"]["validation"] == pytest.approx(
-        3.2
-    )
+    assert found["broken-off"]["state"] == "stopped" and found["broken-off"]["validation"] == pytest.approx(3.2)
     assert found["alive"]["loss"] == pytest.approx(3.1)
     times = [run["updated"] for run in found.values()]
     assert times == sorted(times, reverse=True)

@@ -108,9 +108,7 @@ def test_tokens_wait_for_the_text_they_are_a_part_of(tokenizer):
 def test_a_chat_shows_bytes(tokenizer):
     spelling = Spelling(tokenizer)
     half = tokenizer.encode_bytes("é".encode()[:1])[0]
-    (entry,) = chat_logprobs(prompt_entries(tokenizer, [half], [score(half, -1.0, (half, -1.0))]), spelling)[
-        "content"
-    ]
+    (entry,) = chat_logprobs(prompt_entries(tokenizer, [half], [score(half, -1.0, (half, -1.0))]), spelling)["content"]
     assert (entry["token"], entry["bytes"], entry["logprob"]) == ("\\xc3", [0xC3], -1.0)
     assert entry["top_logprobs"] == [{"token": "\\xc3", "logprob": -1.0, "bytes": [0xC3]}]
 

@@ -109,14 +109,9 @@ def test_logit_bias_lists_every_bad_key():
     assert CompletionRequest(logit_bias={"5": 1, "50256": -100.0}).logit_bias == {5: 1.0, 50256: -100.0}
     bad = {"5": 1, "x": 1, "-1": 0, "6": 101, "7": "1", "8": float("nan"), "9": True, "٣": 1}
     message = refusal(CompletionRequest, {"logit_bias": bad})["message"]
-    assert (
-        all(f"{key!r}: " in message for key in ("x", "-1", "6", "7", "8", "9", "٣")) and "'5'" not in message
-    )
+    assert all(f"{key!r}: " in message for key in ("x", "-1", "6", "7", "8", "9", "٣")) and "'5'" not in message
     assert refusal(CompletionRequest, {"logit_bias": [1]})["param"] == "logit_bias"
-    assert (
-        len(refusal(CompletionRequest, {"logit_bias": dict.fromkeys(map(str, range(9999)), 999)})["message"])
-        < 999
-    )
+    assert len(refusal(CompletionRequest, {"logit_bias": dict.fromkeys(map(str, range(9999)), 999)})["message"]) < 999
 
 
 @pytest.mark.parametrize("off", [0, -1, None])
@@ -178,9 +173,7 @@ def test_a_chat_that_cannot_be_held_names_the_field(more, param):
 
 def test_text_parts_are_joined_and_others_named():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    chat = ChatRequest.model_validate(
-        {"messages": [{"role": "developer", "content": parts}], "max_tokens": 7}
-    )
+    chat = ChatRequest.model_validate({"messages": [{"role": "developer", "content": parts}], "max_tokens": 7})
     assert chat.turns == [{"role": "system", "content": "ab"}] and chat.max_completion_tokens == 7
     image = {"type": "image_url", "image_url": {"url": "http://x"}}
     error = refusal(ChatRequest, {"messages": [{"role": "user", "content": [parts[0], image]}]})
@@ -198,8 +191,6 @@ def test_the_json_schema_has_the_limits_and_the_nulls():
     assert schema["n"] == {
         "anyOf": [{"type": "integer", "minimum": 1, "maximum": 128}, {"type": "null"}], "default": 1, "title": "N",
     }  # fmt: skip
-    assert all(
-        {"type": "null"} in field.get("anyOf", ()) or None in field["enum"] for field in schema.values()
-    )
+    assert all({"type": "null"} in field.get("anyOf", ()) or None in field["enum"] for field in schema.values())
     assert schema["suffix"]["enum"] == [None, ""]
     assert "messages" in ChatRequest.model_json_schema()["required"]

@@ -49,9 +49,7 @@ def schema(server) -> Any:
     described = server.get("/openapi.json").json()
     for name, part in described["components"]["schemas"].items():
         if name in ("StreamOptions", "Message") or (name.endswith("Request") and name != "DetokenizeRequest"):
-            part["additionalProperties"] = (
-                False  # to make up unknown fields everywhere would take most of the time
-            )
+            part["additionalProperties"] = False  # to make up unknown fields everywhere would take most of the time
     found = schemathesis.openapi.from_dict(described)
     found.config.update(base_url=server.url)
     return found
@@ -77,9 +75,7 @@ def sensible(case: Any, draw: random.Random) -> None:
 
 
 def test_every_operation_is_listed_here(schema):
-    listed = [
-        f"{method.upper()} {path}" for path, item in schema.raw_schema["paths"].items() for method in item
-    ]
+    listed = [f"{method.upper()} {path}" for path, item in schema.raw_schema["paths"].items() for method in item]
     assert sorted(listed) == sorted(OPERATIONS)
 
 

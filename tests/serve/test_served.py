@@ -22,9 +22,7 @@ ASK = {"prompt": "the old dog", "max_tokens": 12, "temperature": 0}
 def run(tmp_path_factory):
     """A finished training of two steps."""
     here = tmp_path_factory.mktemp("runs")
-    settings = (
-        "model.d_model=16 model.n_layers=1 model.n_heads=2 train.steps=2 train.batch_size=4 data.length=16"
-    )
+    settings = "model.d_model=16 model.n_layers=1 model.n_heads=2 train.steps=2 train.batch_size=4 data.length=16"
     settings += " log.samples=false train.device=cpu"
     given = [part for assignment in settings.split() for part in ("--set", assignment)]
     with pytest.MonkeyPatch.context() as patch:

@@ -128,9 +128,7 @@ def test_no_name_means_the_only_model():
     async def main():
         async with open_shelf("tiny") as one, open_shelf("tiny", "shakespeare") as two:
             assert (await one.worker(None)).loaded.name == "tiny"
-            with pytest.raises(
-                LookupError, match="names no model, and several are served: tiny, shakespeare"
-            ):
+            with pytest.raises(LookupError, match="names no model, and several are served: tiny, shakespeare"):
                 await two.worker(None)
 
     asyncio.run(main())
@@ -192,9 +190,7 @@ def test_a_load_that_fails_is_that_requests_error_and_the_next_one_tries_again(t
             (folder / "model.safetensors").write_bytes(weights)
             with monkeypatch.context() as patch:
                 patch.setattr(shelf, "load", broken)
-                with pytest.raises(
-                    ApiError, match="model could not be loaded: OSError: the disk said no"
-                ) as error:
+                with pytest.raises(ApiError, match="model could not be loaded: OSError: the disk said no") as error:
                     await found.worker("model")
                 assert error.value.status == 500
             assert (await found.worker("model")).loaded.name == "model"

@@ -329,9 +329,7 @@ def test_a_pass_that_raises_is_the_servers_fault_and_the_next_request_works(prob
             for every in (True, False):
                 loaded.model.step = broken
                 ticket = worker.submit(ask(), every_token=every)
-                with pytest.raises(
-                    MemoryError if isinstance(problem, MemoryError) else RuntimeError, match="no"
-                ):
+                with pytest.raises(MemoryError if isinstance(problem, MemoryError) else RuntimeError, match="no"):
                     await ticket.result()
                 loaded.model.step = real
                 assert await worker.submit(ask(), every_token=False).result() == expected

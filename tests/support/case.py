@@ -69,9 +69,7 @@ class Case:
     generates: bool = True
     packs: bool = False  # documents can be packed into a row (decoder-only models)
     exports: bool = True  # the reference reads what we save
-    exact: bool = (
-        True  # other rows of the batch do not change the last bit (experts gather tokens from all rows)
-    )
+    exact: bool = True  # other rows of the batch do not change the last bit (experts gather tokens from all rows)
 
     def reference(self) -> nn.Module:
         torch.manual_seed(0)

@@ -67,9 +67,7 @@ class Answer:
         assert self.status == 200 and self.headers["content-type"].startswith("text/event-stream"), self.text
         events = self.text.split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""] and self.complete
-        return [
-            json.loads(event.removeprefix("data: ")) for event in events[:-2] if not event.startswith(":")
-        ]
+        return [json.loads(event.removeprefix("data: ")) for event in events[:-2] if not event.startswith(":")]
 
     def said(self, index: int = 0) -> str:
         """The text of one choice of a stream."""

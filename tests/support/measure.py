@@ -79,12 +79,8 @@ def round_trip(case: Case) -> float:
     with tempfile.TemporaryDirectory() as folder:
         save(case.ours(reference), Path(folder))
         kind = reference.config._attn_implementation  # the same arithmetic on both sides
-        again, info = type(reference).from_pretrained(
-            folder, output_loading_info=True, attn_implementation=kind
-        )
+        again, info = type(reference).from_pretrained(folder, output_loading_info=True, attn_implementation=kind)
         assert not info["missing_keys"] and not info["unexpected_keys"], info
         again.eval()
         counted = case.counted(batch)
-        return error(
-            case.reference_logits(again, batch)[counted], case.reference_logits(reference, batch)[counted]
-        )
+        return error(case.reference_logits(again, batch)[counted], case.reference_logits(reference, batch)[counted])

@@ -40,9 +40,7 @@ CHATML = (
 def words() -> Tokenizer:
     """A byte-level BPE of 400 tokens that knows the words of `story`, the end of a text and the turns of a chat."""
     texts = story(200, seed=3).split("\n\f\n")
-    return train_bpe(
-        [*texts, "é ü 日本 👍"] * 2, 400, special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    )
+    return train_bpe([*texts, "é ü 日本 👍"] * 2, 400, special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
 
 
 def saved(folder: Path) -> Path:
@@ -189,9 +187,7 @@ class Server(Client):
         usual = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "200"}
         given = {k: v for k, v in os.environ.items() if k not in ("HEEDFUL_API_KEY", "FORCE_COLOR")}
         given |= usual | ({} if key is None else {"HEEDFUL_API_KEY": key}) | environment
-        self.process = subprocess.Popen(
-            command, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        self.process = subprocess.Popen(command, env=given, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.said: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -246,9 +242,7 @@ class Inside(Client):
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
         self._socket.listen(128)
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._server.serve([self._socket])), daemon=True
-        )
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])), daemon=True)
         self._thread.start()
         super().__init__(f"http://127.0.0.1:{self._socket.getsockname()[1]}")
 
@@ -279,9 +273,7 @@ def serving(*models: str | Path, **options: Any) -> Iterator[Inside]:
 # --- what must be -----------------------------------------------------------------------------------------------------
 
 
-def assert_error(
-    response: httpx.Response, status: int, *, param: str | None = None, code: str | None = None
-) -> str:
+def assert_error(response: httpx.Response, status: int, *, param: str | None = None, code: str | None = None) -> str:
     """The error shape, all four keys; returns the message."""
     assert response.status_code == status, response.text
     body = response.json()

@@ -157,9 +157,7 @@ def spoiled(kind: str, rank: int):
             return loss
         if kind == "loss":
             return Loss(loss.sum * torch.nan, loss.n_targets)
-        return Loss(
-            loss.sum + (model.decoder.norm.weight.sum() * 0).sqrt(), loss.n_targets
-        )  # 0 / 0 backwards
+        return Loss(loss.sum + (model.decoder.norm.weight.sum() * 0).sqrt(), loss.n_targets)  # 0 / 0 backwards
 
     return objective
 

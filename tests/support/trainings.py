@@ -129,9 +129,7 @@ def command(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
     """`heedful ...` as a process of its own, with one thread as the tests have."""
     call = [sys.executable, "-m", "heedful.cli", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        call, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options
-    )
+    return subprocess.Popen(call, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
 
 
 def wait_for(process: subprocess.Popen[str], path: Path) -> None:

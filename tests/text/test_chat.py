@@ -50,9 +50,9 @@ def test_same_ids_as_the_reference(tokenizer, tmp_path, template):
     tokenizer.save(tmp_path)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for prompt in (True, False):
-        expected = reference.apply_chat_template(
-            TALK, add_generation_prompt=prompt, tokenize=True, return_dict=True
-        )["input_ids"]
+        expected = reference.apply_chat_template(TALK, add_generation_prompt=prompt, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
         assert tokenizer.chat(TALK, add_generation_prompt=prompt) == expected
         assert Tokenizer.from_folder(tmp_path).chat(TALK, add_generation_prompt=prompt) == expected
 

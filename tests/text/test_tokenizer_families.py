@@ -13,9 +13,7 @@ from tokenizers import Tokenizer as Backend
 from heedful.text import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the reference is not installed")
-sentencepiece = pytest.importorskip(
-    "sentencepiece", reason="sentencepiece, which trains test models, is missing"
-)
+sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece, which trains test models, is missing")
 
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

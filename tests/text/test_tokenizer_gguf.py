@@ -70,9 +70,7 @@ def test_llama_scores(nasty, leading):
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *pieces]
     types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(pieces)]
     scores = [0.0] * 259 + [-float(index) for index in range(len(pieces) - 1)] + [-1e9]
-    given = fields(
-        model="llama", tokens=tokens, scores=scores, token_type=types, bos_token_id=1, eos_token_id=2
-    )
+    given = fields(model="llama", tokens=tokens, scores=scores, token_type=types, bos_token_id=1, eos_token_id=2)
     read = Tokenizer.from_gguf(given)
     assert [read.token(i) for i in read.encode("hello  hé", add_special=True)] == [
         *("<s>", "▁hello", "▁", "▁h", "<0xC3>", "<0xA9>")
@@ -89,9 +87,7 @@ def test_t5(corpus, nasty):
     vocab = json.loads(original.backend.to_str())["model"]["vocab"]
     types = [CONTROL, CONTROL, UNKNOWN, *[NORMAL] * (len(vocab) - 3)]
     tokens, scores = zip(*vocab, strict=True)
-    given = fields(
-        model="t5", tokens=tokens, scores=scores, token_type=types, eos_token_id=1, unknown_token_id=2
-    )
+    given = fields(model="t5", tokens=tokens, scores=scores, token_type=types, eos_token_id=1, unknown_token_id=2)
     read = Tokenizer.from_gguf(given)
     text = "it was the best of times"
     assert read.encode(text, add_special=True) == original.encode(text, add_special=True)

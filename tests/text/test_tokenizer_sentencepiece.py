@@ -8,9 +8,7 @@ from tokenizers import AddedToken, pre_tokenizers
 from heedful.text import Tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the reference is not installed")
-sentencepiece = pytest.importorskip(
-    "sentencepiece", reason="sentencepiece, which trains test models, is missing"
-)
+sentencepiece = pytest.importorskip("sentencepiece", reason="sentencepiece, which trains test models, is missing")
 
 
 def train_spm(corpus: list[str], **options: object) -> bytes:
@@ -79,9 +77,7 @@ def test_llama_mistral_phi3_json(tmp_path, llama_model, nasty, leading, legacy, 
         built.normalizer = None
         built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     built.add_special_tokens([AddedToken("<|end|>", rstrip=True, special=True, normalized=False)])
-    reference = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=built, bos_token="<s>", eos_token="</s>"
-    )
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=built, bos_token="<s>", eos_token="</s>")
     reference.save_pretrained(tmp_path / "saved")
     mine = Tokenizer.from_folder(tmp_path / "saved")
     same(mine, reference, [*nasty, *leading, "a<|end|>\n b</s> c"])
@@ -148,9 +144,7 @@ def t5_model(corpus) -> bytes:
 
 def test_t5(tmp_path, t5_model, nasty, leading, write, same_allowed):
     (tmp_path / "spiece.model").write_bytes(t5_model)
-    write(
-        tmp_path, config__json={"model_type": "t5"}, tokenizer_config__json={"tokenizer_class": "T5Tokenizer"}
-    )
+    write(tmp_path, config__json={"model_type": "t5"}, tokenizer_config__json={"tokenizer_class": "T5Tokenizer"})
     mine = Tokenizer.from_folder(tmp_path)
     original = sentencepiece.SentencePieceProcessor(model_proto=t5_model)
     for text in [*nasty, *leading, *RUNS]:
@@ -187,15 +181,11 @@ def test_marian(tmp_path, corpus, nasty, leading, write, same):
     for data in (target, source):
         model = sentencepiece.SentencePieceProcessor(model_proto=data)
         names = [model.id_to_piece(index) for index in range(3, model.get_piece_size())]
-        pieces.update(
-            dict.fromkeys(name for name in names if name not in ("▁of", "e", "best"))
-        )  # not all are numbered
+        pieces.update(dict.fromkeys(name for name in names if name not in ("▁of", "e", "best")))  # not all are numbered
     vocab = {piece: index for index, piece in enumerate([*pieces, ">>fra<<", "<pad>"])}
     write(tmp_path, vocab__json=vocab, config__json={"model_type": "marian"})
     mine, reference = Tokenizer.from_folder(tmp_path), transformers.MarianTokenizer.from_pretrained(tmp_path)
-    texts = [
-        text for text in [*nasty, *leading, ">>fra<< the best of times", "the best dog"] if "</s>" not in text
-    ]
+    texts = [text for text in [*nasty, *leading, ">>fra<< the best of times", "the best dog"] if "</s>" not in text]
     same(mine, reference, texts)
     for text in texts:
         if ">>" not in text:
@@ -208,6 +198,4 @@ def test_marian(tmp_path, corpus, nasty, leading, write, same):
     mine.save(tmp_path / "saved")
     again = Tokenizer.from_folder(tmp_path / "saved")
     for text in texts:
-        assert again.encode(text) == mine.encode(text) and again.target.encode(text) == mine.target.encode(
-            text
-        )
+        assert again.encode(text) == mine.encode(text) and again.target.encode(text) == mine.target.encode(text)

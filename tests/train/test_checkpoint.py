@@ -157,9 +157,7 @@ def test_a_flipped_byte_is_found_in_every_file(tmp_path):
     assert found(tmp_path) == (200, [])
 
 
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"]
-)
+@pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"])
 def test_lost_and_cut_files_are_found(file, tmp_path):
     save(tmp_path, 100)
     path = save(tmp_path, 200) / file

@@ -87,9 +87,7 @@ def real_peak(model: Model, objective: Objective, batch: Batch, settings: Recipe
             loss = objective(model, batch)
         loss.sum.backward()
 
-    with ThreadPoolExecutor(
-        1
-    ) as fresh:  # a thread of its own has nothing yet of what kernels keep between calls
+    with ThreadPoolExecutor(1) as fresh:  # a thread of its own has nothing yet of what kernels keep between calls
         return fresh.submit(peak_of, learn).result()
 
 
@@ -141,9 +139,7 @@ def test_of_a_mixture_only_the_chosen_experts_count():
     batch = Batch(ids(4, 32), targets=ids(4, 32))
     few, many = (tiny("mixtral", n_experts=n) for n in (4, 8))
     router = 2 * 4 * 32 * 32 * 4 * 2  # four more outputs of width 32, two layers
-    assert (
-        cost.count_flops(many, causal, batch).forward - cost.count_flops(few, causal, batch).forward == router
-    )
+    assert cost.count_flops(many, causal, batch).forward - cost.count_flops(few, causal, batch).forward == router
 
 
 def test_counting_changes_nothing():
@@ -240,8 +236,7 @@ def test_when_smaller_parts_are_not_enough_activations_are_computed_again():
     limit = cost.measure_memory(model, objective, one, again).total * cost.MARGIN * 1.001
     assert (
         limit
-        < cost.MARGIN
-        * cost.measure_memory(model, objective, one, cost.changed(told, {"train.accumulate": 4})).total
+        < cost.MARGIN * cost.measure_memory(model, objective, one, cost.changed(told, {"train.accumulate": 4})).total
     )
     fits = cost.find_fit(model, objective, batch, told, limit)
     assert fits[0].changes["train.checkpoint_activations"] is True
@@ -262,9 +257,7 @@ def test_out_of_memory_says_what_fits(monkeypatch):
     with pytest.raises(ValueError, match=r"This fits: --set train\.accumulate=\d"):
         with memory_advice(told, model, objective, [batch]):
             raise torch.OutOfMemoryError("out of memory")
-    with pytest.raises(
-        ValueError, match=r"try --set train\.accumulate=2"
-    ):  # without a model, what usually helps
+    with pytest.raises(ValueError, match=r"try --set train\.accumulate=2"):  # without a model, what usually helps
         with memory_advice(told):
             raise MemoryError
     with pytest.raises(RuntimeError, match="something else"):

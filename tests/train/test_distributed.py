@@ -97,9 +97,7 @@ def test_two_processes_learn_what_one_does(one, two, name):
     alone, both = one[name], two[name]
     assert both["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert both["norms"] == pytest.approx(alone["norms"], abs=1e-5)
-    assert both["judged"] == pytest.approx(
-        alone["judged"], abs=1e-5
-    )  # of 7 lines one process has fewer batches
+    assert both["judged"] == pytest.approx(alone["judged"], abs=1e-5)  # of 7 lines one process has fewer batches
     assert alone["judged"][-1] < alone["judged"][0]
     assert both["idle"] == alone["idle"]  # parameters that got no gradient are as they were, on both
     assert both["tied"] == alone["tied"]
@@ -148,14 +146,10 @@ def test_a_run_goes_on_with_another_number_of_processes(one, two, place, world, 
 
 
 def test_who_wrote_a_checkpoint_cannot_be_seen(one, two, place):
-    folders = [
-        place / name / "checkpoints" / "step-0000002" for name in ("one/run", "two/run", "two/sharded run")
-    ]
+    folders = [place / name / "checkpoints" / "step-0000002" for name in ("one/run", "two/run", "two/sharded run")]
     names = [sorted(path.name for path in folder.iterdir()) for folder in folders]
     assert names[0] == names[1] == names[2]
-    shapes = [
-        {k: v.shape for k, v in load_file(folder / "training.safetensors").items()} for folder in folders
-    ]
+    shapes = [{k: v.shape for k, v in load_file(folder / "training.safetensors").items()} for folder in folders]
     assert shapes[0] == shapes[1] == shapes[2]
 
 
@@ -184,9 +178,7 @@ def test_ctrl_c_under_torchrun_saves(two, place):
 @pytest.mark.parametrize("name", SPOILED)
 def test_what_is_not_finite_in_one_process_halts_both_and_is_named(two, name):
     where = "the loss" if "loss" in name else "decoder.norm.weight (its gradient)"
-    assert (
-        f"2 steps in a row had no finite gradient; the first layer with one is {where}" in two[name]["reason"]
-    )
+    assert f"2 steps in a row had no finite gradient; the first layer with one is {where}" in two[name]["reason"]
 
 
 def test_who_fails_says_why_and_the_other_says_who(place):
@@ -194,9 +186,7 @@ def test_who_fails_says_why_and_the_other_says_who(place):
     assert ends == [1, 1]
     why = "ValueError: the milk is sour: buy some"
     assert re.search(rf"process 1 of 2 \(.*\) failed: {why}", said)
-    assert re.search(
-        rf"process 0 of 2 \(.*\) ends, because another failed: process 1 of 2 \(.*\): {why}", said
-    )
+    assert re.search(rf"process 0 of 2 \(.*\) ends, because another failed: process 1 of 2 \(.*\): {why}", said)
 
 
 def test_who_does_not_come_is_named(place):

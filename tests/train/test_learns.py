@@ -49,9 +49,7 @@ def create(kind, config, *, times=1):
 
 
 def bert(tokenizer, *, times=6, **settings):
-    config = BertConfig(
-        **SIZES, n_layers=1, attention_dropout=0.0, vocab_size=tokenizer.vocab_size, max_len=32
-    )
+    config = BertConfig(**SIZES, n_layers=1, attention_dropout=0.0, vocab_size=tokenizer.vocab_size, max_len=32)
     return create(Bert, config.replace(**settings), times=times)
 
 
@@ -76,9 +74,7 @@ def learn(model, objective, data, steps, *, batch_size=16, rate=1e-2, again=Fals
 def judged(model, objective, data, epoch=0, n=256):
     """Mean loss and mean metrics over some examples."""
     loss = objective(model, data.batch([Draw(epoch, i) for i in range(min(n, len(data)))], seed=1))
-    return float(loss.mean), {
-        name: float(total) / int(count) for name, (total, count) in loss.metrics.items()
-    }
+    return float(loss.mean), {name: float(total) / int(count) for name, (total, count) in loss.metrics.items()}
 
 
 def entropy(p):

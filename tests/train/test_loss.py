@@ -38,18 +38,14 @@ def head(kind):
 
 def targets(share_ignored=0.3):
     found = torch.randint(V, (5, N // 5), generator=torch.Generator().manual_seed(3))
-    return found.masked_fill(
-        torch.rand(found.shape, generator=torch.Generator().manual_seed(4)) < share_ignored, -100
-    )
+    return found.masked_fill(torch.rand(found.shape, generator=torch.Generator().manual_seed(4)) < share_ignored, -100)
 
 
 def gradients(loss, module, x):
     module.zero_grad()
     x.grad = None
     (loss * 1.7).backward()
-    return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None} | {
-        "hidden": x.grad
-    }
+    return {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None} | {"hidden": x.grad}
 
 
 def compare(module, wanted, smoothing=0.0, tolerance=2e-6, **options):

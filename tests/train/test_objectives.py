@@ -223,9 +223,7 @@ def test_answer_chooses_among_the_real_positions():
     spans = torch.tensor([[1, 5], [0, 2], [3, 3]])
     loss = answer(Says(logits), Batch(targets=spans, lengths=torch.tensor(lengths)))
     want = sum(
-        -torch.log_softmax(logits[b, :n, end], dim=0)[spans[b, end]]
-        for b, n in enumerate(lengths)
-        for end in (0, 1)
+        -torch.log_softmax(logits[b, :n, end], dim=0)[spans[b, end]] for b, n in enumerate(lengths) for end in (0, 1)
     )
     assert loss.n_targets == 2 * B
     torch.testing.assert_close(loss.sum, want)

@@ -44,9 +44,7 @@ def settings(name, **more):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_learns_one_batch_by_heart(name):
     model = tiny()
-    optimizer = optim.make(
-        model, settings(name, lr={"sgd": 0.3, "adafactor": 0.1}.get(name, 0.01), muon_lr=0.05)
-    )
+    optimizer = optim.make(model, settings(name, lr={"sgd": 0.3, "adafactor": 0.1}.get(name, 0.01), muon_lr=0.05))
     losses = [step(model, optimizer, 0) for _ in range(60)]
     assert losses[-1] < 0.5 * losses[0]
 

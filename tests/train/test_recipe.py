@@ -169,14 +169,10 @@ def test_a_change_is_toml_or_else_text():
     source = parse_changes(['data.source=[{path = "a", weight = 2}, {path = "b"}]'])["data"]["source"]
     assert source == [{"path": "a", "weight": 2}, {"path": "b"}]
     assert parse_changes(["train.steps=1", "train.steps=2"]) == {"train": {"steps": 2}}
-    assert (
-        parse_changes(["data.source=a\nb = 3"])["data"]["source"] == "a\nb = 3"
-    )  # a text, and no second setting
+    assert parse_changes(["data.source=a\nb = 3"])["data"]["source"] == "a\nb = 3"  # a text, and no second setting
 
 
-@pytest.mark.parametrize(
-    "wrong", ["train.steps", "=3", "train..steps=3", "Train.Steps=3", ".steps=1", "train steps=3"]
-)
+@pytest.mark.parametrize("wrong", ["train.steps", "=3", "train..steps=3", "Train.Steps=3", ".steps=1", "train steps=3"])
 def test_what_is_no_change_is_refused(wrong):
     with pytest.raises(ValueError, match=r"table\.key=value"):
         parse_changes([wrong])

@@ -192,9 +192,7 @@ def test_other_settings_are_refused_with_the_differences(run):
     said = str(refused.value)
     assert "optimizer.lr: 0.01 -> 0.02" in said and "train.batch_size: 8 -> 4" in said
     assert "train.steps: 20 -> 15" in said and f"--init-from {run}" in said
-    resume(
-        run, {"train": {"workers": 0, "accumulate": 1}, "log": {"samples": True}}, quiet=True
-    )  # it is still good
+    resume(run, {"train": {"workers": 0, "accumulate": 1}, "log": {"samples": True}}, quiet=True)  # it is still good
 
 
 def test_other_data_is_refused(here, run):
@@ -210,9 +208,7 @@ def test_other_data_is_refused(here, run):
     assert steps_of(run)[-1] == 20
 
 
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"]
-)
+@pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors", "training.json", "manifest.json"])
 def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_used(here, run, file, capfd):
     train(here / "recipe.toml", folder=here / "whole", quiet=True)
     path = checkpoint(run, 10) / file
@@ -315,9 +311,7 @@ def test_an_adapter_needs_a_model_to_begin_from(here):
 @pytest.fixture
 def reviews(here):
     """Settings to learn labels from, for a BERT that has learned from text (in the folder `bert`)."""
-    text = write_recipe(
-        here, model={"family": "bert", **SMALL}, objective={"name": "masked"}, tokenizer=WORDPIECE
-    )
+    text = write_recipe(here, model={"family": "bert", **SMALL}, objective={"name": "masked"}, tokenizer=WORDPIECE)
     train(started(here, text), {"train": {"steps": 4, "eval_every": 4}}, folder=here / "bert", quiet=True)
     return started(
         here,
@@ -335,9 +329,7 @@ def test_a_new_head_on_a_trained_encoder(here, reviews):
     assert "classify" in whole.abilities and whole.model.config.labels == ("with", "without")
     only = {"adapter": {"kind": "head"}}
     alone = train(reviews, only, init_from="bert", folder=here / "head", quiet=True)
-    body = {
-        name: p for name, p in heedful.load("bert").model.named_parameters() if name.startswith("encoder")
-    }
+    body = {name: p for name, p in heedful.load("bert").model.named_parameters() if name.startswith("encoder")}
     for model, same in ((whole.model, False), (alone.model, True)):
         assert all(torch.equal(p, model.get_parameter(name)) for name, p in body.items()) == same
 

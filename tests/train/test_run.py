@@ -100,9 +100,7 @@ def test_the_same_and_what_is_free_are_accepted(tmp_path):
 
 def test_every_difference_is_shown(tmp_path):
     run = made(tmp_path)
-    other = changed(
-        optimizer={"lr": 0.002}, train={"steps": 100}, data={"source": [{"path": "b.txt", "weight": 1.0}]}
-    )
+    other = changed(optimizer={"lr": 0.002}, train={"steps": 100}, data={"source": [{"path": "b.txt", "weight": 1.0}]})
     other["model"] = {"family": "gpt", "d_model": 8}
     facts = {**FACTS, "data": {"train": "ffff", "validation": "3c4d"}}
     with pytest.raises(ValueError, match="cannot be resumed") as error:
@@ -128,9 +126,7 @@ leaves = (
     | st.floats(allow_nan=False)
     | st.text(st.characters(exclude_categories=["Cs"]))
 )
-values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3)
-)
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3))
 
 
 @given(st.dictionaries(keys, values, max_size=4))

@@ -98,9 +98,7 @@ def test_a_resumed_log_is_that_of_an_uninterrupted_run(tmp_path):
         some_steps(log, 20, 40)
         log.finish()
     assert lines(tmp_path / "resumed") == lines(tmp_path / "whole")
-    samples = [
-        {p.name: p.read_text() for p in (tmp_path / w / "samples").iterdir()} for w in ("whole", "resumed")
-    ]
+    samples = [{p.name: p.read_text() for p in (tmp_path / w / "samples").iterdir()} for w in ("whole", "resumed")]
     assert samples[0] == samples[1] and len(samples[0]) == 4
     whole, resumed = (json.loads((tmp_path / w / "summary.json").read_text()) for w in ("whole", "resumed"))
     assert whole == resumed and whole["tokens"] == 4000 and whole["best_step"] == 40
@@ -236,9 +234,7 @@ def test_weights_and_biases_gets_one_run_also_when_resumed(tmp_path, monkeypatch
 
     def init(**given):
         begun.append(given)
-        return SimpleNamespace(
-            log=lambda values, step: logged.append((step, values)), finish=lambda: closed.append(1)
-        )
+        return SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: closed.append(1))
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     for begin in (0, 20):
@@ -247,11 +243,7 @@ def test_weights_and_biases_gets_one_run_also_when_resumed(tmp_path, monkeypatch
     assert begun[0] == begun[1] and begun[0]["resume"] == "allow" and begun[0]["name"] == "run"
     assert (20, {"validation/loss": 0.25, **log.language_scores(0.25), "accuracy": 0.5}) not in logged
     values = {k: v for step, found in logged if step == 40 for k, v in found.items()}
-    assert (
-        values["validation/loss"] == 0.125
-        and values["train/loss"] == 0.1
-        and values["sample"] == "text of 40\n"
-    )
+    assert values["validation/loss"] == 0.125 and values["train/loss"] == 0.1 and values["sample"] == "text of 40\n"
     assert closed == [1, 1]
 
 

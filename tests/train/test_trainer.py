@@ -230,14 +230,10 @@ def test_training_halts_after_bad_steps_in_a_row_and_names_the_layer(dropout):
         return output * math.nan if calls > 6 else output
 
     part.register_forward_hook(spoil)
-    with pytest.raises(
-        TrainingHalted, match=r"3 steps in a row .*decoder\.blocks\.1\.feedforward\.up"
-    ) as halted:
+    with pytest.raises(TrainingHalted, match=r"3 steps in a row .*decoder\.blocks\.1\.feedforward\.up") as halted:
         trainer.train()
     assert "last checkpoint is intact" in str(halted.value) and "optimizer.lr" in str(halted.value)
-    assert (
-        saved == [4, 8] and len(trainer.log.notes) == 3
-    )  # step 8 is bad, and its weights are those of step 6
+    assert saved == [4, 8] and len(trainer.log.notes) == 3  # step 8 is bad, and its weights are those of step 6
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
@@ -250,9 +246,7 @@ def test_a_gradient_that_breaks_on_the_way_back_is_named():
     model = fresh()
     model.decoder.blocks[0].attention.query.weight.register_hook(lambda gradient: gradient * math.inf)
     trainer = trainer_of(model, train={"halt_after": 2})
-    with pytest.raises(
-        TrainingHalted, match=r"decoder\.blocks\.0\.attention\.query\.weight \(its gradient\)"
-    ):
+    with pytest.raises(TrainingHalted, match=r"decoder\.blocks\.0\.attention\.query\.weight \(its gradient\)"):
         trainer.train()
 
 
@@ -260,9 +254,7 @@ def test_a_gradient_that_breaks_on_the_way_back_is_named():
     "problem",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError(
-            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. not enough memory"
-        ),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes. not enough memory"),
         MemoryError(),
     ],
     ids=["a GPU's", "a CPU's", "Python's"],
@@ -310,9 +302,7 @@ def test_patience_ends_a_training_that_gets_no_better():
 
 
 def test_a_target_ends_a_training_that_reaches_it():
-    trainer = trainer_of(
-        fresh(), validation=Lines(7, "gpt"), train={"steps": 500, "eval_every": 1, "target": 3.8}
-    )
+    trainer = trainer_of(fresh(), validation=Lines(7, "gpt"), train={"steps": 500, "eval_every": 1, "target": 3.8})
     summary = trainer.train()
     assert summary.reason == "target" and summary.step < 500
     assert summary.best == trainer.log.judged[-1] <= 3.8 < trainer.log.judged[-2]

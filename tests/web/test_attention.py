@@ -174,9 +174,7 @@ def test_rollout(open_tab, page, name, text, which, half):
 
 def test_heads_by_click_and_double_click(open_tab, page):
     open_tab("attention", model="shakespeare", text=TO_BE, layer=5)
-    squares = page.get_by_role("group", name="Heads", exact=True).get_by_role(
-        "button", name=re.compile(r"Head \d")
-    )
+    squares = page.get_by_role("group", name="Heads", exact=True).get_by_role("button", name=re.compile(r"Head \d"))
     on = lambda: [i for i in range(6) if squares.nth(i).get_attribute("aria-pressed") == "true"]  # noqa: E731
     page.mouse.move(0, 0)
     everything = n_lines(page)

@@ -101,9 +101,7 @@ def test_no_text_is_ever_put_in_as_markup():
             "insertAdjacentHTML",
         ):
             assert word not in text, f"{path} has {word}"
-        assert not re.search(r"https?://(?!www\.w3\.org|127\.0\.0\.1|localhost|example)", text), (
-            f"{path} names a site"
-        )
+        assert not re.search(r"https?://(?!www\.w3\.org|127\.0\.0\.1|localhost|example)", text), f"{path} names a site"
 
 
 def test_git_ignores_what_is_built():

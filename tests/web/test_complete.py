@@ -180,9 +180,7 @@ def test_a_link_reopens_the_tree(visit, open_tab, page):
     again.wait_for_function("() => !location.hash.includes('tree=')")
 
 
-@pytest.mark.parametrize(
-    "tree", ["nonsense", '[0,[],[5,0,"x"]]', '[9,["m"],[-1,2,"x"]]', "[[[", "{}", "null"]
-)
+@pytest.mark.parametrize("tree", ["nonsense", '[0,[],[5,0,"x"]]', '[9,["m"],[-1,2,"x"]]', "[[[", "{}", "null"])
 def test_a_tree_that_makes_no_sense_is_none(open_tab, page, tree):
     open_tab("complete", model="tiny", text="To be", tree=tree)
     assert text_of(page) == "To be" and page.get_by_role("treeitem").count() == 0
@@ -253,9 +251,7 @@ def test_more_text_than_fits_and_letters_that_are_not_known(open_tab, page):
     page.get_by_text("1 unknown to this model").wait_for()
     tokens_of(page)
     go_on(page)
-    page.get_by_text(
-        "tiny reads 32 tokens at once: of the 77 before the answer it read the last 24."
-    ).wait_for()
+    page.get_by_text("tiny reads 32 tokens at once: of the 77 before the answer it read the last 24.").wait_for()
     assert len(shown_text(page)) == 77 + 8
     page.get_by_role("button", name="Edit the text").click()
     page.keyboard.press("Control+End")
@@ -278,9 +274,7 @@ def test_errors_are_said_and_tried_again(open_tab, page, problems):
     problems.clear()
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"n": 2, "seed": 1}, {"probabilities": "true", "stop": '["\\n"]', "top_k": 5}]
-)
+@pytest.mark.parametrize("how", [{}, {"n": 2, "seed": 1}, {"probabilities": "true", "stop": '["\\n"]', "top_k": 5}])
 def test_the_code_that_is_shown_runs(open_tab, page, server, tmp_path, capsys, how):
     open_tab("complete", model="tiny", text='"To be\'s"\n$HOME \\', length=5, temperature=0.5, **how)
     page.get_by_role("button", name="View code").click()

@@ -79,9 +79,7 @@ def test_a_word_is_read_in_the_sentence_and_put_into_it(open_tab, page):
     first.hover()
     page.get_by_role("group", name="Tokens").get_by_role("button", pressed=True).get_by_text(word).wait_for()
     first.click()
-    page.wait_for_function(
-        "text => document.querySelector('textarea').value === text", arg=f"{SHIP[:-7]}{word}."
-    )
+    page.wait_for_function("text => document.querySelector('textarea').value === text", arg=f"{SHIP[:-7]}{word}.")
 
 
 def test_a_causal_model_reads_what_stands_before(open_tab, page):
@@ -113,9 +111,7 @@ def test_numbers_and_pictures_are_saved(open_tab, page):
     rows = list(csv.DictReader(io.StringIO(saved(page, "Numbers").decode())))
     filled = exact("bert-books").fill("[He|She] is _.")
     assert [row["word"] for row in rows] == filled.words
-    assert [float(row["She is _."]) for row in rows] == pytest.approx(
-        filled.probabilities[1].tolist(), rel=1e-2
-    )
+    assert [float(row["She is _."]) for row in rows] == pytest.approx(filled.probabilities[1].tolist(), rel=1e-2)
     picture = saved(page, "Drawing").decode()
     assert "stroke-linecap" in picture and filled.words[0] in picture
     assert saved(page, "Picture").startswith(b"\x89PNG")

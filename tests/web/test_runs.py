@@ -85,9 +85,7 @@ def test_two_runs_side_by_side_and_the_link_to_them(visit, open_tab, page, root)
     page.get_by_role("button", name="Compare with two").click()
     page.get_by_role("radio", name="Tokens").check()
     page.get_by_text("two training").wait_for()
-    page.wait_for_function(
-        "() => location.hash.includes('beside=two') && location.hash.includes('by=tokens')"
-    )
+    page.wait_for_function("() => location.hash.includes('beside=two') && location.hash.includes('by=tokens')")
     again = visit()
     again.goto(page.url)
     again.get_by_text("two training").wait_for()
@@ -124,9 +122,7 @@ def test_what_a_run_says_appears_by_itself_and_markup_stays_text(open_tab, page,
                 "seconds": 0.1,
             }
             file.write(json.dumps(line) + "\n")
-        file.write(
-            json.dumps({"kind": "note", "step": 25, "text": "<img src=x onerror=window.hit=1>"}) + "\n"
-        )
+        file.write(json.dumps({"kind": "note", "step": 25, "text": "<img src=x onerror=window.hit=1>"}) + "\n")
     (root / "two" / "samples" / "step-0000025.txt").write_text("<script>window.hit = 1</script>")
     page.locator("dd", has_text="25 of 20").wait_for()
     assert facts(page, "two")["loss"] == "1.5"

@@ -13,9 +13,7 @@ NARROW = {"width": 390, "height": 844}
 
 def test_tabs_go_round_by_the_keyboard(open_tab, page):
     open_tab()
-    assert [
-        tab.inner_text() for tab in page.get_by_role("tablist", name="What to do").get_by_role("tab").all()
-    ] == TABS
+    assert [tab.inner_text() for tab in page.get_by_role("tablist", name="What to do").get_by_role("tab").all()] == TABS
     page.keyboard.press("Tab")  # the link that skips all this
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     page.get_by_role("tab", name="Write").focus()
@@ -238,7 +236,5 @@ def test_nothing_but_this_server_is_needed(server, page):
     assert all(f"{kind}-src 'self';" in said for kind in ("script", "style", "connect"))
     assert "unsafe" not in said
     page.get_by_role("heading", level=1).wait_for()
-    loaded = page.evaluate(
-        "performance.getEntriesByType('resource').map(entry => new URL(entry.name).origin)"
-    )
+    loaded = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).origin)")
     assert set(loaded) == {server.url}

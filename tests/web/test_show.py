@@ -32,9 +32,7 @@ def shown(browser, tmp_path, problems):
         page.set_default_timeout(10_000)
         page.on("console", lambda said: said.type in ("error", "warning") and problems.append(said.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on(
-            "request", lambda asked: asked.url.startswith(("file:", "data:")) or problems.append(asked.url)
-        )
+        page.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or problems.append(asked.url))
         page.goto(file.as_uri())
         return page
 
@@ -137,9 +135,7 @@ def test_positions_are_fifty_rows_of_the_encoding(shown, tmp_path):
     page.locator(".view svg").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
-    assert re.fullmatch(
-        r"position 1 → dimension 2: 0\.7617", page.locator(".told").inner_text()
-    )  # sin(1/10000^(1/64))
+    assert re.fullmatch(r"position 1 → dimension 2: 0\.7617", page.locator(".told").inner_text())  # sin(1/10000^(1/64))
     assert "50 rows and 128 columns" in page.locator(".view svg").get_attribute("aria-label")
 
 
@@ -148,9 +144,7 @@ def test_the_report_of_a_template_says_whose_words(shown):
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     heads = page.locator("th").all_inner_texts()
     assert "bert-books: the man is _" in heads and "log p above the mean, tiny" in heads
-    assert (
-        "bert-books / man" in page.locator("figure").inner_text() or page.locator("figure svg").count() == 1
-    )
+    assert "bert-books / man" in page.locator("figure").inner_text() or page.locator("figure svg").count() == 1
 
 
 def test_the_reversal_looks_from_right_to_left(shown):

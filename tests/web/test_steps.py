@@ -72,9 +72,7 @@ def test_a_cell_says_what_it_was_computed_from(open_tab, page, acts):
     assert panel.get_by_role("heading").inner_text() == "Scores"
     assert panel.locator(".where").inner_text() == "r → b"
     assert near(panel.locator(".cell strong").inner_text(), float(query @ key))
-    shown = [
-        [cell.inner_text() for cell in row.locator("td").all()] for row in panel.locator("tbody tr").all()
-    ]
+    shown = [[cell.inner_text() for cell in row.locator("td").all()] for row in panel.locator("tbody tr").all()]
     for texts, numbers in zip(shown, (query, key, query * key), strict=True):
         assert all(near(text, x) for text, x in zip(texts, numbers.tolist(), strict=True))
     for step, name in (("weights", "weights"), ("heads_out", "heads")):
@@ -109,9 +107,7 @@ def test_norms_sums_and_activations_add_up(open_tab, page, acts):
     assert near(panel.locator(".formula").inner_text().split("= ")[1], float(before + after))
     hover(page, "activated", 4, 20)
     assert panel.locator(".formula").inner_text().startswith("GELU(")
-    assert near(
-        panel.locator(".cell strong").inner_text(), float(acts["decoder.0.feedforward.hidden"][0, 4, 20])
-    )
+    assert near(panel.locator(".cell strong").inner_text(), float(acts["decoder.0.feedforward.hidden"][0, 4, 20]))
 
 
 def test_the_choice_reuses_the_logits(open_tab, page, acts):

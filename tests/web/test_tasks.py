@@ -32,8 +32,7 @@ def test_a_translation_and_its_alignment(open_tab, page, tmp_path, capsys):
     assert source.count() == 8 and "dog" in target.nth(1).inner_text()
     target.nth(1).hover()
     shades = [
-        token.evaluate("e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)")
-        for token in source.all()
+        token.evaluate("e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)") for token in source.all()
     ]
     assert min(range(8), key=lambda i: sum(shades[i])) == 1  # darkest at Hund
     assert run_code(page, tmp_path, capsys).strip() == said

@@ -44,17 +44,13 @@ def test_tab_offers_three_and_enter_accepts_one(visit, open_tab, page):
     assert all(re.search(r", [\d.<]+ % per token, (1 in .+|[\d.]+ %) as a whole$", one, re.S) for one in said)
     page.keyboard.press("ArrowDown")
     assert options.nth(1).get_attribute("aria-selected") == "true"
-    assert page.get_by_label("Text").get_attribute("aria-activedescendant") == options.nth(1).get_attribute(
-        "id"
-    )
+    assert page.get_by_label("Text").get_attribute("aria-activedescendant") == options.nth(1).get_attribute("id")
     page.keyboard.press("Enter")
     text = page.get_by_label("Text").input_value()
     assert text.startswith(TEXT) and said[1].startswith(text.removeprefix(TEXT) + ", ")
     assert page.get_by_role("listbox").count() == 0
     assert page.evaluate("document.activeElement.ariaLabel") == "Text"
-    page.wait_for_function(
-        "text => new URLSearchParams(location.hash.split('?')[1]).get('text') === text", arg=text
-    )
+    page.wait_for_function("text => new URLSearchParams(location.hash.split('?')[1]).get('text') === text", arg=text)
     assert page.locator(".mirror .marked").inner_text().strip() == text.removeprefix(TEXT).strip()
     page.wait_for_function("() => location.hash.includes('wrote=')")
     again = visit()
@@ -75,9 +71,7 @@ def test_the_percentage_is_the_mean_of_the_models_own_probabilities(open_tab, pa
     [result] = heedful.load("shakespeare").complete(text, max_tokens=1, logprobs=0, echo=True)
     scores = [score.logprob for score in result.prompt_scores[len(TEXT) :]]  # a token is a letter
     mean = 100 * math.exp(sum(scores) / len(scores))
-    assert float(shown.removesuffix(" %")) == pytest.approx(
-        mean, abs=2
-    )  # bfloat16, read at once or one by one
+    assert float(shown.removesuffix(" %")) == pytest.approx(mean, abs=2)  # bfloat16, read at once or one by one
 
 
 def test_tab_again_offers_three_more_and_escape_lets_go(open_tab, page):
@@ -106,11 +100,7 @@ def test_a_click_accepts_at_the_caret_and_typing_dismisses(open_tab, page):
     page.keyboard.press("Tab")
     suggested(page).nth(2).click()
     text = page.get_by_label("Text").input_value()
-    assert (
-        text.startswith("My lord")
-        and text.endswith(", come here.")
-        and len(text) > len("My lord, come here.")
-    )
+    assert text.startswith("My lord") and text.endswith(", come here.") and len(text) > len("My lord, come here.")
     page.keyboard.press("Tab")
     suggested(page)
     page.keyboard.type("x")
@@ -153,9 +143,7 @@ def test_a_text_longer_than_the_model_can_read(open_tab, page):
 
 def test_by_touch_on_a_narrow_screen(visit, open_tab):
     page = visit(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    open_tab(
-        "write", on=page, model="shakespeare", text="What light through yonder window breaks", **UNHURRIED
-    )
+    open_tab("write", on=page, model="shakespeare", text="What light through yonder window breaks", **UNHURRIED)
     page.get_by_role("button", name="Suggest").tap()
     options = suggested(page)
     box = page.locator(".popup").bounding_box()

@@ -66,9 +66,7 @@ def peft():
     return pytest.importorskip("peft", reason="peft, the other implementation of adapters, is not installed")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*_pattern keys did not match:RuntimeWarning"
-)  # peft's, of its own for experts
+@pytest.mark.filterwarnings("ignore:.*_pattern keys did not match:RuntimeWarning")  # peft's, of its own for experts
 @pytest.mark.parametrize("name", FAMILIES_TESTED)
 def test_peft_reads_what_we_write(name, peft, tmp_path):
     case = CASE[name]

@@ -60,9 +60,7 @@ def test_quantized_files_give_the_dequantized_model(kind, tmp_path):
         for name, linear, n_heads in pairs:
             want = in_halves(torch.from_numpy(stored[f"blk.{i}.{name}.weight"]), n_heads)
             assert torch.equal(linear.weight, want)
-        assert torch.equal(
-            block.feedforward.down.weight, torch.from_numpy(stored[f"blk.{i}.ffn_down.weight"])
-        )
+        assert torch.equal(block.feedforward.down.weight, torch.from_numpy(stored[f"blk.{i}.ffn_down.weight"]))
     kept = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}.get(kind, torch.float32)
     assert {p.dtype for p in heedful.load(tmp_path / "m.gguf").model.parameters()} == {kept}
 

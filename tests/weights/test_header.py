@@ -70,15 +70,11 @@ BAD = {
     "three offsets": safetensors_bytes({"a": entry(offsets=(0, 24, 24))}, DATA),
     "overlap": safetensors_bytes({"a": entry(), "b": entry(shape=(1,), offsets=(8, 12))}, DATA),
     "same range twice": safetensors_bytes({"a": entry(), "b": entry()}, DATA),
-    "hole": safetensors_bytes(
-        {"a": entry(shape=(1,), offsets=(0, 4)), "b": entry(shape=(1,), offsets=(20, 24))}, DATA
-    ),
+    "hole": safetensors_bytes({"a": entry(shape=(1,), offsets=(0, 4)), "b": entry(shape=(1,), offsets=(20, 24))}, DATA),
     "does not begin at 0": safetensors_bytes({"a": entry(shape=(5,), offsets=(4, 24))}, DATA),
     "bytes left over": safetensors_bytes({"a": entry()}, DATA + b"more"),
     "bytes missing": safetensors_bytes({"a": entry()}, DATA[:-1]),
-    "name twice": safetensors_bytes(
-        f'{{"a": {json.dumps(entry())}, "a": {json.dumps(entry())}}}'.encode(), DATA
-    ),
+    "name twice": safetensors_bytes(f'{{"a": {json.dumps(entry())}, "a": {json.dumps(entry())}}}'.encode(), DATA),
     "metadata that is no table": safetensors_bytes({"__metadata__": [1], "a": entry()}, DATA),
     "metadata with a number": safetensors_bytes({"__metadata__": {"a": 1}, "a": entry()}, DATA),
 }
@@ -128,9 +124,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("kind", ["pickle", "zip"])
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "model.safetensors"]
-)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "model.safetensors"])
 def test_a_pickle_is_never_opened(kind, name, tmp_path):
     folder = saved(tmp_path / "m")
     (folder / "model.safetensors").unlink()
@@ -150,9 +144,7 @@ def test_a_pickle_is_never_opened(kind, name, tmp_path):
 
 def test_a_git_lfs_pointer_says_what_to_do(tmp_path):
     folder = saved(tmp_path / "m")
-    (folder / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
-    )
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
     with pytest.raises(ValueError, match="git lfs pull"):
         heedful.load(folder)
 

@@ -131,9 +131,7 @@ def test_only_plain_files_in_the_folder_are_read(name, how, tmp_path):
         (folder / name).mkdir()
     else:
         (folder / name).symlink_to(elsewhere / name if how == "absolute" else f"../elsewhere/{name}")
-    with pytest.raises(
-        ValueError, match="outside the folder" if how in ("absolute", "relative") else "plain file"
-    ):
+    with pytest.raises(ValueError, match="outside the folder" if how in ("absolute", "relative") else "plain file"):
         heedful.load(folder)
 
 

@@ -12,9 +12,7 @@ import torch
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.weights.save import save
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="Linux says what a process used"
-)
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what a process used")
 
 # Not `ru_maxrss`, which begins with the parent's. A model without memory first, for all that is imported on the way.
 PROGRAM = """
@@ -47,9 +45,7 @@ def test_peak_memory_is_the_model_and_one_tensor(folder, dtype):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     grown, model, largest = map(int, done.stdout.split())
     stored = largest * (2 if dtype == "float16" else 1)  # what is converted is read as it is stored
-    assert model * 0.9 < grown < model + stored + 16 * 2**20, (
-        f"{grown / 2**20:.0f} MB for {model / 2**20:.0f}"
-    )
+    assert model * 0.9 < grown < model + stored + 16 * 2**20, f"{grown / 2**20:.0f} MB for {model / 2**20:.0f}"
 
 
 def test_the_limit_would_notice_a_second_copy(folder):
@@ -68,9 +64,7 @@ def test_the_limit_would_notice_a_second_copy(folder):
 def test_loading_reads_nothing_that_is_not_used(folder):
     lazily = PROGRAM.replace("for p in model.parameters(): p.sum()", "")
     assert lazily != PROGRAM
-    done = subprocess.run(
-        [sys.executable, "-c", lazily, str(folder)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", lazily, str(folder)], capture_output=True, text=True, check=True)
     grown, model, _ = map(int, done.stdout.split())
     assert grown < model / 10
 

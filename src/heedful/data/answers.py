@@ -68,9 +68,7 @@ class Answers:
         self.asked = Ragged(ids[:LONGEST_QUESTION] for ids in asked)
         n_long = sum(len(ids) > LONGEST_QUESTION for ids in asked)
         if n_long:
-            self.notes.append(
-                f"{n_long} questions are longer than {LONGEST_QUESTION} tokens: their ends are cut"
-            )
+            self.notes.append(f"{n_long} questions are longer than {LONGEST_QUESTION} tokens: their ends are cut")
         self.windows = self._cut(longest, stride)  # (B, 3): question, first token, last token + 1
         self.targets = np.array([self._find(*w) for w in self.windows.tolist()], dtype=np.int64)
 
@@ -114,12 +112,8 @@ class Answers:
         if question.begin is None or question.end is None:
             return 0, 0
         begins, ends = self.begins[question.passage], self.ends[question.passage]
-        first = int(
-            np.searchsorted(ends, question.begin, side="right")
-        )  # the first that ends after it begins
-        last = (
-            int(np.searchsorted(begins, question.end, side="left")) - 1
-        )  # the last that begins before it ends
+        first = int(np.searchsorted(ends, question.begin, side="right"))  # the first that ends after it begins
+        last = int(np.searchsorted(begins, question.end, side="left")) - 1  # the last that begins before it ends
         if not begin <= first <= last < end:
             return 0, 0
         shift = self._before(number) - begin
@@ -199,11 +193,7 @@ def read_squad(path: Path) -> tuple[list[str], list[Question], list[str]]:
             right = tuple(dict.fromkeys(_text(path, a, "text") for a in answers))
             name = str(asked.get("id", len(questions)))
             questions.append(Question(name, text, len(passages) - 1, right, begin, end))
-    notes = (
-        [f"{n_missing} answers do not stand in their passages: these questions are left out"]
-        if n_missing
-        else []
-    )
+    notes = [f"{n_missing} answers do not stand in their passages: these questions are left out"] if n_missing else []
     return passages, questions, notes
 
 

@@ -124,18 +124,14 @@ class Tokens:
         Rows have few borders, so these are looked up, and not the document of every token.
         """
         starts = self.corpus.starts
-        first = np.searchsorted(
-            starts, begins, side="right"
-        )  # (B,) the first document that begins after the row does
+        first = np.searchsorted(starts, begins, side="right")  # (B,) the first document that begins after the row does
         last = np.searchsorted(starts, begins + self.length, side="right")
         counts = last - first
         n_borders = int(counts.sum())
         if n_borders == 0:
             return None
         row = np.repeat(np.arange(len(begins)), counts)  # (borders,)
-        number = (
-            np.arange(n_borders) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-        )
+        number = np.arange(n_borders) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
         place = starts[number] - begins[row]  # (borders,) from 1 to T
         targets[row, place - 1] = IGNORED
         marks = np.zeros((len(begins), self.length + 1), dtype=np.int64)

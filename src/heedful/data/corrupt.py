@@ -109,9 +109,7 @@ class MaskedSentences:
         self.tokens = corpus.tokens.view(np.ndarray)  # a memmap's own indexing is slow
         room = length - (3 if pairs else 2)
         if room < 4:
-            raise ValueError(
-                f"rows of {length} tokens leave no room for a text: set data.length to 8 or more"
-            )
+            raise ValueError(f"rows of {length} tokens leave no room for a text: set data.length to 8 or more")
         starts = corpus.starts if pairs else np.zeros(1, dtype=np.int64)
         self.cuts = Cuts(starts, len(self.tokens), room, least=2, shifted=shifted)
         self.documents = documents and not pairs and len(corpus.starts) > 1
@@ -307,9 +305,7 @@ def _parts(n: int, n_parts: int, random: np.random.Generator) -> np.ndarray:
     return np.diff(np.concatenate([[0], cuts, [n]]))
 
 
-def corrupt_spans(
-    tokens: np.ndarray, hidden: np.ndarray, sentinels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def corrupt_spans(tokens: np.ndarray, hidden: np.ndarray, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The source, hidden spans replaced by one sentinel each; and the target, the text between replaced likewise."""
 
     def replaced(gone: np.ndarray) -> np.ndarray:
@@ -335,8 +331,7 @@ def find_sentinels(tokenizer: Tokenizer, vocab_size: int | None, n: int) -> np.n
     found = [index for index in named if index is not None]
     if len(found) < n:
         raise ValueError(
-            f"{n} spans are hidden in a row, and the tokenizer has {len(found)} <extra_id_>: set "
-            "data.length lower"
+            f"{n} spans are hidden in a row, and the tokenizer has {len(found)} <extra_id_>: set data.length lower"
         )
     return np.array(found)
 

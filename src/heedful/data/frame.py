@@ -70,7 +70,5 @@ def _find(whole: Sequence[int], inner: Sequence[int], begin: int) -> int:
     n = len(inner)
     found = [i for i in range(begin, len(whole) - n + 1) if list(whole[i : i + n]) == list(inner)]
     if not found:
-        raise ValueError(
-            "this tokenizer does not keep a text together when it surrounds it with special tokens"
-        )
+        raise ValueError("this tokenizer does not keep a text together when it surrounds it with special tokens")
     return found[0]

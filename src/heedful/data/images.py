@@ -93,9 +93,7 @@ class Images:
 
     def __init__(self, pictures: Pictures, *, shift: int = 0) -> None:
         if pictures.labels is None:
-            raise ValueError(
-                "to tell what is on an image, examples with labels are needed, and these have none"
-            )
+            raise ValueError("to tell what is on an image, examples with labels are needed, and these have none")
         if not 0 <= shift < min(pictures.pixels.shape[2:]):
             raise ValueError(f"a shift of {shift} pixels: it must be from 0 to below the image's size")
         self.pictures, self.shift, self.names = pictures, shift, pictures.names
@@ -183,12 +181,8 @@ def read(path: str | Path, *, size: int | None = None) -> Pictures:
         return read_folder(path, size=size)
     pixels = read_idx(path)
     if pixels.ndim not in (3, 4):
-        raise ValueError(
-            f"{path} has {pixels.ndim} dimensions and holds no images: is it the file of the labels?"
-        )
-    beside = path.with_name(
-        path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
-    )
+        raise ValueError(f"{path} has {pixels.ndim} dimensions and holds no images: is it the file of the labels?")
+    beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
     if beside == path or not beside.is_file():
         return Pictures.of(pixels)
     labels = read_idx(beside)
@@ -215,12 +209,8 @@ def read_idx(path: Path) -> np.ndarray:
         try:
             head = file.read(4)
             if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
-                raise ValueError(
-                    f"{path} is no idx file of bytes: it begins with {head.hex(' ')}, not 00 00 08"
-                )
-            told = file.read(4 * head[3]).ljust(
-                4 * head[3], b"\0"
-            )  # a size that is cut off reads as too small
+                raise ValueError(f"{path} is no idx file of bytes: it begins with {head.hex(' ')}, not 00 00 08")
+            told = file.read(4 * head[3]).ljust(4 * head[3], b"\0")  # a size that is cut off reads as too small
             sizes = np.frombuffer(told, dtype=">u4").astype(int).tolist()
             total = math.prod(sizes)
             if not 0 < total <= LARGEST_SET:
@@ -233,9 +223,7 @@ def read_idx(path: Path) -> np.ndarray:
                 left -= len(part)
             if left or file.read(1):
                 found = total - left
-                raise ValueError(
-                    f"{path} should hold {total} bytes, and it holds {found if left else 'more'}"
-                )
+                raise ValueError(f"{path} should hold {total} bytes, and it holds {found if left else 'more'}")
         except (OSError, EOFError, zlib.error) as problem:
             raise ValueError(f"{path} is damaged: {problem}") from None
     return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(sizes)
@@ -255,9 +243,7 @@ def read_folder(folder: Path, *, size: int | None = None) -> Pictures:
     found = [decode(path, size) for path, _ in files]
     shapes = sorted({image.shape for image in found})
     if len(shapes) > 1:
-        raise ValueError(
-            f"the images of {folder} differ in size ({shapes[0]}, {shapes[-1]}): set a size for all"
-        )
+        raise ValueError(f"the images of {folder} differ in size ({shapes[0]}, {shapes[-1]}): set a size for all")
     return Pictures.of(np.stack(found), [label for _, label in files], names=names)
 
 

@@ -79,9 +79,7 @@ class Labelled:
             if not len(row):
                 raise ValueError(f"{place}: there is no text, and this tokenizer puts nothing around one")
         if n_cut:
-            self.notes.append(
-                f"{n_cut} of {len(rows)} texts are longer than {longest} tokens: their ends are cut"
-            )
+            self.notes.append(f"{n_cut} of {len(rows)} texts are longer than {longest} tokens: their ends are cut")
         self.rows = Ragged(rows)
 
     @classmethod
@@ -101,12 +99,7 @@ class Labelled:
         """Columns by name or number; without them by the usual names, or by what two columns look like."""
         path = Path(path)
         texts, seconds, labels, at = read_labelled(path, text, second, label, kind)
-        if (
-            kind == "multi_label"
-            and names is None
-            and isinstance(label, Sequence)
-            and not isinstance(label, str)
-        ):
+        if kind == "multi_label" and names is None and isinstance(label, Sequence) and not isinstance(label, str):
             names = [str(column) for column in label]
         return cls(
             texts, labels, tokenizer, seconds=seconds, kind=kind, names=names, longest=longest, segments=segments,
@@ -175,11 +168,7 @@ def _choose(
     if names is not None:
         if text is None:
             text = tables.find(names, (*tables.FIRST, *tables.TEXT))
-            second = (
-                second
-                if second is not None or text not in tables.FIRST
-                else tables.find(names, tables.SECOND)
-            )
+            second = second if second is not None or text not in tables.FIRST else tables.find(names, tables.SECOND)
         label = tables.find(names, tables.LABEL) if label is None else label
     elif text is None and label is None:
         seen: tuple[set[str], set[str]] = (set(), set())
@@ -194,9 +183,7 @@ def _choose(
         text, label = (0, 1) if len(seen[1]) <= len(seen[0]) else (1, 0)
     if text is None or label is None:
         has = "without names" if names is None else f"named {', '.join(names)}"
-        raise ValueError(
-            f"{path} has columns {has}: say which is the text (data.text) and the label (data.label)"
-        )
+        raise ValueError(f"{path} has columns {has}: say which is the text (data.text) and the label (data.label)")
     return text, second, label
 
 

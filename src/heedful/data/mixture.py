@@ -43,9 +43,7 @@ class Mixture:
         self._ends = np.round(shares * n).astype(np.int64)  # (K,) where the places of each source end
         self._counts = np.diff(self._ends, prepend=0)
         if self._counts.min() < 1:
-            raise ValueError(
-                f"weights {self.weights} leave a source without any of the {n} examples of an epoch"
-            )
+            raise ValueError(f"weights {self.weights} leave a source without any of the {n} examples of an epoch")
         self._permutation = lru_cache(maxsize=4 * len(sources))(self._shuffle)
 
     def __len__(self) -> int:

@@ -129,9 +129,7 @@ class Order:
         members = self._shuffled(epoch, begin, min(begin + POOL * self.batch_size, self.n_examples))
         members = members[np.argsort(self.lengths[members], kind="stable")]
         n_whole = len(members) // self.batch_size
-        if (
-            self.shuffle
-        ):  # whole batches; what is left over stays at the end, where the next epoch fills it up
+        if self.shuffle:  # whole batches; what is left over stays at the end, where the next epoch fills it up
             batches = members[: n_whole * self.batch_size].reshape(n_whole, self.batch_size)
             order = np.argsort(random_bits(n_whole, self.seed, 1, epoch, number), kind="stable")
             members = np.concatenate([batches[order].reshape(-1), members[n_whole * self.batch_size :]])

@@ -45,9 +45,7 @@ class Pairs:
         if n_empty:
             self.notes.append(f"{n_empty} of {len(sizes)} pairs have an empty side and are left out")
         if n_long:
-            self.notes.append(
-                f"{n_long} of {len(sizes)} pairs are longer than {longest} tokens and are left out"
-            )
+            self.notes.append(f"{n_long} of {len(sizes)} pairs are longer than {longest} tokens and are left out")
         if not kept:
             raise ValueError("no pair of texts is left: " + ("; ".join(self.notes) or "there is none"))
         self.sources = Ragged(sources[i] for i in kept)

@@ -183,9 +183,7 @@ def _survey(source: Source) -> _Survey:
     return found
 
 
-def _tokenize(
-    folder: Path, source: Source, tokenizer: Tokenizer, share: float
-) -> tuple[dict[str, Any], list[str]]:
+def _tokenize(folder: Path, source: Source, tokenizer: Tokenizer, share: float) -> tuple[dict[str, Any], list[str]]:
     """Write the token files of all parts; what meta.json says of them, and the notes."""
     survey = _survey(source)
     notes = source.notes
@@ -210,9 +208,7 @@ def _tokenize(
         parts = {name: writer.finish() for name, writer in writers.items()}
     for name, about in parts.items():
         if about["n_tokens"] == 0:
-            raise ValueError(
-                f"{source.path}: no tokens for {name}; give more text, or another share than {share}"
-            )
+            raise ValueError(f"{source.path}: no tokens for {name}; give more text, or another share than {share}")
     if share:
         whole = survey.n_documents >= ENOUGH_DOCUMENTS
         notes.append(f"validation: {share:.0%} of the " + ("documents" if whole else "characters, the last"))
@@ -254,9 +250,7 @@ def _merged(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
             held = []
 
 
-def _shared_out(
-    pieces: Iterable[tuple[str, bool]], share: float, survey: _Survey
-) -> Iterator[tuple[str, str, bool]]:
+def _shared_out(pieces: Iterable[tuple[str, bool]], share: float, survey: _Survey) -> Iterator[tuple[str, str, bool]]:
     """(train or validation, text, whether its document ends with it)."""
     held_out: set[int] = set()
     cut = survey.n_characters

@@ -187,15 +187,11 @@ class Source:
                         break
                     chunk = file.read(CHUNK)
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}: it begins like {encoding.upper()} but is not: {error.reason}"
-            ) from None
+            raise ValueError(f"{path}: it begins like {encoding.upper()} but is not: {error.reason}") from None
         except _UNREADABLE as error:
             raise ValueError(f"{path}: cannot be read to its end: {error}") from None
         if n_foreign:
-            self._note(
-                f"{self._name(path)}: {n_foreign:,} bytes are not UTF-8 and were read as Windows-1252 (Latin-1)"
-            )
+            self._note(f"{self._name(path)}: {n_foreign:,} bytes are not UTF-8 and were read as Windows-1252 (Latin-1)")
 
     def _rows(self, path: Path) -> Iterator[str]:
         """The texts of a table."""
@@ -256,9 +252,7 @@ class Source:
                 if row:
                     yield row[column]
         except csv.Error as error:
-            raise ValueError(
-                f"{path}: line {rows.line_num}: {error}; is a quotation mark not closed?"
-            ) from None
+            raise ValueError(f"{path}: line {rows.line_num}: {error}; is a quotation mark not closed?") from None
 
     def _column(self, path: Path, names: list[str]) -> int:
         wanted = self.field or "text"

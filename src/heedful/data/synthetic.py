@@ -109,9 +109,7 @@ class Markov:
     ) -> None:
         """`spread` is the concentration of the probabilities: small is nearly certain, large nearly even."""
         if n_symbols < 2 or length < 1 or n_examples < 1 or spread <= 0:
-            raise ValueError(
-                "a source has at least 2 symbols, 1 position and 1 example, and a spread above 0"
-            )
+            raise ValueError("a source has at least 2 symbols, 1 position and 1 example, and a spread above 0")
         self.n_symbols, self.length, self.n_examples, self.seed = n_symbols, length, n_examples, seed
         random = np.random.default_rng(seed)
         table = random.dirichlet(np.full(n_symbols, spread), size=n_symbols)

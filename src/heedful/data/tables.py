@@ -77,9 +77,7 @@ def rows(path: Path, *, named: bool) -> Iterator[Row]:
         yield from _objects(path)
         return
     if kind not in ("csv", "tsv", "txt"):
-        raise ValueError(
-            f"{path}: a table is a .csv, .tsv or .jsonl file (or one of these as .gz, .xz, .bz2)"
-        )
+        raise ValueError(f"{path}: a table is a .csv, .tsv or .jsonl file (or one of these as .gz, .xz, .bz2)")
     names: list[str] | None = None
     for number, cells in _tabbed(path) if kind != "csv" else _quoted(path):
         if named and names is None:
@@ -87,9 +85,7 @@ def rows(path: Path, *, named: bool) -> Iterator[Row]:
         elif names is None:
             yield Row(number, cells)
         elif len(cells) != len(names):
-            raise ValueError(
-                f"{path}, line {number}: {len(cells)} columns, and the first line names {len(names)}"
-            )
+            raise ValueError(f"{path}, line {number}: {len(cells)} columns, and the first line names {len(names)}")
         else:
             yield Row(number, dict(zip(names, cells, strict=True)))
 

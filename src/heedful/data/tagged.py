@@ -56,13 +56,9 @@ class Tagged:
             rows.append(row)
             targets.append([*around[0], *marks[:n_inside], *around[1]])
         if n_cut:
-            self.notes.append(
-                f"{n_cut} of {len(rows)} sentences are longer than {longest} tokens: their ends are cut"
-            )
+            self.notes.append(f"{n_cut} of {len(rows)} sentences are longer than {longest} tokens: their ends are cut")
         if n_lost:
-            self.notes.append(
-                f"{n_lost} words have no piece in this tokenizer, and no tag is learned from them"
-            )
+            self.notes.append(f"{n_lost} words have no piece in this tokenizer, and no tag is learned from them")
         self.rows, self.marks = Ragged(rows), Ragged(targets)
 
     @classmethod
@@ -125,9 +121,7 @@ def begin_entities(tags: list[str]) -> list[str]:
     ]
 
 
-def pieces_of_words(
-    tokenizer: Tokenizer, words: Sequence[str], marks: Sequence[int]
-) -> tuple[list[int], list[int]]:
+def pieces_of_words(tokenizer: Tokenizer, words: Sequence[str], marks: Sequence[int]) -> tuple[list[int], list[int]]:
     """The ids of a sentence, and for each the mark of the word it is the first piece of, else IGNORED."""
     text = " ".join(words)
     ends = np.cumsum([len(word) + 1 for word in words])  # where the space after each word ends

@@ -73,9 +73,7 @@ def probe(
     """A row for each choice of layers: a name of observe.lens.FEATURES, a layer's number, or "each" for every layer
     alone. Without choices, the lecture's table, or what a model with fewer than four layers has of it."""
     if isinstance(model, ViT):
-        raise ValueError(
-            "this model reads images: words of a text can be told from what a text model makes of them"
-        )
+        raise ValueError("this model reads images: words of a text can be told from what a text model makes of them")
     if train.names != dev.names:
         raise ValueError("both files must have the same tags: read the second with names=train.names")
     known, labels, _ = read(model, train, lambda done, of: progress("reading", done, of))
@@ -191,9 +189,7 @@ class Linear:
 def table(rows: Sequence[Row], name: str = "") -> str:
     """The rows as lines of text; the best is marked."""
     kind = "accuracy" if any(row.f1 is None for row in rows) else "entity F1"
-    head = f"{name or 'features':<32} {'size':>6} {kind:>10}" + (
-        "" if kind == "accuracy" else f" {'accuracy':>9}"
-    )
+    head = f"{name or 'features':<32} {'size':>6} {kind:>10}" + ("" if kind == "accuracy" else f" {'accuracy':>9}")
     best = max(row.score for row in rows)
     lines = [head]
     for row in rows:

@@ -165,14 +165,10 @@ def beam_search(
     No answer has a token of `never`.
     """
     ends, banned = frozenset(eos), frozenset(never)
-    plan = _Plan(
-        beams, max_tokens, length_penalty, n, early_stopping, ends, banned, min_tokens, groups, diversity
-    )
+    plan = _Plan(beams, max_tokens, length_penalty, n, early_stopping, ends, banned, min_tokens, groups, diversity)
     with torch.inference_mode():
         logits, state = model.start(batch)
-        inputs = [
-            [_Group(plan, _limit(model, plan, length)) for _ in range(groups)] for length in state.lengths
-        ]
+        inputs = [[_Group(plan, _limit(model, plan, length)) for _ in range(groups)] for length in state.lengths]
         if groups > 1:  # they differ from the first token on
             rows = [row for row in range(state.n_rows) for _ in range(groups)]
             state.select(rows)
@@ -277,9 +273,7 @@ def search(
     results: dict[int, Result] = {}
     for tasks, batch in side_by_side(model, tokenizer, requests, max(1, ROWS // max(1, beams))):
         one = tasks[0].request
-        found = beam_search(
-            model, batch, beams=beams, n=one.n, max_tokens=one.max_tokens, eos=one.stop_ids, **how
-        )
+        found = beam_search(model, batch, beams=beams, n=one.n, max_tokens=one.max_tokens, eos=one.stop_ids, **how)
         for task, hypotheses in zip(tasks, found, strict=True):
             results[task.id] = Result([_written(task, i, h) for i, h in enumerate(hypotheses)])
     return [results[i] for i in range(len(requests))]

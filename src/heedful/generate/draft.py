@@ -177,9 +177,7 @@ class DraftModel:
             raise ValueError(f"the drafter has positions for {longest} tokens, and the prompt has {n}")
         logits, state = self.model.start(batch)
         if logits.shape[-1] != vocab_size:
-            raise ValueError(
-                f"the drafter has {logits.shape[-1]} tokens, the model {vocab_size}: not the same"
-            )
+            raise ValueError(f"the drafter has {logits.shape[-1]} tokens, the model {vocab_size}: not the same")
         return _Draft(self.model, state, chooser, logits.device)
 
 
@@ -202,9 +200,7 @@ class _Draft:
             self._guess(self.model.step(newest, self.state), rows, drafts, counts)
         return drafts
 
-    def _guess(
-        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Proposal], counts: Sequence[int]
-    ) -> None:
+    def _guess(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Proposal], counts: Sequence[int]) -> None:
         """One token more for each draft that has fewer than its count, by logits (B, V)."""
         best = logits.argmax(-1).tolist() if self.chooser.simple else []
         for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):

@@ -37,9 +37,7 @@ from heedful.nn.paged import PagedState
 from heedful.nn.state import State, without
 
 POOL = 2**15  # tokens in a pool of which nobody has said how large it should be
-Spoken = tuple[
-    list[Answer], Tensor, State
-]  # those that were in a pass, their logits (B, V), and what they remember
+Spoken = tuple[list[Answer], Tensor, State]  # those that were in a pass, their logits (B, V), and what they remember
 
 
 class Engine:
@@ -187,9 +185,7 @@ class Engine:
             return []
         found: list[Spoken] = []
         for half in rows[: len(rows) // 2], rows[len(rows) // 2 :]:
-            going = [
-                row for row in half if self._running[row].finish_reason is None
-            ]  # a request may have several
+            going = [row for row in half if self._running[row].finish_reason is None]  # a request may have several
             if not going:
                 continue
             part, answers = state.part(going), [self._running[row] for row in going]
@@ -277,9 +273,7 @@ class Engine:
 
     def _begin(self, tasks: Sequence[Task], logits: Tensor, state: State) -> None:
         """Prompts are read: the first tokens by the logits (B, V) after each; those that go on join the others."""
-        events = [
-            answer.echo(self._text(task)) for task in tasks if task.request.echo for answer in task.answers
-        ]
+        events = [answer.echo(self._text(task)) for task in tasks if task.request.echo for answer in task.answers]
         rows = [row for row, task in enumerate(tasks) if task.request.max_tokens for _ in task.answers]
         answers = [answer for task in tasks if task.request.max_tokens for answer in task.answers]
         try:

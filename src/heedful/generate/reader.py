@@ -51,16 +51,12 @@ class Reader:
         if self.continues and request.source is not None:
             raise ValueError("this model continues a prompt and has no encoder: it takes no source")
         if self.continues and not request.prompt:
-            raise ValueError(
-                "the prompt is empty: begin with a token, for example the one that begins a text"
-            )
+            raise ValueError("the prompt is empty: begin with a token, for example the one that begins a text")
         if not self.continues and not request.source:
             raise ValueError("this model answers a source, and the request has none")
         for name, ids, size in ("prompt", request.prompt, says), ("source", request.source or (), reads):
             if longest is not None and len(ids) > longest:
-                raise ValueError(
-                    f"the {name} has {len(ids)} tokens, and this model has positions for {longest}"
-                )
+                raise ValueError(f"the {name} has {len(ids)} tokens, and this model has positions for {longest}")
             if size is not None and ids and not 0 <= min(ids) <= max(ids) < size:
                 wrong = min(ids) if min(ids) < 0 else max(ids)
                 raise ValueError(f"token {wrong} of the {name}: the vocabulary is 0 to {size - 1}")
@@ -159,9 +155,7 @@ class Reader:
             self.begin(task)
         elif task.state is None:
             first = task.prompt[: 1 if echo else n]  # `start` gives the last logits alone, an echo wants all
-            logits, task.state = self.model.start(
-                self.batch([task], [first]), capacity=self._capacity([task])
-            )
+            logits, task.state = self.model.start(self.batch([task], [first]), capacity=self._capacity([task]))
             self._note(task, logits, len(first))
             n -= len(first)
         tokens = task.prompt[task.n_read : task.n_read + n]

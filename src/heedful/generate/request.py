@@ -41,9 +41,7 @@ class Sampling:
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}: it must be above 0")
         for token, bias in self.logit_bias.items():
             if token < 0 or not -100 <= bias <= 100:
-                raise ValueError(
-                    f"logit_bias {{{token}: {bias}}}: token ids are 0 or more, biases from -100 to 100"
-                )
+                raise ValueError(f"logit_bias {{{token}: {bias}}}: token ids are 0 or more, biases from -100 to 100")
 
     def _within(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)

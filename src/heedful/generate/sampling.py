@@ -87,9 +87,7 @@ def penalize_repetition(logits: Tensor, penalty: Tensor | float) -> Tensor:
     return torch.where(logits < 0, logits * penalty, logits / penalty)
 
 
-def penalize_counts(
-    logits: Tensor, counts: Tensor, frequency: Tensor | float, presence: Tensor | float
-) -> Tensor:
+def penalize_counts(logits: Tensor, counts: Tensor, frequency: Tensor | float, presence: Tensor | float) -> Tensor:
     """mu[j] - c[j] * frequency - (c[j] > 0) * presence, where c counts what was said (OpenAI's API reference)."""
     return logits - counts * frequency - (counts > 0) * presence
 

@@ -59,9 +59,7 @@ class Scheduler(Generic[J]):
     def check(self, n_rows: int, size: int) -> None:
         """ValueError if a job of so many rows and tokens could never run; from any thread."""
         if n_rows > self.max_rows:
-            raise ValueError(
-                f"{n_rows} answers at once do not fit into max_rows {self.max_rows}: ask for fewer"
-            )
+            raise ValueError(f"{n_rows} answers at once do not fit into max_rows {self.max_rows}: ask for fewer")
         if self.max_size is not None and size > self.max_size:
             raise ValueError(
                 f"the prompt and max_tokens may need {size} tokens of memory, and cache_tokens is "

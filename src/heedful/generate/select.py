@@ -104,9 +104,7 @@ def fewest(key: Tensor, probabilities: Tensor, mass: float) -> Tensor:
     return keep
 
 
-def _until(
-    places: Tensor, keys: Tensor, probabilities: Tensor, mass: Tensor | float
-) -> tuple[Tensor, Tensor]:
+def _until(places: Tensor, keys: Tensor, probabilities: Tensor, mass: Tensor | float) -> tuple[Tensor, Tensor]:
     """Marks (B, V) as many of the places, greatest key first, as it takes to have the mass; and how much they have."""
     keys, order = keys.sort(descending=True, stable=True)
     places = places.gather(1, order)
@@ -131,8 +129,7 @@ def draw(logits: Tensor, numbers: Sequence[Sequence[float]], places: Tensor | No
     if places is not None:
         ids = places.tolist()
         return [
-            row[_descend(row, end, number)]
-            for row, end, number in zip(ids, _ends(probabilities), numbers, strict=True)
+            row[_descend(row, end, number)] for row, end, number in zip(ids, _ends(probabilities), numbers, strict=True)
         ]
     n_pages = logits.shape[-1] // PAGE
     whole = probabilities[:, : n_pages * PAGE].unflatten(-1, (n_pages, PAGE)).sum(-1)

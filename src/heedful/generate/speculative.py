@@ -192,9 +192,7 @@ def speculate(model: Speaker, batch: Batch, **how: Any) -> tuple[list[list[int]]
     return rows, steps.statistics
 
 
-def answer(
-    model: Speaker, tokenizer: Decodes | None, requests: Sequence[Request], drafter: Drafter
-) -> Iterator[Event]:
+def answer(model: Speaker, tokenizer: Decodes | None, requests: Sequence[Request], drafter: Drafter) -> Iterator[Event]:
     """Answer requests that differ in their prompts alone, with the engine's events: one answer to each, no scores.
 
     The id of an event is its request's place. A seed gives the same text again, but not that of plain decoding, since

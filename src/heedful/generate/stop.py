@@ -102,9 +102,7 @@ class StopMatcher:
 class Writer:
     """The text of one answer; without a tokenizer it stays empty."""
 
-    def __init__(
-        self, tokenizer: Decodes | None, stop: Sequence[str] = (), context: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, tokenizer: Decodes | None, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         if stop and tokenizer is None:
             raise ValueError("stop texts need a tokenizer: give the engine one, or use stop_ids")
         self._text = None if tokenizer is None else Detokenizer(tokenizer, context)

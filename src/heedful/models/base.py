@@ -39,9 +39,7 @@ class Batch:
     segments: Tensor | None = None  # (B, T) BERT's sentence A or B
     documents: Tensor | None = None  # (B, T) number of the packed document each token belongs to
     images: Tensor | None = None  # (B, channels, height, width)
-    targets: Tensor | None = (
-        None  # what an objective compares with: (B, T) ids, (B,) labels, (B, 2) first and last
-    )
+    targets: Tensor | None = None  # what an objective compares with: (B, T) ids, (B,) labels, (B, 2) first and last
     next_sentence: Tensor | None = None  # (B,) BERT: 0 if B follows A, 1 if it does not
 
     @property
@@ -125,9 +123,7 @@ class Model(nn.Module):
 
     def check_length(self, n: int) -> None:
         if self.longest is not None and n > self.longest:
-            raise ValueError(
-                f"{n} tokens do not fit: this model has positions for {self.longest}; shorten the text"
-            )
+            raise ValueError(f"{n} tokens do not fit: this model has positions for {self.longest}; shorten the text")
 
 
 def as_batch(batch: Batch | Tensor) -> Batch:
@@ -260,9 +256,7 @@ class EncoderDecoderModel(GenerativeModel[KeyValueState]):
     def hidden(self, batch: Batch) -> Tensor:
         """The decoder's last hidden states (B, T, E) with the true previous tokens (teacher forcing)."""
         if batch.documents is not None:
-            raise ValueError(
-                "an encoder-decoder does not read packed documents: give each pair a row of its own"
-            )
+            raise ValueError("an encoder-decoder does not read packed documents: give each pair a row of its own")
         return self._run(batch.ids, None, self.encode(batch), batch.source_lengths)
 
     def forward(self, batch: Batch) -> Output:

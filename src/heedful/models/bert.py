@@ -74,9 +74,7 @@ class Bert(EncoderModel):
             pooler=None if c.head in ("encoder", "masked", "tag", "answer") else Pooler(c.d_model),
             act=c.act,
             norm_eps=c.norm_eps,
-            head_dropout=(c.dropout if c.classifier_dropout is None else c.classifier_dropout)
-            if labels
-            else 0.0,
+            head_dropout=(c.dropout if c.classifier_dropout is None else c.classifier_dropout) if labels else 0.0,
         )
 
     def weight_map(self) -> WeightMap:

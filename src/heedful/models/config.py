@@ -79,9 +79,7 @@ class Config:
         """The settings that `hub_names` finds; families with more to read add to it."""
         for key, value in cls.hub_fixed.items():
             if key not in ("model_type", "architectures") and hub.get(key, value) != value:
-                raise ValueError(
-                    f"a {hub.get('model_type')} with {key} {hub[key]!r} is not supported, only {value!r}"
-                )
+                raise ValueError(f"a {hub.get('model_type')} with {key} {hub[key]!r} is not supported, only {value!r}")
         optional = {f.name for f in dataclasses.fields(cls) if "None" in str(f.type)}
         return {
             ours: hub[theirs]
@@ -104,9 +102,7 @@ class HeadConfig(Config):
     head: str = "encoder"  # one of `hub_heads`, or "encoder" for none
     n_labels: int = 2
     labels: tuple[str, ...] = ()  # their names
-    problem_type: str | None = (
-        None  # one of PROBLEMS; None: regression if there is one label, else one of them
-    )
+    problem_type: str | None = None  # one of PROBLEMS; None: regression if there is one label, else one of them
 
     # The hub's class -> our head, the bare model first: it is meant where a config names none.
     hub_heads: ClassVar[Mapping[str, str]] = {}
@@ -139,9 +135,7 @@ class HeadConfig(Config):
         n_labels = len(names) or hub.get("num_labels") or 2
         if names and sorted(names) != list(range(n_labels)):
             raise ValueError(f"id2label numbers its labels {sorted(names)}, not from 0 to {n_labels - 1}")
-        unnamed = all(
-            name == f"LABEL_{i}" for i, name in names.items()
-        )  # what the hub calls labels without names
+        unnamed = all(name == f"LABEL_{i}" for i, name in names.items())  # what the hub calls labels without names
         return super().read_hub(hub) | {
             "head": head,
             "n_labels": n_labels,
@@ -166,9 +160,7 @@ def read_rope(hub: Mapping[str, Any], theta: float = 10000.0) -> tuple[float, di
     """Base and scaling of rotary positions, in the hub's old form (`rope_theta`, `rope_scaling`) or its new one."""
     table = dict(hub.get("rope_parameters") or hub.get("rope_scaling") or {})
     if any(isinstance(value, Mapping) for value in table.values()):
-        raise ValueError(
-            f"rotary positions that differ by kind of layer ({', '.join(table)}) are not supported"
-        )
+        raise ValueError(f"rotary positions that differ by kind of layer ({', '.join(table)}) are not supported")
     theta = table.pop("rope_theta", None) or hub.get("rope_theta") or theta
     table.pop("partial_rotary_factor", None)  # `read_rotary_share` asks for it
     kind = table.pop("type", "default")  # what "rope_type" was called first

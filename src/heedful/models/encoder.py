@@ -125,9 +125,7 @@ class EncoderModel(Model):
         positions = places(0, n, device)
         if documents is not None:
             positions = positions_in_documents(documents)
-            if (
-                lengths is not None
-            ):  # padding becomes a document of its own, so that every query sees something
+            if lengths is not None:  # padding becomes a document of its own, so that every query sees something
                 documents = documents.masked_fill(places(0, n, device) >= lengths[:, None], -1)
                 lengths = None
         x = self.embed(tokens) + self._segments(batch.segments) + self.position(positions)  # (B, T, E)
@@ -175,9 +173,7 @@ class EncoderModel(Model):
         rows = batch.ids.shape[:2]
         return Output(hidden.unflatten(0, rows), logits.view(rows), {"pooled": pooled.unflatten(0, rows)})
 
-    def _map(
-        self, rules: Sequence[Rule], base: str, heads: Sequence[str], ignored: Sequence[str]
-    ) -> WeightMap:
+    def _map(self, rules: Sequence[Rule], base: str, heads: Sequence[str], ignored: Sequence[str]) -> WeightMap:
         """The map of `rules`; a file may also have the modules of `heads` that this model does without.
 
         `base` is the encoder's own prefix, which the files of bare encoders do not have.

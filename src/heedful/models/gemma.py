@@ -67,9 +67,7 @@ class GemmaConfig(RotaryConfig):
             raise ValueError(f"a {hub['model_type']} with use_bidirectional_attention is not supported")
         second = hub["model_type"] == "gemma2"
         act = hub.get("hidden_activation" if second else "hidden_act", TANH_GELU)
-        if act != TANH_GELU and (
-            second or act != "gelu"
-        ):  # Gemma 1's files say "gelu" and mean the tanh form
+        if act != TANH_GELU and (second or act != "gelu"):  # Gemma 1's files say "gelu" and mean the tanh form
             raise ValueError(f"a {hub['model_type']} with the activation {act!r} is not supported")
         if not second:
             return super().read_hub(hub)

@@ -118,10 +118,7 @@ class GPT(DecoderModel):
         """N(0, 0.02); the projections into the residual stream smaller by 1/√(2 layers) (GPT-2, section 2.3)."""
         super().init_weights()
         for name, p in self.named_parameters():
-            if (
-                name.endswith(("attention.output.weight", "feedforward.down.weight"))
-                and self.config.norm_first
-            ):
+            if name.endswith(("attention.output.weight", "feedforward.down.weight")) and self.config.norm_first:
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layers))
 
     def weight_map(self) -> WeightMap:

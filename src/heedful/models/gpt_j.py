@@ -65,9 +65,7 @@ class GPTJConfig(Config):
     @classmethod
     def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
         if hub.get("rotary_dim", 64) is None:
-            raise ValueError(
-                "a gptj without rotary_dim is not supported: give the number of rotated dimensions"
-            )
+            raise ValueError("a gptj without rotary_dim is not supported: give the number of rotated dimensions")
         return super().read_hub(hub) | {"dropout": read_dropout(hub, DROPOUTS, cls.dropout)}
 
     def to_hub(self) -> dict[str, Any]:

@@ -75,9 +75,7 @@ class Qwen(RotaryDecoder):
             key_norm=RMSNorm(c.d_rotary, c.norm_eps) if c.head_norms else None,
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
-        return Block(
-            attention, feedforward, Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
-        )
+        return Block(attention, feedforward, Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps)))
 
     def rules(self) -> Sequence[Rule]:
         return (*super().rules(), *HEAD_NORMS)

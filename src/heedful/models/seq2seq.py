@@ -52,9 +52,7 @@ class Seq2SeqConfig(Config):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}")
         if not 0 <= self.start_id < self.n_target:
-            raise ValueError(
-                f"start_id is {self.start_id}, and the target's vocabulary has {self.n_target} tokens"
-            )
+            raise ValueError(f"start_id is {self.start_id}, and the target's vocabulary has {self.n_target} tokens")
 
     @property
     def n_target(self) -> int:

@@ -132,9 +132,7 @@ class T5(EncoderDecoderModel):
             [self._block(cross=decoder) for _ in range(n_layers)],
             causal=decoder,
             norm=RMSNorm(c.d_model, c.norm_eps),
-            bias=RelativeBias(
-                c.n_heads, n_buckets=c.n_buckets, max_distance=c.max_distance, bidirectional=not decoder
-            ),
+            bias=RelativeBias(c.n_heads, n_buckets=c.n_buckets, max_distance=c.max_distance, bidirectional=not decoder),
         )
 
     def _block(self, *, cross: bool) -> Block:

@@ -107,9 +107,7 @@ class TransformerConfig(Config):
         if self.positions not in ("interleaved", "halves"):
             raise ValueError(f"positions {self.positions!r} are not interleaved or halves")
         if self.shared and self.n_target != self.vocab_size:
-            raise ValueError(
-                f"a shared embedding has one vocabulary, not {self.vocab_size} and {self.n_target} tokens"
-            )
+            raise ValueError(f"a shared embedding has one vocabulary, not {self.vocab_size} and {self.n_target} tokens")
         for name in "start_id", "pad_id":
             token = getattr(self, name)
             if token is not None and not 0 <= token < self.n_target:
@@ -146,9 +144,7 @@ class TransformerConfig(Config):
 
     def to_hub(self) -> dict[str, Any]:
         if not self.is_marian:
-            raise ValueError(
-                "Marian's layout, the hub's only one for this model, has no place for its settings"
-            )
+            raise ValueError("Marian's layout, the hub's only one for this model, has no place for its settings")
         return super().to_hub() | {
             "decoder_layers": self.n_decoder_layers or self.n_layers,
             "decoder_attention_heads": self.n_heads,

@@ -64,9 +64,7 @@ class ViTConfig(HeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size % self.patch_size:
-            raise ValueError(
-                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
-            )
+            raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
 
     @classmethod
     def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,8 +111,7 @@ class ViT(Model):
             raise ValueError("a vision model reads images, and the batch has none")
         if images.ndim != 4 or images.shape[1] != self.config.n_channels:
             raise ValueError(
-                f"images must be (batch, {self.config.n_channels} channels, height, width), "
-                f"not {tuple(images.shape)}"
+                f"images must be (batch, {self.config.n_channels} channels, height, width), not {tuple(images.shape)}"
             )
         size = self.config.patch_size
         x = self.patch(cut_patches(images.to(self.patch.weight.dtype), size))  # (B, N, E)
@@ -194,8 +191,6 @@ def cut_patches(images: Tensor, size: int) -> Tensor:
     """(B, C, height, width) -> (B, N, C·P·P): patches row by row from the top left, each channel by channel."""
     batch, channels, height, width = images.shape
     if height % size or width % size:
-        raise ValueError(
-            f"an image of {height} x {width} does not divide into patches of {size} x {size}: resize it"
-        )
+        raise ValueError(f"an image of {height} x {width} does not divide into patches of {size} x {size}: resize it")
     x = images.reshape(batch, channels, height // size, size, width // size, size)
     return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)

@@ -78,9 +78,7 @@ class MixtureOfExperts(nn.Module):
     The weights of the chosen experts are the softmax over all, renormalized to sum to 1 (Mixtral).
     """
 
-    def __init__(
-        self, d_model: int, experts: list[FeedForward], *, top_k: int, renormalize: bool = True
-    ) -> None:
+    def __init__(self, d_model: int, experts: list[FeedForward], *, top_k: int, renormalize: bool = True) -> None:
         super().__init__()
         if not 1 <= top_k <= len(experts):
             raise ValueError(f"top_k {top_k} of {len(experts)} experts")
@@ -97,9 +95,7 @@ class MixtureOfExperts(nn.Module):
         out = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             tokens, place = torch.where(chosen == number)
-            if (
-                len(tokens) or self.training
-            ):  # in training, an expert that nobody asks gets the gradient 0, not none
+            if len(tokens) or self.training:  # in training, an expert that nobody asks gets the gradient 0, not none
                 answer = expert(flat[tokens]) * weights[tokens, place, None].to(flat.dtype)
                 out.index_add_(0, tokens, answer)
         return out.view_as(x)

@@ -225,9 +225,7 @@ def product(by: Matrix, x: Tensor) -> Tensor:
     y = x.new_empty(*x.shape[:-1], by.n_outputs)
     lib = library()
     assert lib is not None and x.shape[-1] == by.n_inputs and x.dtype == torch.float32
-    lib.product(
-        ctypes.byref(by), x.data_ptr(), x.numel() // by.n_inputs, y.data_ptr(), torch.get_num_threads()
-    )
+    lib.product(ctypes.byref(by), x.data_ptr(), x.numel() // by.n_inputs, y.data_ptr(), torch.get_num_threads())
     return y
 
 

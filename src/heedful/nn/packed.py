@@ -67,9 +67,7 @@ class Packed(Frozen):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad:
-            raise ValueError(
-                "packed weights pass no gradient on: train the model as it was loaded, then pack it"
-            )
+            raise ValueError("packed weights pass no gradient on: train the model as it was loaded, then pack it")
         return self.product(x)
 
     def product(self, x: Tensor) -> Tensor:
@@ -179,9 +177,7 @@ class Int4(Packed):
 
     def product(self, x: Tensor) -> Tensor:
         steps = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).view(self.n_outputs, -1, GROUP)
-        weight = (steps.to(x.dtype) - 8) * self.scale.to(x.dtype)[..., None] + self.middle.to(x.dtype)[
-            ..., None
-        ]
+        weight = (steps.to(x.dtype) - 8) * self.scale.to(x.dtype)[..., None] + self.middle.to(x.dtype)[..., None]
         return F.linear(x, weight.flatten(1), self.bias)
 
 
@@ -240,9 +236,7 @@ class Panels(Packed):
         laid, scales = self.layout(weight.detach())
         self.weight, self.scales = native.settled(laid), None if scales is None else native.settled(scales)
         self.nbytes += self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
-        self.matrix = native.matrix(
-            self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales
-        )
+        self.matrix = native.matrix(self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales)
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:

@@ -139,9 +139,7 @@ class PagedCache(Cache):
         blocks = self.state.blocks(k.shape[2], k.device)
         out = []
         for pool, new in zip(self.state.pool.layer(self.index, k, v), (k, v), strict=True):
-            if len(
-                blocks.fresh
-            ):  # what is left in them may be no number, and spoils sums although it is masked
+            if len(blocks.fresh):  # what is left in them may be no number, and spoils sums although it is masked
                 pool.index_fill_(0, blocks.fresh, 0)
             new = new.transpose(1, 2).flatten(0, 1)  # (B x T, G, D)
             pool[blocks.of, :, blocks.at] = new if blocks.real is None else new[blocks.real]

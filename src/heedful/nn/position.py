@@ -146,9 +146,7 @@ class Rotary(nn.Module):
         angles = positions[:, None, :, None].float() * frequency  # (B or 1, 1, T, R/2)
         return Rotation(angles.cos() * factor, angles.sin() * factor, self.layout)
 
-    def frequencies(
-        self, lengths: int | Tensor = 0, device: torch.device | None = None
-    ) -> tuple[Tensor, float]:
+    def frequencies(self, lengths: int | Tensor = 0, device: torch.device | None = None) -> tuple[Tensor, float]:
         """Radians per position of each pair (R/2), for each of several `lengths` (..., R/2) where they matter, and
         a factor on the cosines and sines."""
         pair = torch.arange(0, self.d_rotary, 2, device=device, dtype=torch.float32)
@@ -210,9 +208,7 @@ class Rotary(nn.Module):
 class RelativeBias(nn.Module):
     """T5: a trained number per head and bucket of distance, added to the scores."""
 
-    def __init__(
-        self, n_heads: int, *, n_buckets: int = 32, max_distance: int = 128, bidirectional: bool
-    ) -> None:
+    def __init__(self, n_heads: int, *, n_buckets: int = 32, max_distance: int = 128, bidirectional: bool) -> None:
         super().__init__()
         self.n_buckets, self.max_distance, self.bidirectional = (
             n_buckets,

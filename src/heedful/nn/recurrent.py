@@ -48,9 +48,7 @@ class Recurrence(nn.Module):
         if cell not in CELLS:
             raise ValueError(f"cell {cell!r} is not one of {', '.join(CELLS)}")
         if bidirectional and d_model % 2:
-            raise ValueError(
-                f"d_model {d_model} is odd: a bidirectional encoder gives each direction half of it"
-            )
+            raise ValueError(f"d_model {d_model} is odd: a bidirectional encoder gives each direction half of it")
         self.d_model = d_model
         self.cells = CELLS[cell](
             d_input,
@@ -61,9 +59,7 @@ class Recurrence(nn.Module):
             dropout=dropout if n_layers > 1 else 0.0,  # it lies between layers
         )
 
-    def forward(
-        self, x: Tensor, carried: Tensor | None = None, lengths: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, carried: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x (B, T, d_input) after the state `carried`, zero unless given -> outputs (B, T, E), state at the end.
 
         Padding, after `lengths` (B,) of a row, changes nothing; the outputs there are 0.

@@ -35,9 +35,7 @@ class Stack(nn.Module):
         self.causal = causal
         self.blocks = nn.ModuleList(blocks)
         self.norm, self.rotary, self.bias = norm, rotary, bias
-        self.recompute = (
-            False  # in training keep only what enters each block, and compute the rest again (Chen 2016)
-        )
+        self.recompute = False  # in training keep only what enters each block, and compute the rest again (Chen 2016)
         self.fused: Any = None  # all blocks as one for a step of one token: a decode.Fused (weights.pack)
 
     def forward(
@@ -104,9 +102,7 @@ class Stack(nn.Module):
         return torch.as_tensor(starts, device=device).view(-1, 1) + new
 
     @staticmethod
-    def _memory_view(
-        n: int, state: KeyValueState | None, memory: Tensor | None, lengths: Tensor | None
-    ) -> View | None:
+    def _memory_view(n: int, state: KeyValueState | None, memory: Tensor | None, lengths: Tensor | None) -> View | None:
         if memory is not None:
             n_keys, device = memory.shape[1], memory.device
         elif state is not None and state.cross:

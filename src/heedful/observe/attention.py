@@ -42,9 +42,7 @@ def pattern(model: Model, kind: Kind | None = None, what: str = "weights") -> st
 
 
 @torch.no_grad()
-def attention(
-    model: Model, reading: Reading, kind: Kind | None = None, layer: int | None = None
-) -> dict[str, Tensor]:
+def attention(model: Model, reading: Reading, kind: Kind | None = None, layer: int | None = None) -> dict[str, Tensor]:
     """The weights (H, T, S) by name, of every layer or one; causal ones are exactly 0 after each position."""
     which = pattern(model, kind)
     found = matching(list(names(model)), which)
@@ -70,9 +68,7 @@ def rollout(weights: Tensor, *, residual: float = 0.5) -> Tensor:
     layer after the other. Rows sum to 1.
     """
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
-        raise ValueError(
-            f"rollout takes the self-attention (layers, heads, T, T), not {tuple(weights.shape)}"
-        )
+        raise ValueError(f"rollout takes the self-attention (layers, heads, T, T), not {tuple(weights.shape)}")
     step = (1 - residual) * weights.mean(dim=1) + residual * torch.eye(weights.shape[-1]).to(weights)
     step = step / step.sum(dim=-1, keepdim=True)
     so_far, found = torch.eye(weights.shape[-1]).to(weights), []

@@ -45,9 +45,7 @@ class Activations(Mapping[str, Tensor]):
         if not kept:
             raise ValueError(f"{name} was not computed: call the model inside the `with`")
         if len(kept) > 1:
-            raise ValueError(
-                f"{name} was computed {len(kept)} times: acts.steps({name!r}) has a list of them"
-            )
+            raise ValueError(f"{name} was computed {len(kept)} times: acts.steps({name!r}) has a list of them")
         return kept[0]
 
     def steps(self, name: str) -> list[Tensor]:
@@ -123,9 +121,7 @@ class _Spy:
             made = change(x)
             if not isinstance(made, Tensor) or made.shape != x.shape:
                 got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-                raise ValueError(
-                    f"the edit of {self.place.name} made {got} of {tuple(x.shape)}: keep the shape"
-                )
+                raise ValueError(f"the edit of {self.place.name} made {got} of {tuple(x.shape)}: keep the shape")
             x = made.to(x.dtype)
         if self.kept is not None:
             kept = x if self.graph else x.detach()
@@ -169,9 +165,7 @@ def _attach(model: Model, spy: _Spy, stack: ExitStack) -> None:
         hooks.append(place.within.register_forward_pre_hook(lambda _module, _inputs: spy.begin()))
         hooks.append(place.within.register_forward_hook(lambda _module, _inputs, _out: spy.end()))
     if place.side == "input":
-        hooks.append(
-            place.module.register_forward_pre_hook(lambda _m, inputs: (spy.see(inputs[0]), *inputs[1:]))
-        )
+        hooks.append(place.module.register_forward_pre_hook(lambda _m, inputs: (spy.see(inputs[0]), *inputs[1:])))
     else:
         hooks.append(
             place.module.register_forward_hook(
@@ -219,9 +213,7 @@ def _following(model: Model, method: str, spy: _Spy | None = None) -> Iterator[_
             delattr(model, method)
 
 
-_watched: WeakKeyDictionary[Watch, tuple[int, bool]] = (
-    WeakKeyDictionary()
-)  # how many look, and if it was on before
+_watched: WeakKeyDictionary[Watch, tuple[int, bool]] = WeakKeyDictionary()  # how many look, and if it was on before
 
 
 @contextmanager

@@ -57,16 +57,12 @@ def lens(found: Lens, tokens: Sequence[str], pieces: Sequence[Sequence[str]], *,
         grid[-1].set_xlabel(f"read{left}", fontsize=8, color=GREY)
         if title:
             grid[0].set_title(title, fontsize=9, loc="left", pad=8)
-        bar = figure.colorbar(
-            image, ax=list(grid), fraction=0.05, pad=0.02, shrink=0.7 / len(strips), aspect=18
-        )
+        bar = figure.colorbar(image, ax=list(grid), fraction=0.05, pad=0.02, shrink=0.7 / len(strips), aspect=18)
         _trim(bar, "probability")
     return figure
 
 
-def tokens(
-    labels: Sequence[str], ids: Sequence[int], surprise: Sequence[float | None], *, title: str = ""
-) -> Figure:
+def tokens(labels: Sequence[str], ids: Sequence[int], surprise: Sequence[float | None], *, title: str = "") -> Figure:
     """A text cut into its tokens, each with its number, tinted by how surprised the model was (bits)."""
     boxes, lines, at = [], 0, 0.0
     for label, index, bits in zip(labels, ids, surprise, strict=True):
@@ -163,9 +159,7 @@ def curves(x: Sequence[float], lines: Tensor | np.ndarray, *, title: str, x_name
     return figure
 
 
-def similarities(
-    matrices: Sequence[Tensor], names: Sequence[str], labels: Sequence[str], *, title: str = ""
-) -> Figure:
+def similarities(matrices: Sequence[Tensor], names: Sequence[str], labels: Sequence[str], *, title: str = "") -> Figure:
     """Cosines between the tokens of a text, in several layers: how context makes them alike."""
     count, n = len(matrices), len(labels)
     cell = min(CELL * 0.8, 7.0 / (count * n))
@@ -201,9 +195,7 @@ def over_image(image: Tensor, weights: Tensor, *, title: str = "", said: str = "
             _quiet(axes)
             axes.set(xticks=[], yticks=[])
         tint = np.broadcast_to(np.array(to_rgb(ACCENT)), (*heat.shape, 3))
-        veil = np.dstack(
-            [tint, 0.9 * heat / (heat.max() or 1.0)]
-        )  # the more it looked, the less one sees through
+        veil = np.dstack([tint, 0.9 * heat / (heat.max() or 1.0)])  # the more it looked, the less one sees through
         grid[1].imshow(veil, interpolation="nearest", extent=(0, width, height, 0))
         grid[0].set_xlabel(said, fontsize=8, color=GREY)
         grid[1].set_xlabel(f"where [CLS] looked (at most {100 * heat.max():.0f} %)", fontsize=8, color=GREY)
@@ -233,8 +225,7 @@ def blank(found: Filled, *, title: str = "", pairs: Sequence[tuple[int, int]] | 
         for axes in list(grid.flat)[len(chosen) :]:
             axes.axis("off")
         points = [
-            _scatter(axes, found, a, b, difference)
-            for axes, (a, b, difference) in zip(grid.flat, chosen, strict=False)
+            _scatter(axes, found, a, b, difference) for axes, (a, b, difference) in zip(grid.flat, chosen, strict=False)
         ]
         if title:
             figure.suptitle(title, fontsize=9, x=0.01, ha="left")
@@ -274,9 +265,7 @@ def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> tup
     gap = one - other
     x, y = ((one + other) / 2, gap) if difference else (other, one)
     most = max(float(np.abs(gap).max()), 1e-6)
-    axes.scatter(
-        x, y, c=gap, cmap=colours(signed=True), vmin=-most, vmax=most, s=9, linewidths=0.25, edgecolors=GREY
-    )
+    axes.scatter(x, y, c=gap, cmap=colours(signed=True), vmin=-most, vmax=most, s=9, linewidths=0.25, edgecolors=GREY)
     names = shown(found.sentences[a].name, 24), shown(found.sentences[b].name, 24)
     if difference:
         axes.axhline(0, color=PALE, linewidth=0.7, zorder=0)
@@ -307,9 +296,7 @@ def _name_points(
     for i in dict.fromkeys([*extreme.tolist(), *likely.tolist()]):
         word, (px, py) = shown(words[i], 16), axes.transData.transform((x[i], y[i]))
         wide, tall = (0.62 * font * len(word) + 2) * scale, 1.15 * font * scale
-        sides: list[Literal["left", "right"]] = (
-            ["right", "left"] if gap[i] > 0 and left else ["left", "right"]
-        )
+        sides: list[Literal["left", "right"]] = ["right", "left"] if gap[i] > 0 and left else ["left", "right"]
         for side in sides[
             : 1 if left and len(words) > CROWDED else 2
         ]:  # where the text is held: a text on the left ends at its point
@@ -352,7 +339,5 @@ def _trim(bar: Any, name: str) -> None:
 
 
 def _round_ticks(count: int) -> list[int]:
-    step = next(
-        s for s in (1, 2, 5, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 512, 10**9) if count / s <= 9
-    )
+    step = next(s for s in (1, 2, 5, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 512, 10**9) if count / s <= 9)
     return list(range(0, count, step))

@@ -34,9 +34,7 @@ def replaced(by: Tensor, positions: Sequence[int] | None = None, heads: Sequence
 
     def put(x: Tensor) -> Tensor:
         if by.shape[1:] != x.shape[1:] or by.shape[0] not in (1, x.shape[0]):
-            raise ValueError(
-                f"{tuple(by.shape)} cannot replace {tuple(x.shape)}: run both on inputs of one length"
-            )
+            raise ValueError(f"{tuple(by.shape)} cannot replace {tuple(x.shape)}: run both on inputs of one length")
         other = by.to(x).expand_as(x)
         if positions is None:
             return other

@@ -131,9 +131,7 @@ def maps(
     cell = min(CELL * 0.8, SIDE / (across * max(n_columns, n_rows)))
     room = 0.085 * max((len(label) for label in rows), default=0) * min(1.0, cell / 0.15)
     with style():
-        figure = new(
-            across * (n_columns * cell + 0.18) + room + 0.3, down * (n_rows * cell + 0.32) + room + 0.3
-        )
+        figure = new(across * (n_columns * cell + 0.18) + room + 0.3, down * (n_rows * cell + 0.32) + room + 0.3)
         grid = figure.subplots(down, across, squeeze=False)
         for i, axes in enumerate(grid.flat):
             if i >= count:
@@ -142,9 +140,7 @@ def maps(
             _draw(axes, matrices[i], False, 1.0)
             first, left = i < across, i % across == 0
             _label(axes, rows if left else None, columns if first else None, cell)
-            axes.set_title(
-                names[i], fontsize=7.5, color=GREY, pad=3, y=-0.16 if first and n_rows < 3 else None
-            )
+            axes.set_title(names[i], fontsize=7.5, color=GREY, pad=3, y=-0.16 if first and n_rows < 3 else None)
         if title:
             figure.suptitle(title, fontsize=9, color=INK, x=0.01, ha="left")
     return figure
@@ -153,9 +149,7 @@ def maps(
 def _across(count: int, side: int) -> int:
     """How many maps of so many cells a side stand beside each other: fewer where their labels would be too small."""
     usual = next((n for n in (4, 3, 5) if count % n == 0), min(count, 4))
-    fewer = [
-        n for n in (usual, 3, 2) if n <= usual and count % n == 0 and count // n * SIDE / n <= 1.4 * SIDE
-    ]
+    fewer = [n for n in (usual, 3, 2) if n <= usual and count % n == 0 and count // n * SIDE / n <= 1.4 * SIDE]
     return next((n for n in fewer if SIDE / (n * side) >= READABLE), min(fewer, default=usual))
 
 
@@ -176,9 +170,7 @@ def thumbnails(values: Tensor | np.ndarray, *, title: str = "", row_name: str = 
                 if layer == 0:
                     axes.set_title(f"head {head}" if head == 0 else str(head), fontsize=7, color=GREY, pad=3)
                 if head == 0:
-                    axes.set_ylabel(
-                        f"{row_name} {layer}", fontsize=7, color=GREY, rotation=0, ha="right", va="center"
-                    )
+                    axes.set_ylabel(f"{row_name} {layer}", fontsize=7, color=GREY, rotation=0, ha="right", va="center")
         figure.get_layout_engine().set(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)  # type: ignore[union-attr,call-arg]
         if title:
             figure.suptitle(title, fontsize=9, color=INK, x=0.01, ha="left")
@@ -208,9 +200,7 @@ def _label(axes: Axes, rows: Sequence[str] | None, columns: Sequence[str] | None
         axis.set_tick_params(length=0, pad=2, labelcolor=INK)
     if columns is not None:
         axes.xaxis.tick_top()
-        numbers = (
-            all(text.lstrip("-").isdecimal() and len(text) <= 2 for text in columns) and cell * step > 0.15
-        )
+        numbers = all(text.lstrip("-").isdecimal() and len(text) <= 2 for text in columns) and cell * step > 0.15
         for label in axes.get_xticklabels():
             upright = len(label.get_text().strip()) <= 1 and cell * step > 0.1
             label.set(rotation=0 if upright or numbers else 90)

@@ -62,10 +62,7 @@ class Filled:
     def top(self, sentence: int = 0, k: int = 10) -> list[tuple[str, float]]:
         """The likeliest words of a sentence with their probabilities."""
         best = self.logprobs[sentence].topk(min(k, len(self.words)))
-        return [
-            (self.words[i], math.exp(p))
-            for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        return [(self.words[i], math.exp(p)) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
     def log_ratio(self, a: int = 0, b: int = 1) -> Tensor:
         """log p(word | sentence a) - log p(word | sentence b), (W,): 0 is no difference, 0.69 twice as likely."""
@@ -270,21 +267,15 @@ def _fill_causal(
 ) -> Filled:
     sentences = template.sentences
     begin = Frame(tokenizer).before
-    if not begin and not all(
-        s.before.strip() for s in sentences
-    ):  # a blank at the beginning is after something too
+    if not begin and not all(s.before.strip() for s in sentences):  # a blank at the beginning is after something too
         begin = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
     if rescore is None:
         rescore = template.goes_on
     if words is None:
-        whole = (
-            " " if vocabulary(tokenizer)[0] is not vocabulary(tokenizer)[1] else ""
-        )  # the space is the word's
+        whole = " " if vocabulary(tokenizer)[0] is not vocabulary(tokenizer)[1] else ""  # the space is the word's
         rows = [[*begin, *tokenizer.encode(s.before.rstrip(whole) if whole else s.before)] for s in sentences]
         if not all(rows):
-            raise ValueError(
-                "nothing stands before the blank, and this model has no token to begin a text with"
-            )
+            raise ValueError("nothing stands before the blank, and this model has no token to begin a text with")
         scores = _logprobs_at(model, rows, [len(row) - 1 for row in rows])
         tables = [candidates(tokenizer, s) for s in sentences]
         found, chosen = _choose(scores, tables, n)

@@ -38,9 +38,7 @@ def logit_lens(model: Model, batch: Batch, k: int = 5) -> Lens:
     """The residual stream of row 0 after each layer, read by the last norm and the head (nostalgebraist 2020)."""
     stack, head = getattr(model, halves(model)[-1], None), getattr(model, "head", None)
     if not isinstance(stack, Stack) or not isinstance(head, LanguageHead | MaskedHead):
-        raise ValueError(
-            f"the logit lens needs blocks and a head over a vocabulary; this {model.family} has not both"
-        )
+        raise ValueError(f"the logit lens needs blocks and a head over a vocabulary; this {model.family} has not both")
     places = _stream(model)
     with capture(model, [*places, "logits"]) as acts:
         model(batch)
@@ -121,14 +119,10 @@ def matrix(model: Model, half: str | None = None) -> Tensor:
     return table(torch.arange(len(weight), device=model.device)).detach().float()
 
 
-def nearest_tokens(
-    model: Model, vector: Tensor, k: int = 10, *, half: str | None = None
-) -> list[tuple[int, float]]:
+def nearest_tokens(model: Model, vector: Tensor, k: int = 10, *, half: str | None = None) -> list[tuple[int, float]]:
     """The tokens whose embeddings point most in a vector's direction (E,), with the cosines, best first."""
     rows = matrix(model, half)
     if vector.shape != rows.shape[1:]:
-        raise ValueError(
-            f"a vector of {tuple(vector.shape)}, and the embeddings have {rows.shape[1]} dimensions"
-        )
+        raise ValueError(f"a vector of {tuple(vector.shape)}, and the embeddings have {rows.shape[1]} dimensions")
     ids, cosines = nearest(rows, vector.to(rows), min(k, len(rows)))
     return list(zip(ids.tolist(), cosines.tolist(), strict=True))

@@ -20,9 +20,7 @@ MOST_NUMBERS = 4_000_000  # a page of about 25 MB
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def page(
-    title: str, about: str, body: str, *, data: Mapping[str, Any] | None = None, script: str = ""
-) -> str:
+def page(title: str, about: str, body: str, *, data: Mapping[str, Any] | None = None, script: str = "") -> str:
     """A whole page. `title` and `about` are text; `body` is HTML that is safe already; `data` goes to the script."""
     parts = [
         "<!doctype html>",
@@ -131,9 +129,7 @@ def figure_page(title: str, about: str, figures: Sequence[str], tables: Sequence
     return page(title, about, _figures(figures) + _tables(tables))
 
 
-def token_page(
-    title: str, about: str, tokens: Sequence[tuple[str, int, float | None]], tables: Sequence[str]
-) -> str:
+def token_page(title: str, about: str, tokens: Sequence[tuple[str, int, float | None]], tables: Sequence[str]) -> str:
     """Tokens with their numbers, tinted by the surprise at each."""
     most = max([8.0, *(bits for *_, bits in tokens if bits is not None)])
     made = []
@@ -155,11 +151,7 @@ def _figures(figures: Sequence[str], kind: str = "drawn") -> str:
 
 
 def _tables(tables: Sequence[str]) -> str:
-    return (
-        f'<div class="tables">{"".join(f"<div class=scroll>{t}</div>" for t in tables)}</div>'
-        if tables
-        else ""
-    )
+    return f'<div class="tables">{"".join(f"<div class=scroll>{t}</div>" for t in tables)}</div>' if tables else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -33,9 +33,7 @@ def positions(model: Model, n: int = 50) -> Positions:
         raise ValueError(f"{n} positions: there must be 1 at least")
     added = getattr(model, "position", None)
     if isinstance(added, nn.Parameter):
-        return Positions(
-            "learned", added.detach().float().cpu(), "learned positions of [CLS] and the patches"
-        )
+        return Positions("learned", added.detach().float().cpu(), "learned positions of [CLS] and the patches")
     if isinstance(added, nn.Module):
         n = min(n, model.longest or n)
         values = added(torch.arange(n, device=model.device)).float().cpu()
@@ -51,9 +49,5 @@ def positions(model: Model, n: int = 50) -> Positions:
         distance = torch.arange(-n + 1, n, device=model.device)
         keys = distance - distance[0]
         values = stack.bias(torch.tensor([[n - 1]], device=model.device), keys)[0, :, 0].float().cpu()
-        return Positions(
-            "bias", values[:, :n] if stack.causal else values, "what distance adds to the scores"
-        )
-    raise ValueError(
-        f"a {model.family} model has no positions: it reads one token after the other, or as a bag"
-    )
+        return Positions("bias", values[:, :n] if stack.causal else values, "what distance adds to the scores")
+    raise ValueError(f"a {model.family} model has no positions: it reads one token after the other, or as a bag")

@@ -119,9 +119,7 @@ def encode(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]:
         try:
             ids = [int(word) for word in text.replace(",", " ").split()]
         except ValueError:
-            raise ValueError(
-                f"this model has no tokenizer: write numbers from 0 to {most - 1}, as 3 1 4"
-            ) from None
+            raise ValueError(f"this model has no tokenizer: write numbers from 0 to {most - 1}, as 3 1 4") from None
         if not ids or min(ids) < 0 or max(ids) >= most:
             raise ValueError(f"this model reads numbers from 0 to {most - 1}, at least one")
         return ids
@@ -161,9 +159,7 @@ def _answer(
     return Reading(batch, [piece(writer, i) for i in inputs], labels, says, inputs, said)
 
 
-def write(
-    model: EncoderDecoderModel | Seq2Seq, source: Tensor, max_tokens: int, ends: Sequence[int]
-) -> list[int]:
+def write(model: EncoderDecoderModel | Seq2Seq, source: Tensor, max_tokens: int, ends: Sequence[int]) -> list[int]:
     """The greedy answer to a source (1, S), without the token that ends it."""
     never = [ids[0] for ids in model.generation.get("bad_words_ids") or () if len(ids) == 1]
     how = Sampling(temperature=0, logit_bias=dict.fromkeys(never, -100.0))

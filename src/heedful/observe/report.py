@@ -64,12 +64,8 @@ def as_page(found: Filled, name: str) -> str:
         rows = [(word, f"{100 * chance:.3f} %") for word, chance in found.top(i, SHOWN)]
         tables.append(table([sentence.said, "probability"], rows))
     for head, scores in _contrasts(found, SHOWN // 2):
-        tables.append(
-            table([head, "log ratio", "times"], [(w, f"{s:+.3f}", f"{math.exp(s):.2f}") for w, s in scores])
-        )
-    about = (
-        f"{name}: {METHODS[found.method]}. {len(found.words)} words. A log ratio of 0.69 is twice as likely."
-    )
+        tables.append(table([head, "log ratio", "times"], [(w, f"{s:+.3f}", f"{math.exp(s):.2f}") for w, s in scores]))
+    about = f"{name}: {METHODS[found.method]}. {len(found.words)} words. A log ratio of 0.69 is twice as likely."
     return figure_page(found.template.text, about, charts, tables)
 
 
@@ -95,6 +91,4 @@ def save(found: Filled, name: str, path: Path) -> None:
     if ending in figures.ENDINGS:
         figures.save(drawings.blank(found, title=found.template.text), path)
     else:
-        path.write_text(
-            as_page(found, name) if ending == ".html" else as_csv(found), encoding="utf-8", newline=""
-        )
+        path.write_text(as_page(found, name) if ending == ".html" else as_csv(found), encoding="utf-8", newline="")

@@ -65,9 +65,7 @@ def compare(template: Template, words: Sequence[str] | None, n: int | None) -> G
         if not chosen:
             raise ValueError("these models have no word in common: give the words to compare")
     # Causal models read each word with what follows the blank, where there are not too many of them.
-    rescored = (
-        template.goes_on and len(chosen) <= RESCORED and any(p.method == "next" for p in parts.values())
-    )
+    rescored = template.goes_on and len(chosen) <= RESCORED and any(p.method == "next" for p in parts.values())
     if not spelled and not rescored:
         return found
     for name, part in parts.items():
@@ -86,9 +84,7 @@ def together(template: Template, parts: Sequence[Filled], n: int | None) -> Fill
     words = [word for word in known[0] if all(word in places for places in known)]
     if not words:
         raise ValueError("these models have no word in common that is one token of all: give the words")
-    rows = [
-        part.logprobs[:, [places[word] for word in words]] for part, places in zip(parts, known, strict=True)
-    ]
+    rows = [part.logprobs[:, [places[word] for word in words]] for part, places in zip(parts, known, strict=True)]
     logprobs = torch.cat(rows)
     if n is not None:
         order = logprobs.argsort(dim=1, descending=True, stable=True)[:, :n]

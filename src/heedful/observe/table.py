@@ -54,12 +54,8 @@ class Place:
     item: int | None = None  # of an output that is a tuple
     method: str | None = None  # of the model, where no module computes it
     watch: Watch | None = None  # must be on for it to be computed
-    during: str | None = (
-        None  # a method of the model: both halves share the module, this half calls it from there
-    )
-    joined: int | None = (
-        None  # a module that computes it in several calls: the dimension along which they follow
-    )
+    during: str | None = None  # a method of the model: both halves share the module, this half calls it from there
+    joined: int | None = None  # a module that computes it in several calls: the dimension along which they follow
     within: nn.Module | None = None  # and the module whose one call those belong to
 
 
@@ -168,9 +164,7 @@ def _recurrent(half: str, decoder: Decoder) -> Iterator[Place]:
         for name, shape in zip(WATCHED, shapes, strict=True):
             module = getattr(align.watch, name)
             joined = None if shape is key else 2
-            yield Place(
-                f"{base}.cross.{name}", shape, module, watch=align.watch, joined=joined, within=decoder
-            )
+            yield Place(f"{base}.cross.{name}", shape, module, watch=align.watch, joined=joined, within=decoder)
     yield Place(f"{half}.output", ("B", "T", width), decoder, item=0)
 
 

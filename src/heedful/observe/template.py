@@ -87,9 +87,7 @@ def parse(text: str, is_model: Callable[[str], bool] | None = None, models: Coll
     return Template(text, tuple(slots), sentences, named)
 
 
-def _models(
-    text: str, is_model: Callable[[str], bool], models: Collection[str]
-) -> tuple[tuple[str, ...], int]:
+def _models(text: str, is_model: Callable[[str], bool], models: Collection[str]) -> tuple[tuple[str, ...], int]:
     """The models that a bracket at the beginning names, and where the sentence begins; none where it has words."""
     if not text.startswith("["):
         return (), 0
@@ -160,9 +158,7 @@ def _bracket(text: str, begin: int) -> tuple[tuple[str, ...], int]:
             found.append(piece)
             piece = ""
             if len(found) > MOST_ALTERNATIVES:
-                raise ValueError(
-                    f"the bracket at character {begin + 1} has more than {MOST_ALTERNATIVES} alternatives"
-                )
+                raise ValueError(f"the bracket at character {begin + 1} has more than {MOST_ALTERNATIVES} alternatives")
             if mark == "]":
                 return _checked(found, begin), place + 1
         else:

@@ -153,9 +153,7 @@ def _over_image(wish: Wish, image: Tensor, rolled: Tensor) -> View:
         return drawings.over_image(image, heat, title=wish.name, said=said)
 
     rows, columns = ([str(i + 1) for i in range(n)] for n in heat.shape)
-    patches = Matrix(
-        heat, rows, columns, "how much of each patch came to [CLS]", "row", "column", "share", cell=32
-    )
+    patches = Matrix(heat, rows, columns, "how much of each patch came to [CLS]", "row", "column", "share", cell=32)
     return View(draw, lambda: matrix_page(wish.title("rollout"), said, [patches], [figures.svg(draw())]))
 
 
@@ -218,10 +216,7 @@ def lens(wish: Wish) -> View:
     writer = None if wish.tokenizer is None else wish.tokenizer.target
     pieces = [[piece(writer, i) for i in row] for row in found.ids[:, :, 0].tolist()]
     title = wish.title("what each layer would say")
-    rows = [
-        [layer, *(f"{p:.3f}" for p in row)]
-        for layer, row in zip(found.layers, found.final.tolist(), strict=True)
-    ]
+    rows = [[layer, *(f"{p:.3f}" for p in row)] for layer, row in zip(found.layers, found.final.tolist(), strict=True)]
     best = [
         [
             ", ".join(f"{piece(writer, i)} {100 * p:.1f} %" for i, p in zip(*some, strict=True))
@@ -245,9 +240,7 @@ def lens(wish: Wish) -> View:
 def shown_embeddings(wish: Wish) -> View:
     """How alike the tokens are: as they come in, halfway, and at the end."""
     if wish.kind is not None and wish.kind not in halves(wish.model):
-        raise ValueError(
-            f"this model has no {wish.kind} whose embeddings are seen: {', '.join(halves(wish.model))}"
-        )
+        raise ValueError(f"this model has no {wish.kind} whose embeddings are seen: {', '.join(halves(wish.model))}")
     half = wish.kind or halves(wish.model)[0]
     layers = embeddings(wish.model, wish.read.batch, half)[:, 0].cpu()
     last = len(layers) - 1
@@ -336,9 +329,7 @@ def shown_positions(wish: Wish) -> View:
         return _plain(
             wish,
             title,
-            lambda: drawings.curves(
-                x, found.values, title=title, x_name="distance", y_name="added to the score"
-            ),
+            lambda: drawings.curves(x, found.values, title=title, x_name="distance", y_name="added to the score"),
             [
                 Matrix(
                     found.values,

@@ -63,9 +63,7 @@ async def ask_of(body: ChatRequest, worker: Worker, most: int) -> Ask:
 
 def rest_of(worker: Worker, reading: Reading, most: int) -> int:
     """How long an answer may be to a client that does not say: the rest of the context, within reason."""
-    prompt, _ = (
-        reading  # nothing, of an encoder-decoder: what its encoder reads takes none of the answer's room
-    )
+    prompt, _ = reading  # nothing, of an encoder-decoder: what its encoder reads takes none of the answer's room
     room = most if worker.longest is None else worker.longest - len(prompt)
     return max(1, min(room, most, UNASKED))
 
@@ -102,9 +100,7 @@ class Chat(Reply):
             chunks += self._delta(line, f'{{"content": {json.dumps(text)}}}', entries)
         return chunks + self._delta(line, "{}", finish=finish) if finish else chunks
 
-    def _delta(
-        self, line: Line, delta: str, entries: list[Entry] | None = None, finish: str | None = None
-    ) -> str:
+    def _delta(self, line: Line, delta: str, entries: list[Entry] | None = None, finish: str | None = None) -> str:
         scores = "null"
         if line.follower is not None and entries is not None:
             scores = json.dumps(chat_logprobs(entries, self.spelling), allow_nan=False)

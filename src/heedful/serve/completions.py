@@ -111,9 +111,7 @@ def read_ids(loaded: Loaded, prompt: Sequence[int], number: int) -> Reading:
     size: int = getattr(loaded.model.config, "vocab_size", MOST)
     if max(prompt) >= size:
         bad = next(id for id in prompt if id >= size)
-        raise ValueError(
-            f"token {bad} of prompt {number}: the vocabulary of {loaded.name} is 0 to {size - 1}"
-        )
+        raise ValueError(f"token {bad} of prompt {number}: the vocabulary of {loaded.name} is 0 to {size - 1}")
     return (tuple(prompt), None) if loaded.continues else ((), tuple(prompt))
 
 

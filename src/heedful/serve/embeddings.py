@@ -145,9 +145,7 @@ def check_lengths(loaded: Loaded, rows: Sequence[Sequence[int]], most: int | Non
 # --- what is answered -----------------------------------------------------------------------------------------------
 
 
-def encode(
-    body: EmbeddingRequest, name: str, batches: Sequence[tuple[list[int], Tensor]], n_tokens: int
-) -> bytes:
+def encode(body: EmbeddingRequest, name: str, batches: Sequence[tuple[list[int], Tensor]], n_tokens: int) -> bytes:
     """The response in JSON, in the order of the texts."""
     places = [place for batch, _ in batches for place in batch]
     vectors = torch.cat([found for _, found in batches]).cpu()  # (N, E), in the order they were read

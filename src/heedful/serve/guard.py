@@ -175,9 +175,7 @@ class Guard:
                 return b"".join(parts)
 
     def _too_large(self) -> NoReturn:
-        raise ApiError(
-            413, f"the body is larger than {self.options.max_body:,} bytes, the most this server takes"
-        )
+        raise ApiError(413, f"the body is larger than {self.options.max_body:,} bytes, the most this server takes")
 
     # --- afterwards -------------------------------------------------------------------------------------------------
 
@@ -220,9 +218,7 @@ class Visit:
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode("ascii")),
             ]
-            headers += [
-                (name.lower().encode("latin-1"), v.encode("latin-1")) for name, v in error.headers.items()
-            ]
+            headers += [(name.lower().encode("latin-1"), v.encode("latin-1")) for name, v in error.headers.items()]
             await self.send({"type": "http.response.start", "status": error.status, "headers": headers})
             await self.send({"type": "http.response.body", "body": body})
 
@@ -254,9 +250,7 @@ def check_json(body: bytes) -> None:
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise ApiError(
-            400, f"the body is not UTF-8: byte {problem.start} is {body[problem.start]:#04x}"
-        ) from None
+        raise ApiError(400, f"the body is not UTF-8: byte {problem.start} is {body[problem.start]:#04x}") from None
     if b"\0" in body:
         raise ApiError(400, "the body is not valid JSON: it has a NUL byte (is it UTF-16?)")
     if b"NaN" in body or b"Infinity" in body:  # in a text, perhaps

@@ -125,9 +125,7 @@ class Entry:
     score: TokenScore | None
 
 
-def prompt_entries(
-    tokenizer: Tokenizer, prompt: Sequence[int], scores: Sequence[TokenScore | None]
-) -> list[Entry]:
+def prompt_entries(tokenizer: Tokenizer, prompt: Sequence[int], scores: Sequence[TokenScore | None]) -> list[Entry]:
     places = Places(tokenizer)
     return [Entry(places.push(token), token, score) for token, score in zip(prompt, scores, strict=True)]
 

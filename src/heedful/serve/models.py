@@ -91,11 +91,7 @@ async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
 
     def cut() -> Response:
         special = None if body.add_special_tokens else tokenizer.special_tokens.get(body.prompt)
-        ids = (
-            tokenizer.encode(body.prompt, add_special=body.add_special_tokens)
-            if special is None
-            else [special]
-        )
+        ids = tokenizer.encode(body.prompt, add_special=body.add_special_tokens) if special is None else [special]
         pieces = [tokenizer.token(id) for id in ids] if body.return_token_strs else None
         about = {"count": len(ids), "max_model_len": loaded.model.longest}
         return JSONResponse({"tokens": ids, **about, "token_strs": pieces})

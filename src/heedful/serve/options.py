@@ -21,9 +21,7 @@ class Options:
     port: int = 8000  # 0: a free one
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # in nobody's log
     key_source: str = ""  # where the key came from, for the line at the start
-    allow_origins: tuple[
-        str, ...
-    ] = ()  # pages that may call this server, as "https://example.org"; "*" for all
+    allow_origins: tuple[str, ...] = ()  # pages that may call this server, as "https://example.org"; "*" for all
     device: str | None = None
     quantize: Kind | None = None
     memory: float | None = None  # GB that loaded models may take together; None: 80 % of what is free
@@ -56,9 +54,7 @@ class Options:
         for origin in self.allow_origins:
             scheme, _, rest = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
-                raise ValueError(
-                    f"{origin!r} is not an origin: give it as https://example.org, without a path, or *"
-                )
+                raise ValueError(f"{origin!r} is not an origin: give it as https://example.org, without a path, or *")
 
     def check_public(self) -> None:
         """ValueError for an address that others can reach, unless they need a key."""
@@ -74,9 +70,5 @@ def only_local(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise ValueError(
-            f"there is no address called {host!r}: give one of this machine's, as 127.0.0.1"
-        ) from None
-    return bool(host) and all(
-        ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback for info in found
-    )
+        raise ValueError(f"there is no address called {host!r}: give one of this machine's, as 127.0.0.1") from None
+    return bool(host) and all(ipaddress.ip_address(str(info[4][0]).partition("%")[0]).is_loopback for info in found)

@@ -61,9 +61,7 @@ class Reply(ABC):
         for number, answers in enumerate(by_prompt):
             if ask.written > ask.n:
                 answers = sorted(answers, key=lambda answer: -mean(answer[1]))[: ask.n]
-            choices += [
-                {"index": number * ask.n + i, **self.choice(*answer)} for i, answer in enumerate(answers)
-            ]
+            choices += [{"index": number * ask.n + i, **self.choice(*answer)} for i, answer in enumerate(answers)]
         return json.dumps(
             {**self.head(self.object), "choices": choices, "usage": self.usage()}, allow_nan=False
         ).encode()

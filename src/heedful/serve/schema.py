@@ -135,10 +135,7 @@ def _check_bias(value: Any) -> dict[int, float]:
     bad = [
         f"{key!r}: {shown(bias)}"
         for key, bias in value.items()
-        if not _is_id(key)
-        or isinstance(bias, bool)
-        or not isinstance(bias, int | float)
-        or not abs(bias) <= 100
+        if not _is_id(key) or isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100
     ]
     if bad:
         some = ", ".join(bad[:20]) + (f" and {len(bad) - 20} more" if len(bad) > 20 else "")
@@ -319,9 +316,7 @@ class CompletionRequest(Sampled):
         if self.best_of is not None and self.best_of < self.n:
             raise Wrong("best_of", f"is {self.best_of} and n is {self.n}: best_of must be at least n")
         if self.stream and (self.best_of or 1) > 1:
-            raise Wrong(
-                "best_of", "chooses among whole answers, and a stream cannot: leave out best_of or stream"
-            )
+            raise Wrong("best_of", "chooses among whole answers, and a stream cannot: leave out best_of or stream")
         return self
 
 
@@ -365,10 +360,7 @@ class ChatRequest(Sampled):
     @property
     def turns(self) -> list[dict[str, str]]:
         """The conversation as chat templates read it; "developer" is the newer word for "system"."""
-        return [
-            {"role": "system" if m.role == "developer" else m.role, "content": m.content}
-            for m in self.messages
-        ]
+        return [{"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in self.messages]
 
 
 class EmbeddingRequest(Body):

@@ -165,9 +165,7 @@ def greeting(shelf: Shelf, options: Options, address: tuple[str, int]) -> str:
         return f"Serving {', '.join(shelf.names)} on {url}: open it in a browser."
     key = "$HEEDFUL_API_KEY" if options.key_source == "HEEDFUL_API_KEY" else "KEY"
     header = f' -H "Authorization: Bearer {key}"' if options.api_keys else ""
-    who = (
-        f"API key from {options.key_source or 'the caller'}" if options.api_keys else "for this machine only"
-    )
+    who = f"API key from {options.key_source or 'the caller'}" if options.api_keys else "for this machine only"
     return (
         f"Serving {', '.join(shelf.names)} on {url} ({who}). Open it in a browser, or "
         f"try: curl {url}/v1/{path}{header} -d {shlex.quote(json.dumps(body))}"

@@ -158,9 +158,7 @@ class Shelf:
         if self._stopping:
             raise Gone("the server is stopping")
         weights, options = n_bytes(loaded.model), self.options
-        tokens = options.cache_tokens or room.pool_tokens(
-            slot.need, options.max_rows, self._left(slot, weights) / 2
-        )
+        tokens = options.cache_tokens or room.pool_tokens(slot.need, options.max_rows, self._left(slot, weights) / 2)
         slot.memory = weights + slot.need.per_token * tokens
         limits = {"max_rows": options.max_rows, "queue": options.queue, "chunk": options.chunk}
         worker = Worker(loaded, cache_tokens=tokens, metrics=self.metrics, **limits)
@@ -189,9 +187,7 @@ class Shelf:
         while self._left(slot) < slot.need.least:
             idle = [other for other in self._slots.values() if self._is_idle(other)]
             if not idle:
-                used = ", ".join(
-                    other.name for other in self._slots.values() if other.memory and other is not slot
-                )
+                used = ", ".join(other.name for other in self._slots.values() if other.memory and other is not slot)
                 raise Busy(f"there is no memory for {slot.name} while {used} is in use: try again later")
             await self._evict(idle[0])
 

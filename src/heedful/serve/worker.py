@@ -289,9 +289,7 @@ class Worker:
         """The engine itself failed: a new one. Those it was answering have the error; those that waited wait on."""
         assert self._engine is not None
         error = self._fault(error)
-        waiting = (
-            {task.id for task in self._engine.scheduler.waiting} if self._engine.scheduler.active else set()
-        )
+        waiting = {task.id for task in self._engine.scheduler.waiting} if self._engine.scheduler.active else set()
         tickets, self._tickets = self._tickets, {}
         with self._condition:
             self._engine, self._n_read = self._make_engine(), 0
@@ -339,9 +337,7 @@ class Worker:
         self._last = now if self._tickets else 0.0
         self._n_read, self._n_written = reader.n_read, 0
         if reader.pool is not None:
-            self._metrics.cache(
-                reader.pool.n_used * reader.pool.block, reader.pool.n_blocks * reader.pool.block
-            )
+            self._metrics.cache(reader.pool.n_used * reader.pool.block, reader.pool.n_blocks * reader.pool.block)
 
     def _post_end(self, place: Place[R], value: R | None, error: Exception | None) -> None:
         self._posts.append((place, partial(place._end, value, error)))

@@ -43,9 +43,7 @@ def words_then_bytes(pattern: str | None, *, prefix_space: bool = False) -> pre_
     if pattern is None:
         return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
-    return pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=False)]
-    )
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=False)])
 
 
 def surround(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:

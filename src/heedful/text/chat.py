@@ -49,9 +49,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.steps = 0
         self.filters["tojson"] = _tojson
         for name in ("center", "indent"):
@@ -111,9 +109,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: Jinja's own filter escapes for HTML, which no model has seen in training."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
@@ -172,9 +168,7 @@ class Rendered:
         return any(start < mark < end for mark in self.marks)
 
 
-def render_chat(
-    template: str, messages: Messages, special: Iterable[str], variables: Mapping[str, Any]
-) -> Rendered:
+def render_chat(template: str, messages: Messages, special: Iterable[str], variables: Mapping[str, Any]) -> Rendered:
     """Render `messages`, keeping track of special-token look-alikes inside them."""
     check_messages(messages)
     special = [name for name in special if name]

@@ -142,9 +142,7 @@ def _drop_extra_spaces(backend: tokenizers.Tokenizer) -> None:
     """T5's published tokenizer.json keeps a space at the end of a text, which its SentencePiece model drops."""
     unigram = isinstance(backend.model, models.Unigram) and backend.token_to_id("<extra_id_0>") is not None
     if unigram and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.WhitespaceSplit(), backend.pre_tokenizer]
-        )
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), backend.pre_tokenizer])
 
 
 def _sentencepiece(

@@ -55,9 +55,7 @@ def read_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     elif kind == "bert":
         backend, roles = _bert(tokens, roles)
     else:
-        raise ValueError(
-            f"GGUF: a tokenizer of type {kind!r} is not supported (gpt2, llama, t5 and bert are)"
-        )
+        raise ValueError(f"GGUF: a tokenizer of type {kind!r} is not supported (gpt2, llama, t5 and bert are)")
     if kind != "bert":
         before = roles.get("bos") if get("add_bos_token", kind == "llama") else None
         after = roles.get("eos") if get("add_eos_token", kind == "t5") else None

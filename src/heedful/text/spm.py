@@ -189,9 +189,7 @@ def build(model: SentencePieceModel, *, prefix_first_only: bool = False) -> toke
         backend = tokenizers.Tokenizer(unigram)
     steps = _space_normalizers(model)
     if prefix_first_only and model.add_dummy_prefix:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(
-            replacement=SPACE, prepend_scheme="first", split=False
-        )
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=False)
     else:
         if model.add_dummy_prefix:
             steps.append(normalizers.Prepend(SPACE))

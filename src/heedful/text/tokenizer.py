@@ -70,9 +70,7 @@ class Tokenizer:
         """A token that plays a part is special, whatever the file says; one that is missing gets a new id."""
         present = {t.content for t in self.backend.get_added_tokens_decoder().values() if t.special}
         missing = [name for name in dict.fromkeys(names) if name and name not in present]
-        self.backend.add_special_tokens(
-            [AddedToken(name, special=True, normalized=False) for name in missing]
-        )
+        self.backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
 
     def _prepare(self) -> None:
         """All that is derived from the backend; nothing of it is saved."""
@@ -108,9 +106,7 @@ class Tokenizer:
         if not all(_keeps_text(step) for step in _steps(spec.get("pre_tokenizer"))):
             return False
         ordinary = {i: t for i, t in self.backend.get_added_tokens_decoder().items() if not t.special}
-        return all(
-            not (t.lstrip or t.rstrip) and self.backend.decode([i]) == t.content for i, t in ordinary.items()
-        )
+        return all(not (t.lstrip or t.rstrip) and self.backend.decode([i]) == t.content for i, t in ordinary.items())
 
     # --- sizes and single tokens -----------------------------------------------------------------------------------
 

@@ -49,9 +49,7 @@ def adapt(model: Model, settings: AdapterSettings) -> list[str]:
             return _only(model, _head(model))
         case "freeze":
             if not settings.trainable:
-                raise ValueError(
-                    "freezing all of the model leaves nothing to learn: name what `trainable` is"
-                )
+                raise ValueError("freezing all of the model leaves nothing to learn: name what `trainable` is")
             return _only(model, matching(settings.trainable, _parameters(model), "parameter"))
     raise ValueError(f"no adapter is called {settings.kind!r}: none, lora, qlora, head and freeze are")
 
@@ -60,9 +58,7 @@ def _add_lora(model: Model, settings: AdapterSettings) -> list[str]:
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     names = matching(settings.targets, linear, "linear layer") if settings.targets else default_targets(model)
     if not linear:
-        raise ValueError(
-            f"this {model.family} model has no linear layers to adapt: freeze a part of it instead"
-        )
+        raise ValueError(f"this {model.family} model has no linear layers to adapt: freeze a part of it instead")
     if not names:
         raise ValueError(
             f"a {model.family} model has no blocks whose layers are adapted: name `targets` among {_some(linear)}"
@@ -70,16 +66,12 @@ def _add_lora(model: Model, settings: AdapterSettings) -> list[str]:
     free = matching(settings.trainable, _parameters(model), "parameter")
     both = [n for n in free if n.rpartition(".")[0] in names]
     if both:
-        raise ValueError(
-            f"{_some(both)} cannot both be adapted and learn in full: take it from one of the two"
-        )
+        raise ValueError(f"{_some(both)} cannot both be adapted and learn in full: take it from one of the two")
     _only(model, free)
     for name in names:
         base = model.get_submodule(name)
         assert isinstance(base, nn.Linear)
-        layer = LoRALinear(
-            base, settings.rank, settings.alpha, settings.dropout, quantized=settings.kind == "qlora"
-        )
+        layer = LoRALinear(base, settings.rank, settings.alpha, settings.dropout, quantized=settings.kind == "qlora")
         replace_module(model, name, layer.train(base.training))
     contents(model)  # says now, and not after training, what could not be saved
     return names
@@ -89,11 +81,7 @@ def default_targets(model: nn.Module) -> list[str]:
     """Every linear layer of the blocks, but not a router's, whose few rows are labels."""
     routers = {m.router for m in model.modules() if isinstance(m, MixtureOfExperts)}
     inside = {m for block in model.modules() if isinstance(block, Block) for m in block.modules()}
-    return [
-        name
-        for name, m in model.named_modules()
-        if isinstance(m, nn.Linear) and m in inside and m not in routers
-    ]
+    return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m in inside and m not in routers]
 
 
 def matching(patterns: Sequence[str], names: Iterable[str], what: str) -> list[str]:

@@ -260,9 +260,7 @@ def find_fit(
         changes = dict(way) if parts == recipe.train.accumulate else {**way, "train.accumulate": parts}
         some = cut_rows(batch, shorter) if "data.length" in way else batch
         some = take_rows(some, math.ceil(recipe.train.batch_size / world / parts))
-        memory = measure_memory(
-            model, objective, some, changed(recipe, changes), device=device, stepping=stepping
-        )
+        memory = measure_memory(model, objective, some, changed(recipe, changes), device=device, stepping=stepping)
         return Fit(changes, memory) if memory.total * MARGIN <= limit else None
 
     found = (_fewest_parts(partial(attempt, way), recipe.train.accumulate, most) for way in ways)

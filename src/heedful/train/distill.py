@@ -64,9 +64,7 @@ class Distill:
         targets = batch.targets
         if targets is None:
             targets = next_tokens(batch) if isinstance(model, DecoderModel) else wanted(batch)
-        rows = (
-            None if batch.lengths is None else _real(batch)
-        )  # asked first: a GPU has nothing else to do yet
+        rows = None if batch.lengths is None else _real(batch)  # asked first: a GPU has nothing else to do yet
         hard_rows = counted(targets) if isinstance(model, EncoderModel) else None
         hidden: Tensor = model.hidden(batch)  # type: ignore[operator]
         theirs = self._taught(batch)
@@ -83,9 +81,7 @@ class Distill:
         if self.hard:
             loss = language_loss(_head(model), hidden, targets, rows=hard_rows)
             metrics["hard_loss"] = (loss.sum.detach(), loss.n_targets)
-            count = (
-                1 / self.share if self.share is not None else n / torch.as_tensor(loss.n_targets).clamp(min=1)
-            )
+            count = 1 / self.share if self.share is not None else n / torch.as_tensor(loss.n_targets).clamp(min=1)
             total = total + self.hard * count * loss.sum
         if self.cosine:
             cosine = (1 - F.cosine_similarity(mine.float(), theirs.float(), dim=-1)).sum()
@@ -127,9 +123,7 @@ class Distill:
             )
 
 
-def _divergence(
-    student: nn.Module, teacher: nn.Module, temperature: float, mine: Tensor, theirs: Tensor
-) -> Tensor:
+def _divergence(student: nn.Module, teacher: nn.Module, temperature: float, mine: Tensor, theirs: Tensor) -> Tensor:
     """T² KL(teacher ‖ student) at temperature T, summed over rows (N, E) of last hidden states."""
     said = torch.log_softmax(student(mine).float() / temperature, dim=-1)  # (N, V)
     with torch.no_grad():

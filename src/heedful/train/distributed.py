@@ -35,9 +35,7 @@ class Processes:
 
     rank: int = 0
     world: int = 1
-    echo: float = (
-        0.0  # seconds in which a signal comes twice: torchrun passes on what the terminal sent to all
-    )
+    echo: float = 0.0  # seconds in which a signal comes twice: torchrun passes on what the terminal sent to all
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -20,9 +20,7 @@ class TrainingHalted(ValueError):
     """Training cannot go on; the last checkpoint is intact."""
 
 
-def first_bad_layer(
-    task: nn.Module, batch: Batch, texts: Callable[[str], list[str]] = lambda text: [text]
-) -> str:
+def first_bad_layer(task: nn.Module, batch: Batch, texts: Callable[[str], list[str]] = lambda text: [text]) -> str:
     """Where NaN or infinity first appears when this batch goes forward, or else backward.
 
     With several processes, each with its batch, all look and say the same; `texts` gives what each has found."""
@@ -46,9 +44,7 @@ def first_bad_layer(
             hook.remove()
     gradients = [(name, p.grad) for name, p in task.named_parameters() if p.grad is not None]
     broken = [name for name, gradient in reversed(gradients) if not torch.isfinite(gradient).all()]
-    here = (
-        f"{broken[0].removeprefix('model.')} (its gradient)" if broken else ""
-    )  # backward comes from the end
+    here = f"{broken[0].removeprefix('model.')} (its gradient)" if broken else ""  # backward comes from the end
     return next((text for text in texts(here) if text), "none, now that it is run again")
 
 

@@ -166,9 +166,7 @@ class InChunks(torch.autograd.Function):
                 rows, wanted = x[begin : begin + n], targets[begin : begin + n]
                 rows = (rows if scale is None else rows * scale).to(dtype)  # (C, E)
                 counts = wanted != IGNORED
-                losses, d = surprise_of(
-                    F.linear(rows, w, b), wanted.clamp(min=0), len(weight), softcap, smoothing
-                )
+                losses, d = surprise_of(F.linear(rows, w, b), wanted.clamp(min=0), len(weight), softcap, smoothing)
                 total += (losses * counts).sum()
                 if not any(ctx.needs_input_grad):
                     continue
@@ -196,9 +194,7 @@ class InChunks(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None, None, None
 
 
-def surprise(
-    logits: Tensor, targets: Tensor, n: int, softcap: float | None, smoothing: float
-) -> tuple[Tensor, Tensor]:
+def surprise(logits: Tensor, targets: Tensor, n: int, softcap: float | None, smoothing: float) -> tuple[Tensor, Tensor]:
     """Cross-entropy (C,) of the first n logits (C, V or more) before their soft cap, and its gradient by them in fp32,
     0 by those that are too many."""
     bent: Tensor | None = None

@@ -98,9 +98,7 @@ class Many(Processes):
         if first != mine:
             self.tell(f"{who} ends, because another failed: {first}")
         elif lost:
-            self.tell(
-                f"{who} ends, because another ended without a word; was it killed? {why.splitlines()[0]}"
-            )
+            self.tell(f"{who} ends, because another ended without a word; was it killed? {why.splitlines()[0]}")
         else:
             if not isinstance(error, ValueError | OSError):  # those say what to do; others are worth a place
                 traceback.print_exception(error)
@@ -249,9 +247,7 @@ class Replicated(nn.Module):
         super().__init__()
         self.task, self.processes = task, processes
         self.last = True
-        self.shared: list[
-            nn.parallel.DistributedDataParallel
-        ] = []  # in a list: it is no second owner of the task
+        self.shared: list[nn.parallel.DistributedDataParallel] = []  # in a list: it is no second owner of the task
 
     def forward(self, batch: Batch) -> Any:
         if not torch.is_grad_enabled():
@@ -311,9 +307,7 @@ def local_device(name: str, number: int) -> torch.device:
     if device.type != "cuda":
         return device
     if device.index is not None:
-        raise ValueError(
-            f"train.device is {name}, but each process takes the GPU of its own number: set it to cuda"
-        )
+        raise ValueError(f"train.device is {name}, but each process takes the GPU of its own number: set it to cuda")
     there = torch.cuda.device_count()
     if number >= there:
         raise ValueError(

@@ -102,9 +102,7 @@ def make(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
     """The optimizer of all parameters of a model that learn; a tied parameter is one."""
     learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not learning:
-        raise ValueError(
-            "no parameter of the model learns: give `trainable` in [adapter] patterns that match some"
-        )
+        raise ValueError("no parameter of the model learns: give `trainable` in [adapter] patterns that match some")
     optimizer = _make(model, learning, settings)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -119,9 +117,7 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
         {"fused": True} if all(p.device.type in FUSED for p in learning.values()) else {"foreach": True}
     )
     adamw = lists.AdamW if all(p.device.type == "cpu" for p in learning.values()) else torch.optim.AdamW
-    plain = (
-        {"foreach": True} if any(map(is_spread, learning.values())) else fast
-    )  # torch's SGD has no fused one then
+    plain = {"foreach": True} if any(map(is_spread, learning.values())) else fast  # torch's SGD has no fused one then
     match s.name:
         case "adamw":
             return adamw(groups, s.lr, betas, s.eps, **fast)
@@ -132,9 +128,7 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
                     "muon is for the matrices of Transformer blocks, and none of them learns here: use adamw"
                 )
             rest = _groups([p for p in learning.values() if p not in matrices], s.weight_decay)
-            muon = torch.optim.Muon(
-                list(matrices), s.muon_lr, s.weight_decay, s.momentum, adjust_lr_fn=s.adjust_lr
-            )
+            muon = torch.optim.Muon(list(matrices), s.muon_lr, s.weight_decay, s.momentum, adjust_lr_fn=s.adjust_lr)
             if not rest:
                 return Together(muon)
             return Together(muon, adamw(rest, s.lr, betas, s.eps, **fast))
@@ -281,9 +275,7 @@ def tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], 
     return found, {"optimizer": _kind(optimizer)}
 
 
-def restore(
-    optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], about: Mapping[str, Any]
-) -> None:
+def restore(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """The state that `tensors` gave, put into an optimizer made for the same model; its settings stay its own."""
     if about.get("optimizer") != _kind(optimizer):
         raise ValueError(

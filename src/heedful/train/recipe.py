@@ -251,9 +251,7 @@ TABLES: dict[str, type[Settings]] = {
 }
 
 
-def _table(
-    wrong: list[str], made: dict[str, Any], name: str, kind: type[Settings], table: Mapping[str, Any]
-) -> None:
+def _table(wrong: list[str], made: dict[str, Any], name: str, kind: type[Settings], table: Mapping[str, Any]) -> None:
     """Each setting is tried alone, so that one mistake does not hide the others."""
     before = len(wrong)
     known = [f.name for f in dataclasses.fields(kind)]

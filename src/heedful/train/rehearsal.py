@@ -34,9 +34,7 @@ from heedful.models.base import Batch
 from heedful.nn.feedforward import MixtureOfExperts
 
 aten = torch.ops.aten
-KEPT = (
-    2**22
-)  # whole numbers of a tensor that are still computed beside: masks of every pair of positions are not
+KEPT = 2**22  # whole numbers of a tensor that are still computed beside: masks of every pair of positions are not
 
 
 class Rehearsal(TorchDispatchMode):
@@ -126,9 +124,7 @@ class Rehearsal(TorchDispatchMode):
 
     def _beside(self, func: Any, given: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
         """The operator on the real numbers, if all that it reads are known; None if they are not."""
-        if not all(t in self._known for t in given) or (
-            not given and not _makes_whole_numbers(func, args, kwargs)
-        ):
+        if not all(t in self._known for t in given) or (not given and not _makes_whole_numbers(func, args, kwargs)):
             return None
         real_args, real_kwargs = tree_map_only(Tensor, self._known.__getitem__, (args, kwargs))
         if "device" in real_kwargs:
@@ -231,9 +227,7 @@ def _makes_whole_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     if func.overloadpacket in (aten.arange, aten.full, aten.zeros, aten.ones, aten.scalar_tensor):
         numbers = [x for x in tree_leaves(args) if isinstance(x, int | float | bool)]
         if dtype is None:
-            whole = func.overloadpacket in (aten.arange, aten.full) and all(
-                isinstance(x, int) for x in numbers
-            )
+            whole = func.overloadpacket in (aten.arange, aten.full) and all(isinstance(x, int) for x in numbers)
         else:
             whole = not (dtype.is_floating_point or dtype.is_complex)
         size = args[0] if args and isinstance(args[0], list | tuple) else ()

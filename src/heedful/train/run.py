@@ -62,17 +62,13 @@ class Run:
                 raise ValueError(
                     f"{folder} is a run already: go on with `heedful train --resume {folder}`, or give another folder"
                 )
-            raise ValueError(
-                f"{folder} holds something else ({', '.join(sorted(found)[:3])}): give another folder"
-            )
+            raise ValueError(f"{folder} holds something else ({', '.join(sorted(found)[:3])}): give another folder")
         recipe = tomllib.loads(recipe_text)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             (folder / CHECKPOINTS).mkdir()
         except FileExistsError:
-            raise ValueError(
-                f"another process has just begun a run in {folder}: give another folder"
-            ) from None
+            raise ValueError(f"another process has just begun a run in {folder}: give another folder") from None
         write_whole(folder / FACTS, json.dumps(dict(facts), indent=2) + "\n")
         write_whole(folder / RECIPE, recipe_text)  # last: what has it is a run
         return cls(folder, recipe, _plain(facts))
@@ -88,9 +84,7 @@ class Run:
             recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
             facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{folder} cannot be resumed: {RECIPE} or {FACTS} is damaged ({error})"
-            ) from None
+            raise ValueError(f"{folder} cannot be resumed: {RECIPE} or {FACTS} is damaged ({error})") from None
         return cls(folder, recipe, facts)
 
     @staticmethod

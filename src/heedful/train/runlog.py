@@ -90,9 +90,7 @@ class RunLog:
         now = time.perf_counter()
         self._written = self._shown = self._drawn = now
         self._mean, self._weight = [0.0, 0.0, 0.0], 0.0  # of loss, tokens, seconds
-        atexit.register(
-            self.close
-        )  # whatever happens, the last lines are written and the terminal is as it was
+        atexit.register(self.close)  # whatever happens, the last lines are written and the terminal is as it was
 
     def __enter__(self) -> Self:
         return self
@@ -168,9 +166,7 @@ class RunLog:
         """The end: write and show the summary (with what the caller adds to it), draw the picture, close."""
         result = {**self.summary(), **(summary or {})}
         if self.folder is not None:
-            write_whole(
-                self.folder / SUMMARY, json.dumps(_valid(result), indent=2, ensure_ascii=False) + "\n"
-            )
+            write_whole(self.folder / SUMMARY, json.dumps(_valid(result), indent=2, ensure_ascii=False) + "\n")
             self.draw()
         self.close()
         if self._screen is not None:
@@ -206,9 +202,7 @@ class RunLog:
         if best := history.best():
             found |= {"best_step": best[0], "validation_loss": best[1], **self.language_scores(best[1])}
         if len(history.losses):
-            last = [
-                loss for loss in history.losses[-max(1, len(history.losses) // 60) :] if math.isfinite(loss)
-            ]
+            last = [loss for loss in history.losses[-max(1, len(history.losses) // 60) :] if math.isfinite(loss)]
             found["training_loss"] = sum(last) / len(last) if last else math.nan
             if not best:
                 found |= self.language_scores(found["training_loss"])
@@ -225,9 +219,7 @@ class RunLog:
         steps, losses = zip(*self.history.validation, strict=True) if self.history.validation else ((), ())
         unit = "nats per token" if self.bytes_per_token is not None else ""
         try:
-            picture.draw(
-                aside, (self.history.steps, self.history.losses), (steps, losses), self.baselines, unit=unit
-            )
+            picture.draw(aside, (self.history.steps, self.history.losses), (steps, losses), self.baselines, unit=unit)
         except ImportError as error:
             self._say(f"no {PICTURE}: {error}; `pip install matplotlib`")
             return

@@ -24,9 +24,7 @@ class Scores:
 
 
 @torch.no_grad()
-def evaluate(
-    task: nn.Module, data: Dataset, *, batch_size: int, n_batches: int = 0, processes: Processes
-) -> Scores:
+def evaluate(task: nn.Module, data: Dataset, *, batch_size: int, n_batches: int = 0, processes: Processes) -> Scores:
     """The mean loss of a task over data; `n_batches` 0 is all of it, else so many, spread over it."""
     was_training = task.training
     task.eval()

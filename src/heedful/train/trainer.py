@@ -185,9 +185,7 @@ class Trainer:
         with self._interruptible():
             self._clock, self._began = time.perf_counter(), self.step
             for batches in self.feed.steps(self.step, self.settings.steps):
-                with memory_advice(
-                    self.recipe, self.model, self.task.objective, batches, world=self.processes.world
-                ):
+                with memory_advice(self.recipe, self.model, self.task.objective, batches, world=self.processes.world):
                     self._step(batches)
                 last = self.step == self.settings.steps
                 better = False

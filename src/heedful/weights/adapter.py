@@ -136,9 +136,7 @@ def load_adapter(model: Model, folder: str | Path, *, quantized: bool = False) -
     if tensors:
         raise ValueError(f"the adapter in {folder} has what this model has not: {_some(sorted(tensors))}")
     if have and {n: m.rank for n, m in have.items()} != {n: p.rank for n, p in pairs.items()}:
-        raise ValueError(
-            f"the adapter in {folder} is of other layers or ranks than the one that the model has"
-        )
+        raise ValueError(f"the adapter in {folder} is of other layers or ranks than the one that the model has")
     model.requires_grad_(False)
     for name, pair in pairs.items():
         layer = model.get_submodule(name)
@@ -272,9 +270,7 @@ def _short(chosen: Iterable[str], names: Names) -> list[str]:
     return sorted(found)
 
 
-def _exceptions(
-    values: Mapping[str, int | float], usual: int | float, names: Names
-) -> dict[str, int | float]:
+def _exceptions(values: Mapping[str, int | float], usual: int | float, names: Names) -> dict[str, int | float]:
     """What differs from the usual, by the ends of the names."""
     found: dict[str, int | float] = {}
     for value in set(values.values()) - {usual}:
@@ -372,9 +368,7 @@ def _read_whole(names: Names, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             theirs = [tensors.pop(given[t]) for t in entry.theirs]
             shapes = [names.shapes[n] for n in entry.ours]
             if [t.shape for t in theirs] != list(entry.op.shapes(shapes)):
-                raise ValueError(
-                    f"{entry.theirs[0]} is {list(theirs[0].shape)}, which does not fit the model"
-                )
+                raise ValueError(f"{entry.theirs[0]} is {list(theirs[0].shape)}, which does not fit the model")
             found |= dict(zip(entry.ours, entry.op.load(theirs, shapes), strict=True))
     return found
 

@@ -34,9 +34,7 @@ HOW_TO_CONVERT = (
 )
 
 
-def load_folder(
-    folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
-) -> Model:
+def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
     """The model in a folder, in evaluation mode."""
     hub = read_config(folder)
     model = build(hub)
@@ -127,9 +125,7 @@ def weight_files(folder: Path) -> list[Path]:
         shards = sorted(set(names.values()))
         for shard in shards:
             if not shard.endswith(".safetensors"):
-                raise ValueError(
-                    f"model.safetensors.index.json names {shard[:200]!r}, which is no safetensors file"
-                )
+                raise ValueError(f"model.safetensors.index.json names {shard[:200]!r}, which is no safetensors file")
         return [inside(folder, shard) for shard in shards]
     raise ValueError(f"{folder} has no model.safetensors{_instead(folder)}")
 
@@ -149,16 +145,12 @@ def inside(folder: Path, name: str) -> Path:
         raise ValueError(f"{name[:200]!r} is not the name of a file in {folder}")
     path = (folder / name).resolve()
     if not any(path.is_relative_to(root) for root in roots(folder)):
-        raise ValueError(
-            f"{name} in {folder} is a link to {path}, outside the folder: copy the file there instead"
-        )
+        raise ValueError(f"{name} in {folder} is a link to {path}, outside the folder: copy the file there instead")
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError(f"{name} in {folder} is not a plain file")
     except FileNotFoundError:
-        raise ValueError(
-            f"{folder} has no {name}{_instead(folder) if name == 'config.json' else ''}"
-        ) from None
+        raise ValueError(f"{folder} has no {name}{_instead(folder) if name == 'config.json' else ''}") from None
     return path
 
 

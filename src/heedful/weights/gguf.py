@@ -196,9 +196,7 @@ def _check_rotated(fields: Mapping[str, Any], hub: Mapping[str, Any]) -> None:
         raise ValueError(f"the metadata gives {str(heads)[:50]} heads: it must be one number for all layers")
     size = hub.get("head_dim", hub["hidden_size"] // heads)
     if fields.get("rope.dimension_count", size) != size:
-        raise ValueError(
-            f"rope.dimension_count {fields['rope.dimension_count']} is not the heads' size {size}"
-        )
+        raise ValueError(f"rope.dimension_count {fields['rope.dimension_count']} is not the heads' size {size}")
 
 
 def _tokens(fields: Mapping[str, Any]) -> dict[str, Any]:

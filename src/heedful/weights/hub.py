@@ -46,8 +46,7 @@ def download(name: str, *, revision: str | None = None) -> Path:
         found = snapshot_download(name, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED)
     except errors.GatedRepoError as error:
         raise ValueError(
-            f"{name} asks for its license to be accepted: do so at https://huggingface.co/{name}, "
-            "then `hf auth login`"
+            f"{name} asks for its license to be accepted: do so at https://huggingface.co/{name}, then `hf auth login`"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise ValueError(f"{name} has no revision {revision!r} on the hub") from error

@@ -189,9 +189,7 @@ class _Placer:
         return ours
 
 
-def match(
-    entries: list[Entry], weights: WeightMap, source: Source, shapes: Mapping[str, torch.Size]
-) -> dict[str, str]:
+def match(entries: list[Entry], weights: WeightMap, source: Source, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
     """The source's name of each tensor of the map; ValueError with the whole list where they do not agree."""
     given_names = {n for n in source.names() if not weights.is_ignored(n)}
     names = {weights.current(n): n for n in given_names}

@@ -44,9 +44,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = json.loads(raw)
         found.pop("hash")
         files = found["files"].items()
-        good = raw == _sealed(found) and all(
-            _is_inside(n) and e.keys() == {"size", "blake2b"} for n, e in files
-        )
+        good = raw == _sealed(found) and all(_is_inside(n) and e.keys() == {"size", "blake2b"} for n, e in files)
     except FileNotFoundError:
         raise ValueError(f"{MANIFEST} is not there") from None
     except OSError as error:
@@ -106,9 +104,7 @@ def is_run(folder: Path) -> bool:
 def best_of_run(folder: Path) -> Path | None:
     """The checkpoint a run's folder stands for: the best, or the newest if none is marked; whole as far as a model is
     read from it. None if there is none."""
-    usable = [
-        p for p in checkpoints(folder / CHECKPOINTS) if damage(p, skip=TRAINING, sizes_only=True) is None
-    ]
+    usable = [p for p in checkpoints(folder / CHECKPOINTS) if damage(p, skip=TRAINING, sizes_only=True) is None]
     if usable and (best := read_manifest(usable[0]).get("best")) is not None:
         usable.sort(key=lambda p: step_of(p) != best)  # stable: the others stay in their order
     return next((p for p in usable if damage(p, skip=TRAINING) is None), None)

@@ -67,9 +67,7 @@ def pack(model: M, kind: Kind) -> M:
 def pack_as_stored(model: M) -> M:
     """Packed for speed in the type that its weights have: for who only runs it."""
     stored = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return (
-        pack(model, cast(Kind, stored)) if isinstance(model, GenerativeModel) and stored in FLOATS else model
-    )
+    return pack(model, cast(Kind, stored)) if isinstance(model, GenerativeModel) and stored in FLOATS else model
 
 
 class Packer:

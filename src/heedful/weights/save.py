@@ -42,9 +42,7 @@ def save(
         raise ValueError(f"the weights are packed as {model.packed}: save the model as it was loaded")
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
-        raise ValueError(
-            f"{folder} exists and is not empty: choose another name, or overwrite=True replaces it"
-        )
+        raise ValueError(f"{folder} exists and is not empty: choose another name, or overwrite=True replaces it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     aside.mkdir()
@@ -79,9 +77,7 @@ def layout(model: Model) -> tuple[dict[str, Any], WeightMap]:
     return config, identity(dict(model.named_parameters())) if ours else model.weight_map()
 
 
-def write_into(
-    folder: Path, model: Model, tokenizer: Tokenizer | None = None, max_shard: int = MAX_SHARD
-) -> None:
+def write_into(folder: Path, model: Model, tokenizer: Tokenizer | None = None, max_shard: int = MAX_SHARD) -> None:
     """The model's files in a folder that is there; who calls it sees to it that nobody reads them half written."""
     refuse_adapted(model, "saved whole")
     weights = layout(model)[1]
@@ -133,9 +129,7 @@ def _shards(entries: list[Entry], parameters: dict[str, Tensor], max_shard: int)
 
 def _theirs(entries: list[Entry], parameters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for entry in entries:
-        for name, tensor in zip(
-            entry.theirs, entry.op.save([parameters[n] for n in entry.ours]), strict=True
-        ):
+        for name, tensor in zip(entry.theirs, entry.op.save([parameters[n] for n in entry.ours]), strict=True):
             whole = tensor.contiguous()
             # Parts of one memory would be refused by the format's library: each gets its own.
             yield name, whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()

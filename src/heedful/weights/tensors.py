@@ -141,9 +141,7 @@ def read_at(file: BinaryIO, memory: memoryview, begin: int) -> None:
                 file.seek(begin + done)
                 n = file.readinto(memory[done:])  # type: ignore[attr-defined]
         if not n:
-            raise OSError(
-                f"{file.name} ended while it was read: was it changed? It must not be while it loads"
-            )
+            raise OSError(f"{file.name} ended while it was read: was it changed? It must not be while it loads")
         done += n
 
 
@@ -208,9 +206,7 @@ def _stored(entry: object, base: int, where: str) -> Stored:
         raise ValueError(f"{where} has no possible data_offsets: {str(offsets)[:200]}")
     n_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != n_bytes:
-        raise ValueError(
-            f"{where} is {dtype} {shape}, that is {n_bytes} bytes, and has {offsets[1] - offsets[0]}"
-        )
+        raise ValueError(f"{where} is {dtype} {shape}, that is {n_bytes} bytes, and has {offsets[1] - offsets[0]}")
     return Stored(DTYPES[dtype], tuple(shape), base + offsets[0], base + offsets[1])
 
 
@@ -227,6 +223,4 @@ def _check_ranges(found: Mapping[str, Stored], begin: int, size: int, name: str)
             raise ValueError(f"{name}: {tensor[:200]!r} {how}")
         reached = stored.end
     if reached != size:
-        raise ValueError(
-            f"{name} has {size} bytes, and its header accounts for {reached}: it is cut off or longer"
-        )
+        raise ValueError(f"{name} has {size} bytes, and its header accounts for {reached}: it is cut off or longer")

@@ -42,11 +42,7 @@ class Choice(Encoder):
 
     def _call(self, reference, batch, **more):
         n = batch.tokens.shape[-1]
-        mask = (
-            torch.ones_like(batch.tokens)
-            if batch.lengths is None
-            else torch.arange(n) < batch.lengths[..., None]
-        )
+        mask = torch.ones_like(batch.tokens) if batch.lengths is None else torch.arange(n) < batch.lengths[..., None]
         if self.segmented:
             more["token_type_ids"] = batch.segments
         return reference(input_ids=batch.tokens, attention_mask=mask.long(), **more)

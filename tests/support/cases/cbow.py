@@ -61,9 +61,7 @@ class Words(Case):
 
     @staticmethod
     def _lengths(batch):
-        return (
-            [batch.tokens.shape[1]] * len(batch.tokens) if batch.lengths is None else batch.lengths.tolist()
-        )
+        return [batch.tokens.shape[1]] * len(batch.tokens) if batch.lengths is None else batch.lengths.tolist()
 
 
 CASES = [Words("cbow", Bag)]

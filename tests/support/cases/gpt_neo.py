@@ -14,7 +14,5 @@ def neo(**changes):
 
 CASES = [
     Decoder("gpt-neo", neo()),
-    Decoder(
-        "gpt-neo-mixed", neo(attention_types=[[["local"], 2], [["global", "local"], 1]], intermediate_size=48)
-    ),
+    Decoder("gpt-neo-mixed", neo(attention_types=[[["local"], 2], [["global", "local"], 1]], intermediate_size=48)),
 ]

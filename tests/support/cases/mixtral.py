@@ -49,9 +49,7 @@ class Mixtral(Decoder):
 
 def mixtral(**changes):
     return lambda: MixtralForCausalLM(
-        MixtralConfig(
-            **{**TINY, "num_local_experts": N_EXPERTS, "experts_implementation": "eager", **changes}
-        )
+        MixtralConfig(**{**TINY, "num_local_experts": N_EXPERTS, "experts_implementation": "eager", **changes})
     )
 
 

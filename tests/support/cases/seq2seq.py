@@ -85,9 +85,7 @@ class Reference(nn.Module):
                     [self.get_parameter(part + "query.weight"), self.get_parameter(part + "key.weight")],
                     dim=1,
                 )
-                scores.append(
-                    self.get_parameter(part + "v.weight")[0] @ torch.tanh(w @ torch.cat([query, h]))
-                )
+                scores.append(self.get_parameter(part + "v.weight")[0] @ torch.tanh(w @ torch.cat([query, h])))
         weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
         return sum(a * h for a, h in zip(weights, annotations, strict=True))
 
@@ -143,9 +141,7 @@ class Seq2SeqCase(EncoderDecoder):
 
 
 def case(cell: str, bidirectional: bool, attention: str, n_layers: int = 1) -> Seq2SeqCase:
-    config = Seq2SeqConfig(
-        cell, bidirectional, attention, WIDTH, EMBED, n_layers, VOCAB, target_vocab_size=N_TARGETS
-    )
+    config = Seq2SeqConfig(cell, bidirectional, attention, WIDTH, EMBED, n_layers, VOCAB, target_vocab_size=N_TARGETS)
     name = f"{cell}-{'bi' if bidirectional else 'uni'}-{attention}" + (f"-{n_layers}" if n_layers > 1 else "")
     return Seq2SeqCase(f"seq2seq-{name}", lambda: Reference(config), exports=False)
 
@@ -153,9 +149,7 @@ def case(cell: str, bidirectional: bool, attention: str, n_layers: int = 1) -> S
 CASES = [
     *(
         case(*choice)
-        for choice in product(
-            ("lstm", "gru"), (False, True), ("none", "additive", "dot", "general", "concat")
-        )
+        for choice in product(("lstm", "gru"), (False, True), ("none", "additive", "dot", "general", "concat"))
     ),
     case("lstm", True, "additive", 2),
     case("gru", False, "general", 2),

@@ -173,9 +173,7 @@ def kinds_of(desk: Desk) -> dict[str, look.Kind]:
     return {kind if kind == "cross" or (both and kind == "encoder") else "self": kind for kind in has}
 
 
-def _view(
-    desk: Desk, body: AttentionBody, which: str, kind: look.Kind, masked: tuple[int, ...], key: Hashable
-) -> View:
+def _view(desk: Desk, body: AttentionBody, which: str, kind: look.Kind, masked: tuple[int, ...], key: Hashable) -> View:
     model = desk.model
     reading = reading_of(desk, body.text, MOST_TOKENS, body.target)
     source, own, _ = sides(desk, reading)

@@ -87,9 +87,7 @@ def to_tensor(model: Model, image: list[Any]) -> Tensor:
     if any(len(pixel) != channels for row in rows for pixel in row):
         raise ValueError(f"this model reads pixels of {channels} channels")
     if height % size or width % size:
-        raise ValueError(
-            f"the image is {height} x {width}: its sides must be multiples of {size}, the patches'"
-        )
+        raise ValueError(f"the image is {height} x {width}: its sides must be multiples of {size}, the patches'")
     return torch.tensor(rows).permute(2, 0, 1) * 2 - 1
 
 
@@ -152,9 +150,7 @@ def beginning(loaded: Loaded, body: CompleteBody) -> tuple[tuple[int, ...], int,
     if len(flat) != longest:
         raise ValueError(f"{loaded.name} reads {longest} grey pixels, not {len(flat)}")
     if body.n_given >= longest:
-        raise ValueError(
-            f"n_given is {body.n_given}: fewer than {longest} pixels leave something to complete"
-        )
+        raise ValueError(f"n_given is {body.n_given}: fewer than {longest} pixels leave something to complete")
     return (model.start_id, *(round(pixel * top) for pixel in flat[: body.n_given])), top, longest
 
 

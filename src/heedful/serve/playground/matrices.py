@@ -77,9 +77,7 @@ def _head(head: nn.Module, like: Tensor) -> dict[str, Any]:
     assert isinstance(head, LanguageHead), "a decoder scores the vocabulary"
 
     def scores(x: Tensor) -> Tensor:
-        found: Tensor = (
-            nn.functional.linear(x, head.weight, head.bias) if head.packed is None else head.packed(x)
-        )
+        found: Tensor = nn.functional.linear(x, head.weight, head.bias) if head.packed is None else head.packed(x)
         return found
 
     return {**_map(scores, _units(like.shape[1], like)), "scale": head.scale, "softcap": head.softcap}
@@ -112,9 +110,7 @@ def _map(linear: Callable[[Tensor], Tensor | None], units: Tensor) -> dict[str, 
 def projections(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (..., H·D), keys and values (..., G·D) of x (..., E), before any norm or rotation."""
     if attention.joint is not None:
-        widths = [
-            n * attention.d_head for n in (attention.n_heads, attention.n_kv_heads, attention.n_kv_heads)
-        ]
+        widths = [n * attention.d_head for n in (attention.n_heads, attention.n_kv_heads, attention.n_kv_heads)]
         query, key, value = attention.joint(x).split(widths, dim=-1)
         return query, key, value
     return attention.query(x), attention.key(x), attention.value(x)

@@ -37,9 +37,7 @@ Passage = Annotated[Text, AfterValidator(_short)]
 Index = Annotated[Count, Field(ge=0)]
 Level = Annotated[Number, Field(ge=0, le=1)]
 Pixel = Level | Annotated[list[Level], Field(min_length=3, max_length=3)]  # grey, or red, green, blue
-Image = Annotated[
-    list[Annotated[list[Pixel], Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=64)
-]
+Image = Annotated[list[Annotated[list[Pixel], Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=64)]
 
 
 class OfText(Body):

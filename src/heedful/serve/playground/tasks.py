@@ -35,9 +35,7 @@ class AnswerBody(Body):
 
 @router.post("/api/translate")
 async def translate(http: HttpRequest, body: TranslateBody) -> Response:
-    return await reply(
-        http, await ask(http, body.model, lambda desk: translated(desk, body.text, body.beams))
-    )
+    return await reply(http, await ask(http, body.model, lambda desk: translated(desk, body.text, body.beams)))
 
 
 @router.post("/api/classify")
@@ -47,9 +45,7 @@ async def classify(http: HttpRequest, body: OfText) -> Response:
 
 @router.post("/api/answer")
 async def answer(http: HttpRequest, body: AnswerBody) -> Response:
-    return await reply(
-        http, await ask(http, body.model, lambda desk: answers(desk, body.question, body.passage))
-    )
+    return await reply(http, await ask(http, body.model, lambda desk: answers(desk, body.question, body.passage)))
 
 
 @router.post("/api/tag")

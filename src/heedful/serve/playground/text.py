@@ -39,9 +39,7 @@ async def tokens(http: HttpRequest, body: OfText) -> Response:
 
 @router.post("/api/next")
 async def what_next(http: HttpRequest, body: NextBody) -> Response:
-    return await reply(
-        http, await ask(http, body.model, lambda desk: next_tokens(desk, body.text, body.top_k))
-    )
+    return await reply(http, await ask(http, body.model, lambda desk: next_tokens(desk, body.text, body.top_k)))
 
 
 @router.post("/api/lens")
@@ -74,9 +72,7 @@ def reading_of(
     return desk.keep(("reading", text, target, hidden), make)
 
 
-def sides(
-    desk: Desk, reading: Reading
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+def sides(desk: Desk, reading: Reading) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """The tokens of the source (none without an encoder beside a decoder), those read, and those said."""
     source = [] if reading.batch.source is None else desk.tokens(reading.batch.source[0].tolist())
     both = bool(source)
@@ -111,10 +107,7 @@ def layers(desk: Desk, text: str, k: int) -> dict[str, Any]:
     source, read_tokens, _ = sides(desk, reading)
     top = [
         [
-            [
-                {"token": desk.token(i, target=bool(source)), "probability": p}
-                for i, p in zip(*pair, strict=True)
-            ]
+            [{"token": desk.token(i, target=bool(source)), "probability": p} for i, p in zip(*pair, strict=True)]
             for pair in zip(ids, chances, strict=True)
         ]
         for ids, chances in zip(found.ids.tolist(), found.probabilities.tolist(), strict=True)
