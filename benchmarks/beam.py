@@ -44,7 +44,7 @@ def heedful_answers(folder: Path, end: int, *, packed: bool = False) -> Answer:
 
     model: Any = heedful.load(folder).model
     if packed:
-        from heedful.weights.pack import pack
+        from heedful.kernels.pack import pack
 
         model = pack(model, "float32")
     batch = Batch(source=torch.tensor([source_ids()]))

@@ -48,7 +48,7 @@ def smollm2() -> str:
 @contextmanager
 def served(model: str) -> Iterator[str]:
     """The address of a server of its own."""
-    command = [sys.executable, "-m", "heedful.cli", "serve", model, "--port", "0"]
+    command = [sys.executable, "-m", "heedful", "serve", model, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -83,7 +83,7 @@ def main() -> int:
 
     import heedful
     from heedful.evaluate.harness import HarnessModel, local_task
-    from heedful.weights.pack import pack_as_stored
+    from heedful.kernels.pack import pack_as_stored
 
     name = given.model or smollm2()
     loaded = heedful.load(name)

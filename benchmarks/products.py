@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.nn import packed
+from heedful.kernels import packed
 
 # GPT-2 124M: query, key and value; up; down; head. SmolLM2-135M: the same, its gate with up.
 SHAPES = ("2304x768", "3072x768", "768x3072", "50257x768", "960x576", "3072x576", "576x1536", "49152x576")

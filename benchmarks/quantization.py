@@ -24,10 +24,10 @@ from torch import Tensor
 
 import heedful
 from heedful.evaluate.perplexity import windows
+from heedful.kernels.pack import n_bytes
+from heedful.kernels.packed import Kind
 from heedful.loaded import Loaded
 from heedful.models.base import Batch
-from heedful.nn.packed import Kind
-from heedful.weights.pack import n_bytes
 
 
 def read(path: Path) -> str:

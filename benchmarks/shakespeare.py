@@ -73,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     text, nanogpt = options.text.resolve(), options.nanogpt.resolve()
     prepare(text, nanogpt)
-    heedful = [sys.executable, "-m", "heedful.cli", "train", "qwen", "--set", f"data.source={text}"]
+    heedful = [sys.executable, "-m", "heedful", "train", "qwen", "--set", f"data.source={text}"]
     theirs = [sys.executable, "train.py", *NANOGPT]
     starts: dict[str, list[float]] = {"nanogpt": [], "heedful": []}
     with tempfile.TemporaryDirectory() as folder:

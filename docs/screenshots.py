@@ -145,7 +145,7 @@ def wait(page: Page) -> None:
 @contextmanager
 def serving(runs: Path) -> Iterator[str]:
     """All that ships, on a free port, and the runs of a folder."""
-    command = [sys.executable, "-m", "heedful.cli", "serve", "--port", "0", "--runs", str(runs)]
+    command = [sys.executable, "-m", "heedful", "serve", "--port", "0", "--runs", str(runs)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"http://[\w.\[\]:]+:\d+", process.stdout.readline())

@@ -12,44 +12,66 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "heedful"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# A package may import those to its left, and itself. What stands above all of them (cli, loaded) may import any.
-ORDER = [
-    "nn",
-    "text",
-    "models",
-    "weights",
-    "data",
-    "train",
-    "generate",
-    "observe",
-    "evaluate",
-    "serve",
-    "lessons",
-]
-# Serving is a way to reach models, as the command line is: of what stands above, it may import this.
-ABOVE = {"serve": ["loaded", "embedding", "info", "tasks", "zoo"]}
+# What each package or root module may import beside itself: every edge of the picture in CONTRIBUTING.md.
+EDGES: dict[str, set[str]] = {
+    "paths": set(),
+    "zoo": set(),
+    "nn": {"kernels"},
+    "text": set(),
+    "models": {"nn"},
+    "kernels": {"nn", "models", "paths"},
+    "weights": {"nn", "models", "text", "zoo"},
+    "data": {"models", "text", "paths"},
+    "train": {"nn", "models", "kernels", "text", "weights", "data"},
+    "generate": {"nn", "models", "kernels", "text", "loaded"},
+    "observe": {"nn", "models", "text", "data", "generate", "train"},
+    "evaluate": {"models", "text", "data", "generate", "observe"},
+    "tasks": {"models", "text", "weights", "data", "generate", "observe"},
+    "loaded": {"models", "kernels", "text", "weights", "generate", "observe", "tasks"},
+    "recipes": {"models", "text", "weights", "data", "train", "loaded", "paths"},
+    "serve": {"nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "tasks", "loaded", "zoo"},
+    "cli": {
+        "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "serve",
+        "loaded", "zoo",
+    },
+    "__main__": {"cli"},
+    "__init__": {"models", "text", "weights", "loaded"},
+}  # fmt: skip
 
 
 def imports(path: Path) -> set[str]:
+    """The modules that a file imports anywhere in it, those for type checking alone too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: imports name their module in full"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found
 
 
+def package_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_go_one_way(path):
-    package = path.relative_to(SOURCE).parts[0]
-    if package not in ORDER:
-        return
-    allowed = [*ORDER[: ORDER.index(package) + 1], *ABOVE.get(package, [])]
+def test_imports_follow_the_edges(path):
+    package = package_of(path)
     for module in imports(path):
-        parts = module.split(".")
-        if parts[0] == "heedful" and len(parts) > 1:
-            assert parts[1] in allowed, f"{package} must not import {module}"
+        top, _, rest = module.partition(".")
+        if top == "heedful" and rest and not rest.startswith("__"):
+            other = rest.split(".")[0]
+            assert other == package or other in EDGES[package], f"{package} must not import {module}"
+
+
+def test_every_edge_is_used_and_none_leads_back():
+    used: dict[str, set[str]] = {package: set() for package in EDGES}
+    for path in FILES:
+        rests = [m.removeprefix("heedful.") for m in imports(path) if m.startswith("heedful.")]
+        used[package_of(path)] |= {r.split(".")[0] for r in rests if not r.startswith("__")}
+    for package, others in EDGES.items():
+        assert others <= used[package], f"{package} does not import {others - used[package]}: take the edge away"
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "models").glob("*.py")), ids=lambda p: p.name)

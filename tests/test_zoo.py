@@ -70,7 +70,7 @@ def test_reversal_writes_new_sequences_backwards():
 
 def digits(kind, part):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    from heedful.reading import read as read_data
+    from heedful.recipes.inputs import read as read_data
     from heedful.train.recipe import Recipe
 
     return getattr(read_data(Recipe.from_dict(read(shipped()[kind])), None), part)

@@ -42,7 +42,7 @@ def nanogpt_batches(ids: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def heedful(text: Path, folder: str, precision: str, compiled: bool) -> Train:
-    from heedful.assemble import assemble
+    from heedful.recipes.build import assemble
     from heedful.train.recipe import Recipe
     from heedful.train.trainer import Trainer
 

@@ -30,8 +30,8 @@ from names import DAYS, LISTS, MONTHS, NATIONS, TITLES, Names, bare
 from tokenizers import Regex, normalizers
 
 from heedful.evaluate.entities import entities
-from heedful.info import tokenizer_of
 from heedful.text import Tokenizer
+from heedful.weights.describe import tokenizer_of
 
 HERE = Path(__file__).parent
 TEMPLATED, SILVER = 24_000, 20_000  # sentences
@@ -114,7 +114,7 @@ def marking_capitals() -> Tokenizer:
 
 
 def words_of(text: str) -> list[str]:
-    """As `heedful.tasks.tag` cuts a text."""
+    """As `heedful.tasks.classify.tag` cuts a text."""
     return re.findall(r"\w+|[^\w\s]", text)
 
 

@@ -11,30 +11,30 @@ from typing import Any, Literal, Unpack, cast, overload
 import torch
 from torch import Tensor
 
-from heedful import tasks
-from heedful.embedding import Pooling, embed
 from heedful.generate import beam, speculative
 from heedful.generate.answer import Event
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
 from heedful.generate.engine import Engine, Speaker
 from heedful.generate.request import Request, Result, Sampling
+from heedful.generate.settings import ANSWERING, SEARCH, Settings, same_tokens, searching
+from heedful.kernels.pack import pack
+from heedful.kernels.packed import Kind
 from heedful.models.base import DecoderModel, GenerativeModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.image_gpt import ImageGPT
-from heedful.nn.packed import Kind
 from heedful.observe.capture import Activations, Edit, capture
 from heedful.observe.fill import Filled, fill
 from heedful.observe.several import fill_by
 from heedful.observe.template import parse
-from heedful.settings import ANSWERING, SEARCH, Settings, same_tokens, searching
-from heedful.tasks import Label, Span
+from heedful.tasks import classify as tasks
+from heedful.tasks.classify import Label, Span
+from heedful.tasks.embed import Pooling, embed
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapted import base_of, is_adapter, with_adapter
 from heedful.weights.find import find, is_here, refuse_pickle, shipped
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import is_run
-from heedful.weights.pack import pack
 from heedful.weights.save import MAX_SHARD, save
 
 # Everything some model can do; which of it a model can is its family's to say (`Model.abilities`).
@@ -256,7 +256,7 @@ class Loaded:
     ) -> Tensor:
         """The vector of a text (E,), or those of several (N, E), in float32.
 
-        What is not given is as the model's folder says, see `heedful.embedding`; `max_tokens` cuts longer texts.
+        What is not given is as the model's folder says, see `heedful.tasks.embed`; `max_tokens` cuts longer texts.
         """
         self.require("embed")
         if self.tokenizer is None:

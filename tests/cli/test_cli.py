@@ -14,7 +14,7 @@ from heedful.cli import count, main
 
 
 def heedful_command(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "heedful.cli", *arguments]
+    command = [sys.executable, "-W", "error", "-m", "heedful", *arguments]
     return subprocess.run(command, capture_output=True, text=True, input=stdin)
 
 

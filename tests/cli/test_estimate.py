@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from heedful import estimate
-from heedful.assemble import assemble
 from heedful.cli import main
 from heedful.data.dataset import Draw
-from heedful.estimate import describe
-from heedful.imagine import imagine
+from heedful.recipes import estimate
+from heedful.recipes.build import assemble
+from heedful.recipes.dry_run import imagine
+from heedful.recipes.estimate import describe
 from heedful.train import cost
 from heedful.train.recipe import Recipe
 

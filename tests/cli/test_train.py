@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import heedful
-from heedful.assemble import assemble
 from heedful.cli import main
 from heedful.data.feed import Feed
+from heedful.recipes.build import assemble
 from heedful.train.recipe import Recipe, read, shipped
 from support.trainings import (
     WORDS,

@@ -112,7 +112,7 @@ def test_fingerprints_differ_with_weights():
 
 
 def test_what_two_sources_hold_out_is_validated_whole(tmp_path, monkeypatch):
-    from heedful.reading import read
+    from heedful.recipes.inputs import read
     from heedful.text import characters
     from heedful.train.recipe import Recipe
 

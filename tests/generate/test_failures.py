@@ -11,9 +11,9 @@ import torch
 import heedful
 from heedful.generate.engine import Engine, Event
 from heedful.generate.request import Request, Sampling
+from heedful.kernels.cpu import native
+from heedful.kernels.pack import pack
 from heedful.models.base import DecoderModel
-from heedful.nn import native
-from heedful.weights.pack import pack
 from support.families import CASES
 from support.speech import plainly
 

@@ -11,9 +11,9 @@ import torch
 import heedful
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
+from heedful.kernels.pack import pack
 from heedful.models.base import Batch, DecoderModel
 from heedful.nn.paged import PagedState, Pool
-from heedful.weights.pack import pack
 from support.case import error
 from support.families import CASES
 

@@ -15,14 +15,14 @@ from torch import nn
 
 import heedful
 from heedful.generate.engine import greedy
+from heedful.kernels.cpu import native
+from heedful.kernels.pack import n_bytes, pack
 from heedful.models.base import GenerativeModel
-from heedful.nn import native
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import MixtureOfExperts
 from heedful.nn.head import LanguageHead
-from heedful.weights.pack import n_bytes, pack
 from support.case import error
 from support.families import CASES
 
@@ -165,7 +165,7 @@ def test_memory_is_as_documented(kind):
 PROGRAM = """
 import ctypes, re, sys, torch
 from heedful.models.llama import Llama, LlamaConfig
-from heedful.weights.pack import n_bytes, pack
+from heedful.kernels.pack import n_bytes, pack
 def size(what): return 1024 * int(re.search(what + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 def llama(d, vocab):
     with torch.device("meta"):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from heedful.nn.memory import Memory, RecurrentState
 from heedful.nn.recurrent import Additive, Align, Dot, General, LookAfter, LookBefore, Recurrence
+from heedful.nn.recurrent_state import Memory, RecurrentState
 
 B, T, S, E = 3, 4, 5, 6
 LENGTHS = torch.tensor([5, 2, 3])

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from heedful.generate.engine import greedy
+from heedful.kernels.pack import pack
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel
 from heedful.nn.attention import Watch
 from heedful.observe.capture import capture, names
 from heedful.observe.edits import averaged, replaced, zeroed
-from heedful.weights.pack import pack
 from support.case import Case, error
 from support.families import CASES
 from support.tiny import tiny

@@ -10,11 +10,11 @@ import torch
 
 import heedful
 from heedful.cli import main
+from heedful.cli.show import WHAT, WITHOUT_TEXT
 from heedful.models.registry import FAMILIES
 from heedful.observe.attention import attention
 from heedful.observe.reading import read, read_image
 from heedful.observe.views import VIEWS, Wish
-from heedful.show import WHAT, WITHOUT_TEXT
 from support.tiny import tiny
 
 EVIL = "<script>alert('$x$')</script> & \"you\""

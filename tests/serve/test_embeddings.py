@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import heedful
-from heedful.embedding import Pooling
+from heedful.kernels.pack import pack_as_stored
 from heedful.serve import embeddings
+from heedful.tasks.embed import Pooling
 from heedful.text import train_wordpiece
-from heedful.weights.pack import pack_as_stored
 from heedful.weights.save import save
 from support.application import asking, serving
 from support.tiny import tiny

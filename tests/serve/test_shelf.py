@@ -14,6 +14,7 @@ import torch
 
 import heedful
 from heedful.generate.request import Request, Sampling
+from heedful.kernels.pack import n_bytes
 from heedful.serve import room, shelf
 from heedful.serve.errors import ApiError
 from heedful.serve.metrics import Metrics
@@ -21,7 +22,6 @@ from heedful.serve.options import Options
 from heedful.serve.shelf import Shelf
 from heedful.serve.worker import Busy, Gone
 from heedful.weights.find import shipped
-from heedful.weights.pack import n_bytes
 from support.folders import saved, tiny_gpt
 
 ASK = Request((1, 2), max_tokens=3, sampling=Sampling(temperature=0))

@@ -15,11 +15,11 @@ import torch
 from heedful.generate.answer import Event, Task
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
+from heedful.kernels.pack import pack
 from heedful.loaded import Loaded
 from heedful.serve.metrics import Metrics
 from heedful.serve.worker import Busy, Cancelled, Gone, Ticket, Worker
 from heedful.text import byte_tokens
-from heedful.weights.pack import pack
 from support.tiny import tiny
 
 GREEDY = Sampling(temperature=0)

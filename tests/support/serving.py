@@ -183,7 +183,7 @@ class Server(Client):
     """`heedful serve ...` as a process of its own, on a port that was free."""
 
     def __init__(self, *arguments: str | Path, key: str | None = None, **environment: str) -> None:
-        command = [sys.executable, "-m", "heedful.cli", "serve", *map(str, arguments), "--port", "0"]
+        command = [sys.executable, "-m", "heedful", "serve", *map(str, arguments), "--port", "0"]
         usual = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "200"}
         given = {k: v for k, v in os.environ.items() if k not in ("HEEDFUL_API_KEY", "FORCE_COLOR")}
         given |= usual | ({} if key is None else {"HEEDFUL_API_KEY": key}) | environment

@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from heedful.nn import lists, native, training
+from heedful.kernels.cpu import adamw as lists
+from heedful.kernels.cpu import block as training
+from heedful.kernels.cpu import native
+from heedful.paths import cache_folder
 from heedful.train.recipe import merged
 from heedful.train.trainer import Trainer
 
@@ -72,7 +75,7 @@ def own_cache(folder: Path) -> Path:
     for library in (native.library, lists.library, training.library):
         library()
     (folder / "heedful").mkdir(parents=True)
-    for compiled in native.cache_folder().glob("*.so"):
+    for compiled in cache_folder().glob("*.so"):
         shutil.copy(compiled, folder / "heedful")
     return folder
 
@@ -127,7 +130,7 @@ def assert_same_run(one: Path, other: Path, step: int) -> None:
 
 def command(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
     """`heedful ...` as a process of its own, with one thread as the tests have."""
-    call = [sys.executable, "-m", "heedful.cli", *map(str, arguments)]
+    call = [sys.executable, "-m", "heedful", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(call, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, **options)
 

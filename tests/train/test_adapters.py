@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from heedful.kernels.pack import n_bytes, pack
 from heedful.models.base import Batch
 from heedful.nn.lora import adapted
 from heedful.train import optim
@@ -11,7 +12,6 @@ from heedful.train.adapters import adapt, merge
 from heedful.train.objectives import causal
 from heedful.train.recipe import OptimizerSettings
 from heedful.weights.folder import load_folder
-from heedful.weights.pack import n_bytes, pack
 from heedful.weights.save import save
 from support.adapters import lora_settings as settings
 from support.adapters import stir, tiny

@@ -6,14 +6,14 @@ import tomllib
 
 import pytest
 
-from heedful.assemble import choose_model, make_objective, new_model
 from heedful.models.registry import FAMILIES
-from heedful.reading import Read
+from heedful.recipes.build import choose_model, make_objective, new_model
+from heedful.recipes.inputs import Read
+from heedful.recipes.launch import AUTOMATIC
 from heedful.train import optim, schedule
 from heedful.train.adapters import adapt
 from heedful.train.recipe import TABLES, Recipe, merged, parse_changes, read, shipped
 from heedful.train.run import to_toml
-from heedful.training import AUTOMATIC
 
 # What reading the data would have said of the model, by kind of data.
 ASKED = {

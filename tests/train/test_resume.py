@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import heedful
-from heedful.assemble import assemble
 from heedful.cli import main
+from heedful.recipes.build import assemble
+from heedful.recipes.launch import resume, train
 from heedful.train.recipe import Recipe, read
 from heedful.train.run import Run, to_toml
 from heedful.train.trainer import Task
-from heedful.training import resume, train
 from support.trainings import (
     SMALL,
     assert_same_run,

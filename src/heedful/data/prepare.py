@@ -31,7 +31,7 @@ import numpy as np
 from heedful.data.corpus import Corpus, digest
 from heedful.data.order import Permutation
 from heedful.data.sources import AFTER_LINE, BEFORE_SPACE, Source
-from heedful.nn.native import cache_folder
+from heedful.paths import cache_folder
 from heedful.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the files; another number makes all of them again

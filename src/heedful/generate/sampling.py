@@ -31,7 +31,7 @@ from torch import Tensor
 
 from heedful.generate.request import Sampling, TokenScore
 from heedful.generate.select import FEW, bits_of, draw, draw_heated, fewest, highest_of, leading
-from heedful.nn import native
+from heedful.kernels.cpu import native
 
 
 class ImpossibleLogits(ValueError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from heedful.nn import native
+from heedful.kernels.cpu import native
 
 FEW = 256  # so many tokens are tried first, where mass decides
 BLOCK = 32  # tokens that are judged together by their highest: faster than to look at each

@@ -27,8 +27,8 @@ from heedful.models.config import Config
 from heedful.nn.embed import Embedding
 from heedful.nn.head import LanguageHead
 from heedful.nn.mask import Mask
-from heedful.nn.memory import Memory, RecurrentState
 from heedful.nn.recurrent import CELLS, SCORES, Align, Decoded, Decoder, LookAfter, LookBefore, Recurrence
+from heedful.nn.recurrent_state import Memory, RecurrentState
 
 CHOICES: Mapping[str, Sequence[str]] = {"cell": tuple(CELLS), "attention": ("none", *SCORES)}
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.nn import native
+from heedful.kernels.cpu import native
 from heedful.nn.mask import Mask
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Rotation

@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from heedful.nn import training
+from heedful.kernels.cpu import block as training
 from heedful.nn.attention import Attention, View
 from heedful.nn.state import Cache, CrossCache
 

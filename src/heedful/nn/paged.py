@@ -7,8 +7,8 @@ its blocks. So memory is bounded and never moved, rows that begin alike share bl
 Full blocks get a name: the tokens in them and the name of the block before. A prompt whose first blocks have names is
 not read again (`adopt`). A named block that no row uses stays until room is needed; the least recently used goes first.
 
-Our kernels (nn/decode.py) follow the tables. PyTorch's want keys side by side, so that way each pass gathers a copy of
-what a layer remembers.
+Our kernels (kernels/cpu/decode.py) follow the tables. PyTorch's want keys side by side, so that way each pass gathers
+a copy of what a layer remembers.
 
     B rows, G key/value heads, S remembered positions, D head size, N blocks of P positions
 """
@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from heedful.nn.native import spacious
+from heedful.kernels.cpu.native import spacious
 from heedful.nn.state import Cache, KeyValueState, State, without
 
 Name = tuple[int, tuple[int, ...]]  # the number of the block before (-1: none), and the tokens in this one

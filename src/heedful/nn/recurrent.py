@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from heedful.nn.attention import Watch, weigh
-from heedful.nn.memory import Memory
+from heedful.nn.recurrent_state import Memory
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 

@@ -4,7 +4,7 @@ A `State` has one row per sequence. Rows are independent: `select` reorders or r
 forgets the newest tokens (speculative decoding), `free` empties a row so that another sequence can take its place,
 `join` takes in rows of another state and `drop` lets one go, each at the cost of that row alone (continuous batching).
 A Transformer remembers keys and values (`KeyValueState`), in one block per layer, allocated ahead and doubled when
-full; a recurrent network its hidden states (nn/memory.py).
+full; a recurrent network its hidden states (nn/recurrent_state.py).
 
     B rows, G key/value heads, S remembered positions, D head size
 """

@@ -21,7 +21,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from torch import Tensor
 
-from heedful.embedding import embed_rows, longest, pool_of, tokenize
 from heedful.loaded import Loaded
 from heedful.serve.asks import told
 from heedful.serve.errors import ApiError
@@ -30,6 +29,7 @@ from heedful.serve.responses import EmbeddingResponse
 from heedful.serve.schema import EmbeddingRequest, Prompts
 from heedful.serve.ticket import Work
 from heedful.serve.worker import Worker
+from heedful.tasks.embed import embed_rows, longest, pool_of, tokenize
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from heedful.nn.packed import Kind
+    from heedful.kernels.packed import Kind
 
 
 @dataclass(frozen=True)

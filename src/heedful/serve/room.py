@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from heedful.kernels.packed import Kind
 from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
-from heedful.nn.packed import Kind
 from heedful.train.cost import free_memory
 from heedful.weights.adapted import base_of, is_adapter
 from heedful.weights.blank import blank

@@ -12,15 +12,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from heedful.info import size_in_words
+from heedful.kernels.pack import n_bytes, pack_as_stored
 from heedful.loaded import TOKENIZER_FILES, Loaded, load, name_of
 from heedful.serve import room
 from heedful.serve.errors import ApiError
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 from heedful.serve.worker import Busy, Gone, Worker
+from heedful.weights.describe import size_in_words
 from heedful.weights.find import find, refuse_pickle, shipped
-from heedful.weights.pack import n_bytes, pack_as_stored
 
 log = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from torch.backends import mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from heedful.kernels.cpu.block import rehearsed
 from heedful.models.base import Batch, Model
 from heedful.nn.embed import Embedding
 from heedful.nn.lora import NF4
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
-from heedful.nn.training import rehearsed
 from heedful.train import optim
 from heedful.train.objectives import Loss, Objective
 from heedful.train.recipe import Recipe

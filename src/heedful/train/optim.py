@@ -1,6 +1,6 @@
 """Optimizers by name, and what surrounds a step: dividing and clipping gradients, running means of the weights.
 
-    adamw      Loshchilov & Hutter 2019                    torch's, fused on a GPU; on a CPU our kernel (nn/lists.py)
+    adamw      Loshchilov & Hutter 2019                    torch's, fused on a GPU; on a CPU kernels/cpu/adamw.py
     muon       Jordan et al. 2024; Liu et al. 2025         torch's, for the matrices of the blocks; AdamW for the rest
     adafactor  Shazeer & Stern 2018                        torch's
     lion       Chen et al. 2023, algorithm 2               ours
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.nn import lists
+from heedful.kernels.cpu import adamw as lists
 from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
 from heedful.train.distributed import is_spread, local, placed

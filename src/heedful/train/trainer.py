@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from heedful.data.dataset import Dataset
 from heedful.data.feed import Feed
+from heedful.kernels.cpu import native
 from heedful.models.base import Batch, Model
-from heedful.nn import native
 from heedful.nn.stack import Stack
 from heedful.train import compiled, cost, optim, schedule
 from heedful.train.distributed import Processes, is_spread

@@ -11,7 +11,6 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from heedful.info import tokenizer_of
 from heedful.models.base import DecoderModel, EncoderDecoderModel, Model
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.registry import FAMILIES
@@ -19,6 +18,7 @@ from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
 from heedful.serve.playground.shapes import reply
 from heedful.weights.blank import blank
+from heedful.weights.describe import tokenizer_of
 from heedful.zoo import FOLDER, cards
 
 router = APIRouter()

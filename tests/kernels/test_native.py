@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from heedful.nn import native
+from heedful.kernels.cpu import native
 
 needs_kernels = pytest.mark.skipif(
     native.library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
@@ -67,7 +67,8 @@ def test_what_kernels_cannot_do_is_left_to_pytorch():
 
 PROGRAM = """
 import torch
-from heedful.nn import native, packed
+from heedful.kernels.cpu import native
+from heedful.kernels import packed
 weight = torch.randn(70, 96, generator=torch.Generator().manual_seed(0))
 kinds = [type(packed.product(weight, None, kind)).__name__ for kind in packed.PLAIN]
 print(native.library() is not None, *kinds)

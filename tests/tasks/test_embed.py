@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
 import heedful
-from heedful.embedding import Pooling, embed
 from heedful.models.vit import ViT, ViTConfig
+from heedful.tasks.embed import Pooling, embed
 from heedful.text.tokenizer import Tokenizer
 from support.case import error, randomize
 from support.folders import saved, tiny_llama

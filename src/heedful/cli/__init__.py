@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from heedful import __version__, converse, show
+from heedful import __version__
+from heedful.cli import generate as converse
+from heedful.cli import show
 
 Command = Callable[[argparse.Namespace], int]
 KINDS = ["float32", "bfloat16", "float16", "int8", "int4"]  # of weights
@@ -174,7 +176,7 @@ def models(options: argparse.Namespace) -> int:
 
 
 def info(options: argparse.Namespace) -> int:
-    from heedful.info import describe
+    from heedful.weights.describe import describe
 
     print(describe(options.name))
     return 0
@@ -193,22 +195,22 @@ def train(options: argparse.Namespace) -> int:
     if options.resume is not None:
         if options.what or options.init_from or options.out:
             raise ValueError("--resume goes on with a run as it is: give it no data, recipe, --init-from or --out")
-        from heedful.training import resume
+        from heedful.recipes.launch import resume
 
         resume(options.resume, changes, quiet=options.quiet)
         return 0
     if options.what is None:
         raise ValueError("what to train on? Give a text file, a folder or a recipe (`heedful train --list`)")
-    from heedful.training import train
+    from heedful.recipes.launch import train
 
     train(options.what, changes, init_from=options.init_from, folder=options.out, quiet=options.quiet)
     return 0
 
 
 def estimate(options: argparse.Namespace) -> int:
-    from heedful.estimate import describe
+    from heedful.recipes.estimate import describe
+    from heedful.recipes.launch import resolve
     from heedful.train.recipe import Recipe, merged, parse_changes
-    from heedful.training import resolve
 
     _, recipe = resolve(options.what)
     print(describe(Recipe.from_dict(merged(recipe, parse_changes(options.set)))))
@@ -267,7 +269,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def tokenize(options: argparse.Namespace) -> int:
-    from heedful.info import tokenizer_of
+    from heedful.weights.describe import tokenizer_of
 
     tokenizer = tokenizer_of(options.model)
     for token, start, end in tokenizer.encode_with_offsets(options.text):

@@ -13,7 +13,7 @@
 
 enum { NORM_0, NORM_1, QUERY, KEY, VALUE, OUTPUT, UP, GATE, DOWN, N_PARTS };  // what has weights
 
-// One block, as nn/training.py describes it.
+// One block, as kernels/cpu/block.py describes it.
 typedef struct {
   long n_sequences, length, width, hidden, n_heads, n_groups, size;
   long rms, act, gated, causal, threads;

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from heedful.imagine import Imagined, imagine
-from heedful.info import size_in_words
+from heedful.recipes.dry_run import Imagined, imagine
 from heedful.train import cost
 from heedful.train.adapters import adapt
 from heedful.train.cost import Fit, Flops, Memory, Parameters
@@ -26,6 +25,7 @@ from heedful.train.runlog import RunLog
 from heedful.train.scores import n_tokens
 from heedful.train.screen import count
 from heedful.train.trainer import Trainer
+from heedful.weights.describe import size_in_words
 
 PROBE_SECONDS = 4.0  # for which steps are tried, once the first is done
 MOST_STEPS = 30

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.nn import native
+from heedful.kernels.cpu import native
 
 SOURCE = Path(__file__).with_name("lists.c")
 NEEDS = {"avx512f"}

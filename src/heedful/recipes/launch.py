@@ -1,6 +1,6 @@
 """`heedful train`: from a text, a folder or a recipe to a run's folder, and on from one.
 
-from heedful.training import train
+from heedful.recipes.launch import train
 
 model = train("my.txt", {"train": {"steps": 200}})
 """
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from heedful import __version__
-from heedful.assemble import Assembled, assemble
 from heedful.loaded import Loaded, load
 from heedful.models.base import Model
+from heedful.recipes.build import Assembled, assemble
 from heedful.text import Tokenizer
 from heedful.train.adapters import adapt, adapted
 from heedful.train.checkpoint import Saved

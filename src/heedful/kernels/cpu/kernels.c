@@ -1,6 +1,6 @@
 // What decoding consists of, for processors with AVX-512 (with its BF16 and VNNI extensions): products of some rows
 // with a packed matrix, attention of one new token, and a whole pile of blocks for new tokens of several rows. Compiled
-// on first use; called by nn/native.py and nn/decode.py.
+// on first use; called by kernels/cpu/native.py and kernels/cpu/decode.py.
 //
 // A matrix (N, K) is packed into panels of 32 outputs, in each of which the inputs follow one another: a thread reads
 // one stream from memory, each lane of a vector is an output of its own, and nothing is summed across lanes. The sum of

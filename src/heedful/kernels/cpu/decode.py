@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.nn import native
+from heedful.kernels.cpu import native
+from heedful.kernels.cpu.block import ACTIVATIONS
+from heedful.kernels.cpu.native import Matrix, pointer
+from heedful.kernels.packed import Panels
 from heedful.nn.attention import Attention, View
 from heedful.nn.block import Block
 from heedful.nn.feedforward import FeedForward
-from heedful.nn.native import Matrix, pointer
 from heedful.nn.norm import RMSNorm
-from heedful.nn.packed import Panels
 from heedful.nn.paged import PagedState
 from heedful.nn.state import KeyValueState
-from heedful.nn.training import ACTIVATIONS
 
 RESIDUALS = ("pre", "post", "parallel")
 ALL = 2**40  # positions in a block where a row is a single one, as in kernels.c

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heedful.nn import native
+from heedful.kernels.cpu import native
+from heedful.kernels.cpu.native import pointer
 from heedful.nn.feedforward import FeedForward, gelu_tanh
-from heedful.nn.native import pointer
 from heedful.nn.norm import RMSNorm
 
 if TYPE_CHECKING:

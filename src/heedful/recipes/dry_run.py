@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from heedful.assemble import (
+from heedful.data.dataset import IGNORED, Dataset, Draw
+from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model
+from heedful.models.encoder import EncoderModel
+from heedful.recipes.build import (
     adjusted_config,
     choose_model,
     choose_vocabulary,
@@ -22,10 +25,7 @@ from heedful.assemble import (
     make_tokenizer,
     new_model,
 )
-from heedful.data.dataset import IGNORED, Dataset, Draw
-from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model
-from heedful.models.encoder import EncoderModel
-from heedful.reading import Read, read, sources
+from heedful.recipes.inputs import Read, read, sources
 from heedful.text import byte_tokens
 from heedful.train.adapters import adapt
 from heedful.train.distill import halve

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.cpu import adamw as lists
+from heedful.kernels.cpu import block as training
+from heedful.kernels.cpu import native
 from heedful.models.base import Batch, Model
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.models.llama import Llama, LlamaConfig
-from heedful.nn import lists, native, training
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms
 from heedful.nn.feedforward import FeedForward

@@ -4,7 +4,7 @@ It takes Linux, a processor with AVX-512 (BF16 and VNNI with it) and a C compile
 PyTorch's operators do the work. The compiled file is kept in the user's cache folder under a name that says what it
 was made of and for. HEEDFUL_KERNELS=0 switches the kernels off.
 
-`load` does the same for the kernels of training (nn/training.py, nn/lists.py).
+`load` does the same for the kernels of training (kernels/cpu/block.py, kernels/cpu/adamw.py).
 
 They multiply nearly as fast as the memory delivers the weights; RESULTS.md has them beside PyTorch's operators.
 Their threads are those of PyTorch: both use the same OpenMP, which PyTorch brings along.
@@ -33,6 +33,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from heedful.paths import cache_folder
 
 SOURCE = Path(__file__).with_name("kernels.c")
 NEEDS = {"avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"}
@@ -98,11 +100,6 @@ def _processor() -> set[str]:
         return set()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return set(next((line for line in lines if line.startswith("flags")), "").split())
-
-
-def cache_folder() -> Path:
-    """Where what can be made again is kept: ~/.cache/heedful, or under XDG_CACHE_HOME."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
 
 
 def _compiled(compiler: str, source: Path) -> Path:

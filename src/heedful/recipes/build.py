@@ -25,8 +25,8 @@ from heedful.models.cbow import CBOW
 from heedful.models.config import HeadConfig
 from heedful.models.encoder import EncoderModel
 from heedful.models.registry import FAMILIES, size
-from heedful.nn.native import cache_folder
-from heedful.reading import Read, is_one_document, read, sources, texts
+from heedful.paths import cache_folder
+from heedful.recipes.inputs import Read, is_one_document, read, sources, texts
 from heedful.text import Tokenizer, byte_tokens, characters, train_bpe, train_unigram, train_wordpiece, words
 from heedful.train import objectives
 from heedful.train.distill import halve
@@ -221,7 +221,7 @@ def measure(texts: Iterator[str]) -> tuple[int, int]:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    from heedful.info import tokenizer_of
+    from heedful.weights.describe import tokenizer_of
 
     return tokenizer_of(name)
 

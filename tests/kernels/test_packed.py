@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.nn import native, packed
+from heedful.kernels import packed
+from heedful.kernels.cpu import native
+from heedful.kernels.packed import FASTER, FLOATS, PLAIN, Packed, Table, activations, agrees, product
 from heedful.nn.embed import Embedding
-from heedful.nn.packed import FASTER, FLOATS, PLAIN, Packed, Table, activations, agrees, product
 
 SHAPES = [(64, 32), (96, 256), (50, 33), (1, 64), (257, 160)]  # outputs, inputs
 WAYS = [(k, w) for (device, k), ways in FASTER.items() if device == "cpu" for w in ways] + list(PLAIN.items())

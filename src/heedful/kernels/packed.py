@@ -31,9 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.nn import native
+from heedful.kernels.cpu import native
+from heedful.kernels.quantize import GROUP, quantize_evenly, quantize_groups, quantize_rows
 from heedful.nn.embed import Embedding
-from heedful.nn.quantize import GROUP, quantize_evenly, quantize_groups, quantize_rows
 
 Kind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

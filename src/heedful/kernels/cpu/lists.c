@@ -1,5 +1,5 @@
 // What a step of training does to all parameters at once, for processors with AVX-512: the norm of their gradients,
-// scaling them, AdamW. Compiled on first use; called by nn/lists.py.
+// scaling them, AdamW. Compiled on first use; called by kernels/cpu/adamw.py.
 //
 // A small model has a hundred small tensors, and an operator of PyTorch's for each costs more than its arithmetic. Each
 // thread has the same share of every tensor in every call, so that it finds it in its own cache.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from heedful.generate.request import Result
+    from heedful.kernels.packed import Kind
     from heedful.loaded import Loaded
-    from heedful.nn.packed import Kind
 
 
 def biases(text: str) -> dict[int, float]:
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     import heedful
-    from heedful.weights.pack import pack_as_stored
+    from heedful.kernels.pack import pack_as_stored
 
     settings = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     settings |= {name: True for name in ("chat", "echo") if getattr(options, name)}

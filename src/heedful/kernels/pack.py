@@ -1,4 +1,4 @@
-"""Packing a loaded model's weights for speed, or into fewer bits: what a kind means is in nn/packed.py.
+"""Packing a loaded model's weights for speed, or into fewer bits: what a kind means is in kernels/packed.py.
 
 The matrices of the blocks and of the language head are packed one by one, each freed when its packed form is there;
 queries, keys and values, and a gate with what it gates, become one product. The rest follows the kind:
@@ -23,14 +23,14 @@ from typing import TypeVar, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.cpu.decode import fuse
+from heedful.kernels.packed import FLOATS, Frozen, Kind, Packed, Plain, Table, activations, product
 from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
-from heedful.nn.decode import fuse
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
 from heedful.nn.head import LanguageHead
 from heedful.nn.lora import refuse_adapted
-from heedful.nn.packed import FLOATS, Frozen, Kind, Packed, Plain, Table, activations, product
 from heedful.nn.stack import Stack
 
 M = TypeVar("M", bound=Model)

@@ -1,5 +1,5 @@
 // A Transformer block forwards and backwards, for processors with AVX-512: what training a small model on a CPU consists
-// of. Compiled on first use; called by nn/training.py.
+// of. Compiled on first use; called by kernels/cpu/block.py.
 //
 // A small block is some sixty operations of PyTorch's, forwards and backwards, and what lies between its products (a
 // third of the time) is moving numbers and starting threads. Here the rows are dealt out to the threads once, a thread

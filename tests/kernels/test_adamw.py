@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from heedful.nn import lists
+from heedful.kernels.cpu import adamw as lists
 
 needs_kernels = pytest.mark.skipif(lists.library() is None, reason="our kernels need Linux, AVX-512 and a C compiler")
 SIZES = [(1,), (16,), (17, 3), (64, 65), (5, 4, 3), (1000,)]
