@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from heedful.observe.figures import CELL, SIDE, SLATE, _draw, _label, _name, colours, new, shown, style
-from heedful.train.picture import ACCENT, GREY, INK, PALE
+from heedful.plotting import ACCENT, GREY, INK, PALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

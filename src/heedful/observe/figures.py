@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from heedful.train.picture import ACCENT, GREY, INK, PALE, SETTINGS
+from heedful.plotting import ACCENT, GREY, INK, PALE, RC_PARAMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ SIDE = 6.4  # inches: no map is larger
 CELL = 0.24  # inches: none of its cells, either
 MOST_LABELS = 64  # more cannot be read
 READABLE = 0.07  # inches: of smaller cells not every one has a label
-OURS: Any = {**SETTINGS, "text.parse_math": False, "svg.hashsalt": "heedful"}  # a token "$" is a dollar
+OURS: Any = {**RC_PARAMS, "text.parse_math": False, "svg.hashsalt": "heedful"}  # a token "$" is a dollar
 
 
 @contextmanager

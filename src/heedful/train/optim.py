@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.kernels.cpu import adamw as lists
+from heedful.kernels.cpu.adamw import AdamW, scale_, total_norm
 from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
 from heedful.train.distributed import is_spread, local, placed
@@ -116,11 +116,10 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
     fast: dict[str, Any] = (
         {"fused": True} if all(p.device.type in FUSED for p in learning.values()) else {"foreach": True}
     )
-    adamw = lists.AdamW if all(p.device.type == "cpu" for p in learning.values()) else torch.optim.AdamW
     plain = {"foreach": True} if any(map(is_spread, learning.values())) else fast  # torch's SGD has no fused one then
     match s.name:
         case "adamw":
-            return adamw(groups, s.lr, betas, s.eps, **fast)
+            return AdamW(groups, s.lr, betas, s.eps, **fast)
         case "muon":
             matrices = block_matrices(model)
             if not matrices:
@@ -131,7 +130,7 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
             muon = torch.optim.Muon(list(matrices), s.muon_lr, s.weight_decay, s.momentum, adjust_lr_fn=s.adjust_lr)
             if not rest:
                 return Together(muon)
-            return Together(muon, adamw(rest, s.lr, betas, s.eps, **fast))
+            return Together(muon, AdamW(rest, s.lr, betas, s.eps, **fast))
         case "adafactor":
             if any(map(is_spread, learning.values())):
                 raise ValueError(
@@ -180,8 +179,7 @@ def finish_gradients(parameters: Iterable[nn.Parameter], n_targets: Tensor | flo
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         raise ValueError("no parameter has a gradient: the loss does not depend on what learns")
-    ours = lists.can(gradients)
-    total = torch.tensor(lists.norm(gradients)) if ours else torch.nn.utils.get_total_norm(gradients)
+    total = total_norm(gradients)
     if hasattr(total, "full_tensor"):  # of sharded parameters: the norm over all processes
         total = total.full_tensor()
     # A number is not made a tensor: copying it to a GPU would wait for the GPU.
@@ -193,11 +191,7 @@ def finish_gradients(parameters: Iterable[nn.Parameter], n_targets: Tensor | flo
     norm = total * share
     # As torch's clip_grad_norm_ has it. A norm that is no number makes the gradients so: the trainer skips the step.
     scale = share * (clip / (norm + 1e-6)).clamp(max=1.0) if clip > 0 else share
-    if ours:
-        lists.scale(gradients, float(scale))
-    else:
-        # In the gradients' own type: another one would be multiplied with each of them alone.
-        torch._foreach_mul_(gradients, scale.float() if isinstance(scale, Tensor) else scale)
+    scale_(gradients, scale)
     return norm
 
 

@@ -12,15 +12,11 @@ from typing import Any
 
 import numpy as np
 
-ACCENT, GREY, PALE, INK = "#c8553d", "#8a8a8a", "#c9c9c9", "#222222"
+from heedful.plotting import ACCENT, GREY, INK, PALE, RC_PARAMS
+
 SIZE = (5.4, 3.3)  # inches: a column and a half of most papers
 MOST_POINTS = 4000
 GAP = 0.05  # between two labels, as a share of the height
-SETTINGS: Any = {
-    "font.family": "sans-serif", "font.size": 8.5, "axes.linewidth": 0.7, "axes.edgecolor": INK,
-    "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK, "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7, "xtick.major.size": 3, "ytick.major.size": 3, "svg.fonttype": "none",
-}  # fmt: skip
 
 
 def draw(
@@ -40,7 +36,7 @@ def draw(
     points, scores = _finite(*validation)
     mean = smooth(losses)
     labels = [(value, f"{name} {value:.2f}", GREY) for name, value in baselines.items()]
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(RC_PARAMS):
         figure = Figure(figsize=SIZE, dpi=220, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()

@@ -1,7 +1,7 @@
 """The norm of a list of tensors, scaling them, and AdamW on them, by one call each of our kernels (lists.c) on a CPU.
 
-PyTorch goes from tensor to tensor, and a small model has a hundred of a few hundred numbers each. `can` says whether
-the kernels take a list: float32 on a CPU, contiguous, where the kernels can be had. Else PyTorch's operators are there.
+PyTorch goes from tensor to tensor, and a small model has a hundred of a few hundred numbers each. The kernels take a
+list of contiguous float32 tensors on a CPU (`can`); any other list goes to PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -48,19 +48,23 @@ def _plain(t: Tensor) -> bool:
     return t.dtype == torch.float32 and t.is_cpu and t.is_contiguous() and type(t) in PLAIN
 
 
-def norm(tensors: Sequence[Tensor]) -> float:
-    """The square root of the sum of all squares."""
+def total_norm(tensors: list[Tensor]) -> Tensor:
+    """The norm of all tensors as one vector, a scalar on their device."""
     lib = library()
-    assert lib is not None
+    if lib is None or not can(tensors):
+        return torch.nn.utils.get_total_norm(tensors)
     total: float = lib.squares(len(tensors), _places(tensors), _sizes(tensors), torch.get_num_threads())
-    return total**0.5
+    return torch.tensor(total**0.5)
 
 
-def scale(tensors: Sequence[Tensor], by: float) -> None:
-    """Multiply all by a number, in place."""
+def scale_(tensors: list[Tensor], factor: Tensor | float) -> None:
+    """Multiply all tensors by one number, in place."""
     lib = library()
-    assert lib is not None
-    lib.scale(len(tensors), _places(tensors), _sizes(tensors), by, torch.get_num_threads())
+    if lib is None or not can(tensors):
+        # A float32 factor: with a float64 tensor PyTorch would multiply the tensors one by one.
+        torch._foreach_mul_(tensors, factor.float() if isinstance(factor, Tensor) else factor)
+    else:
+        lib.scale(len(tensors), _places(tensors), _sizes(tensors), float(factor), torch.get_num_threads())
 
 
 class AdamW(torch.optim.AdamW):
@@ -76,6 +80,8 @@ class AdamW(torch.optim.AdamW):
         return None
 
     def _ready(self, group: dict[str, Any]) -> bool:
+        if not all([p.is_cpu for p in group["params"]]):
+            return False
         weights = [p for p in group["params"] if p.grad is not None]
         return (
             not group["amsgrad"]
