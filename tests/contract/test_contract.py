@@ -40,7 +40,7 @@ def head(batch: Batch, n: int, rows: list[int] | None = None) -> Batch:
 
 @every
 def test_a_batch_equals_its_rows_alone(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     together = model(batch).logits
     for i, row in enumerate(case.rows(batch)):
         alone = model(row).logits[0]
@@ -49,7 +49,7 @@ def test_a_batch_equals_its_rows_alone(case: Case):
 
 @every
 def test_what_stands_in_the_padding_does_not_matter(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     if batch.lengths is None and batch.source_lengths is None:
         pytest.skip("nothing is padded in this family's batches")
     other = dataclasses.replace(batch)
@@ -64,7 +64,7 @@ def test_what_stands_in_the_padding_does_not_matter(case: Case):
 
 @every
 def test_watching_changes_nothing(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     counted = case.counted(batch)
     plain = model(batch).logits[counted]
     watches = [m for m in model.modules() if isinstance(m, Watch)]
@@ -81,14 +81,14 @@ def test_watching_changes_nothing(case: Case):
 
 @every
 def test_a_config_survives_as_data(case: Case):
-    config = case.ours(case.reference()).config
+    config = case.model().config
     assert type(config).from_dict(config.to_dict()) == config
 
 
 @every
 def test_a_fresh_model_speaks_sense(case: Case):
     """New weights: finite outputs, and a loss no worse than a little above guessing."""
-    model = case.ours(case.reference())
+    model = case.model()
     torch.manual_seed(0)
     fresh = type(model).create(model.config).eval()
     assert {n for n, _ in fresh.named_parameters()} == {n for n, _ in model.named_parameters()}
@@ -99,7 +99,7 @@ def test_a_fresh_model_speaks_sense(case: Case):
 
 @every
 def test_every_parameter_learns(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     with torch.enable_grad():
         case.objective(model, batch).mean.backward()
     still = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
@@ -108,7 +108,7 @@ def test_every_parameter_learns(case: Case):
 
 @speaking
 def test_the_future_never_changes_the_past(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     tokens = batch.tokens.clone()
     tokens[:, 5:] = 7
     now, changed = model(batch).logits, model(dataclasses.replace(batch, tokens=tokens)).logits
@@ -118,7 +118,7 @@ def test_the_future_never_changes_the_past(case: Case):
 
 @speaking
 def test_rows_of_unequal_length_start_together(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     together, state = model.start(batch)
     following = torch.tensor([4, 9, 6])
     stepped = model.step(following, state)
@@ -130,7 +130,7 @@ def test_rows_of_unequal_length_start_together(case: Case):
 
 @speaking
 def test_several_tokens_in_a_step_equal_single_steps(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     _, state = model.start(head(batch, 3))
     several = model.step(batch.tokens[:, 3:7], state)
     assert error(several, model(batch).logits[:, 3:7]) < LIMIT
@@ -138,7 +138,7 @@ def test_several_tokens_in_a_step_equal_single_steps(case: Case):
 
 @speaking
 def test_selected_rows_go_on_as_themselves(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     _, state = model.start(head(batch, 4))
     state.select([2, 0, 2, 1])
     got = model.step(batch.tokens[[2, 0, 2, 1], 4], state)
@@ -149,7 +149,7 @@ def test_selected_rows_go_on_as_themselves(case: Case):
 
 @speaking
 def test_truncated_rows_go_on_from_there(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     _, state = model.start(head(batch, 3))
     model.step(batch.tokens[:, 3:8], state)
     state.truncate([4, 6, 8])
@@ -160,7 +160,7 @@ def test_truncated_rows_go_on_from_there(case: Case):
 
 @speaking
 def test_a_freed_row_begins_anew(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     _, state = model.start(head(batch, 4))
     state.free(1)
     assert state.lengths[1] == 0
@@ -174,7 +174,7 @@ def test_a_freed_row_begins_anew(case: Case):
 @speaking
 def test_rows_join_later_and_leave_earlier(case: Case):
     """Each row goes on as if alone, whatever the lengths of the others, of their sources too."""
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     whole = model(batch).logits
 
     def begin(row: int, n: int) -> State:
@@ -210,7 +210,7 @@ def test_rows_join_later_and_leave_earlier(case: Case):
 
 @packing
 def test_packed_documents_equal_separate_ones(case: Case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     rows = [r.tokens[0] for r in case.rows(batch)]
     documents = torch.cat([torch.full((len(r),), i) for i, r in enumerate(rows)])[None]
     packed = Batch(torch.cat(rows)[None], documents=documents)

@@ -71,7 +71,7 @@ def test_mistakes_are_told(shakespeare):
         score(model, list(range(60)) * 10, window=500, stride=500)
     bert = next(c for c in CASES if c.name == "bert-masked")
     with pytest.raises(ValueError, match="left to right"):
-        score(bert.ours(bert.reference()), [1, 2, 3], window=8, stride=8)
+        score(bert.model(), [1, 2, 3], window=8, stride=8)
 
 
 def test_scoring_leaves_the_model_as_it_was(shakespeare):

@@ -163,7 +163,7 @@ class Spy:
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_batch_equals_its_rows_alone_and_rows_leave_when_they_are_done(name, groups):
     case = case_of[name]
-    model, batch = case.ours(case.reference()), prompts_of(case)
+    model, batch = case.model(), prompts_of(case)
     how = dict(
         beams=4,
         n=3,
@@ -206,7 +206,7 @@ def diverse(model: GenerativeModel, prompt: list[int], n_groups: int, width: int
 @torch.no_grad()
 def test_diverse_groups_follow_the_paper():
     case = case_of["gpt2"]
-    model = case.ours(case.reference())
+    model = case.model()
     row = case.rows(case.batch())[1]
     for strength in (0.7, 3.0):
         groups = diverse(model, row.tokens[0].tolist(), 3, 2, strength, 5)
@@ -218,7 +218,7 @@ def test_diverse_groups_follow_the_paper():
 
 def test_groups_without_diversity_find_the_same():
     case = case_of["gpt2"]
-    model, batch = case.ours(case.reference()), prompts_of(case)
+    model, batch = case.model(), prompts_of(case)
     how = dict(max_tokens=6, eos=ends_of(model, batch))
     assert beam_search(model, batch, beams=9, groups=3, n=9, **how) == beam_search(model, batch, beams=3, n=3, **how)
 

@@ -119,7 +119,7 @@ def test_a_step_that_fails_fails_for_the_row_at_fault_alone(bard, decoders, stat
 @pytest.mark.parametrize("name", ["t5", "seq2seq-gru-bi-dot", "phi3-longrope"])
 def test_so_it_is_in_every_family(name):
     case = next(c for c in CASES if c.name == name)
-    model = case.ours(case.reference())
+    model = case.model()
     decoder = not hasattr(model, "encoder")
     ids = [tuple(range(3 + i, 6 + 3 * i)) for i in range(5)]
     never, always = (Sampling(temperature=0, logit_bias={7: bias}) for bias in (-100, 100))

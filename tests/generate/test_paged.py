@@ -43,7 +43,7 @@ def paged(model, n_rows: int, n_blocks: int = 40, block: int = 4) -> PagedState:
 def test_paged_equals_contiguous(name):
     """Unequal rows through reading, stepping, reordering, forgetting, joining and leaving."""
     case = next(c for c in CASES if c.name == name)
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     tokens = batch.tokens
     _, plain = model.start(tokens[:, :3])
     pages = paged(model, 3)

@@ -54,7 +54,7 @@ def no_gradients():
 
 @every
 def test_packed_float32_is_the_same_model(case):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     counted = case.counted(batch)
     logits, ids = model(batch).logits[counted], greedy(model, batch, 8)
     assert pack(model, "float32") is model
@@ -106,7 +106,7 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
 @some
 @pytest.mark.parametrize("kind, limit", [("bfloat16", 0.05), ("float16", 1e-5), ("int8", 0.08), ("int4", 0.08)])
 def test_quantized_models_compute_with_the_rounded_weights(case, kind, limit):
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     by_hand = copy.deepcopy(model)
     round_by_hand(by_hand, kind)
     logits = pack(model, kind)(batch).logits.float()
@@ -124,7 +124,7 @@ def test_quantized_models_keep_the_contract(case, kind):
     """Steps equal the whole, rows are themselves in any company, and the states are of the activations' type."""
     if not case.generates:
         pytest.skip("does not speak")
-    model, batch = pack(case.ours(case.reference()), kind), case.batch()
+    model, batch = pack(case.model(), kind), case.batch()
     together, state = model.start(batch)
     following = torch.tensor([4, 9, 6])
     stepped = model.step(following, state)
@@ -207,7 +207,7 @@ def test_a_packed_model_is_not_saved(tmp_path):
 def test_what_cannot_be_packed_is_said(tmp_path):
     cbow = next(c for c in CASES if c.name == "cbow")
     with pytest.raises(ValueError, match="nothing to pack"):
-        pack(cbow.ours(cbow.reference()), "int8")
+        pack(cbow.model(), "int8")
     with pytest.raises(ValueError, match="float32, bfloat16, float16, int8, int4"):
         heedful.load("shakespeare", quantize="int2")  # type: ignore[arg-type]
     model = heedful.load("shakespeare").model
@@ -258,7 +258,7 @@ def test_every_kind_speaks_through_load_and_the_command_line(capsys):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "int4"])
 def test_on_a_gpu_quantized_models_compute_with_the_rounded_weights(case, kind):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     by_hand = copy.deepcopy(model)
     if kind != "float32":
         round_by_hand(by_hand, kind)

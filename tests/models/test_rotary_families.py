@@ -118,7 +118,7 @@ def test_mixtrals_map_follows_the_files(tmp_path):
 def longrope():
     """Rotated otherwise from 19 tokens on."""
     case = phi.CASES[1]
-    model = case.ours(case.reference())
+    model = case.model()
     tokens = torch.randint(61, (2, 30), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         yield model, tokens

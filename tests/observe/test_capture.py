@@ -43,7 +43,7 @@ def traces(model: nn.Module) -> list[str]:
 @every
 def test_every_name_of_every_family(case: Case):
     """All that is listed is computed, in the shape that is listed; the output stays; no trace is left."""
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     counted, plain = case.counted(batch), model(batch).logits
     with capture(model, "*") as acts:
         first = model(batch).logits
@@ -122,7 +122,7 @@ def test_recurrent_attention_is_what_the_model_says_it_is(kind: str):
 def test_scores_are_queries_times_keys():
     for name in ("gpt2", "llama3", "t5"):  # plain, rotated and grouped, biased
         case = BY_NAME[name]
-        model, batch = case.ours(case.reference()), case.rows(case.batch())[0]
+        model, batch = case.model(), case.rows(case.batch())[0]
         with capture(model, "decoder.0.self.*") as acts:
             model(batch)
         q, k = acts["decoder.0.self.queries"], acts["decoder.0.self.keys"]
@@ -140,7 +140,7 @@ def test_scores_are_queries_times_keys():
 @speaking
 def test_generation_step_by_step(case: Case):
     """Each call of the model has its own tensors: the prompt's, then a row for each token."""
-    model, batch = case.ours(case.reference()), case.batch()
+    model, batch = case.model(), case.batch()
     row = case.rows(batch)[0]
     prompt = dataclasses.replace(row, tokens=row.tokens[:, :3])
     where = next(n for n in names(model) if n.startswith("decoder") and n.endswith(".weights"))

@@ -19,7 +19,7 @@ BY_NAME = {case.name: case for case in CASES}
 @pytest.mark.parametrize("name", ["gpt1", "gpt2", "llama3", "gemma2", "bert-masked", "t5"])
 def test_the_last_row_of_the_lens_is_what_the_model_says(name: str):
     case = BY_NAME[name]
-    model, batch = case.ours(case.reference()), case.rows(case.batch())[0]
+    model, batch = case.model(), case.rows(case.batch())[0]
     found = logit_lens(model, batch, k=3)
     with torch.no_grad():
         chances = model(batch).logits[0].softmax(dim=-1)

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -72,10 +74,27 @@ class Case:
     exact: bool = True  # other rows of the batch do not change the last bit (experts gather tokens from all rows)
 
     def reference(self) -> nn.Module:
+        """The reference model: a copy of one that is built once per process, so that a test may change it."""
+        return copy.deepcopy(self._reference)
+
+    def model(self) -> Model:
+        """Ours with the reference's weights: a copy of one that is built once per process."""
+        return copy.deepcopy(self._model)
+
+    @cached_property
+    def _reference(self) -> nn.Module:
+        return self.build_reference()
+
+    @cached_property
+    def _model(self) -> Model:
+        return self.ours(self._reference)
+
+    def build_reference(self) -> nn.Module:
         torch.manual_seed(0)
         return randomize(self.make())
 
     def ours(self, reference: nn.Module) -> Model:
+        """Our model with the weights of this reference model."""
         hub = reference.config.to_dict()
         hub["architectures"] = [type(reference).__name__]
         model = build(hub)

@@ -13,24 +13,21 @@ from support.case import Case, error
 
 
 def logits(case: Case) -> float:
-    reference, batch = case.reference(), case.batch()
-    ours = case.ours(reference)
+    reference, ours, batch = case.reference(), case.model(), case.batch()
     counted = case.counted(batch)
     with torch.no_grad():
         return error(ours(batch).logits[counted], case.reference_logits(reference, batch)[counted])
 
 
 def loss(case: Case) -> float:
-    reference, batch = case.reference(), case.batch()
-    ours = case.ours(reference)
+    reference, ours, batch = case.reference(), case.model(), case.batch()
     with torch.no_grad():
         return error(case.objective(ours, batch).mean, case.reference_loss(reference, batch))
 
 
 def gradients(case: Case) -> float:
     """Of every parameter, by the reference's names; ours come through the same map as the weights."""
-    reference, batch = case.reference(), case.batch()
-    ours = case.ours(reference)
+    reference, ours, batch = case.reference(), case.model(), case.batch()
     case.objective(ours, batch).mean.backward()
     case.reference_loss(reference, batch).backward()
     weights = case.weights(ours)
@@ -49,8 +46,7 @@ def gradients(case: Case) -> float:
 
 def greedy_ids(case: Case, n: int = 20) -> int:
     """How many of n greedy ids differ, over a padded batch and with our cache on."""
-    reference, batch = case.reference(), case.batch()
-    ours = case.ours(reference)
+    reference, ours, batch = case.reference(), case.model(), case.batch()
     prompt = batch if case.packs else type(batch)(source=batch.source, source_lengths=batch.source_lengths)
     mine, theirs = greedy(ours, prompt, n), case.reference_greedy(reference, batch, n)
     assert [len(r) for r in mine] == [n] * len(theirs)
@@ -60,7 +56,7 @@ def greedy_ids(case: Case, n: int = 20) -> int:
 @torch.no_grad()
 def cached(case: Case) -> float:
     """Reading token by token with a cache against reading at once, rows of unequal length together."""
-    ours, batch = case.ours(case.reference()), case.batch()
+    ours, batch = case.model(), case.batch()
     whole = ours(batch).logits
     first = type(batch)(batch.tokens[:, :3], source=batch.source, source_lengths=batch.source_lengths)
     got, state = ours.start(first)
@@ -77,7 +73,7 @@ def round_trip(case: Case) -> float:
 
     reference, batch = case.reference(), case.batch()
     with tempfile.TemporaryDirectory() as folder:
-        save(case.ours(reference), Path(folder))
+        save(case.model(), Path(folder))
         kind = reference.config._attn_implementation  # the same arithmetic on both sides
         again, info = type(reference).from_pretrained(folder, output_loading_info=True, attn_implementation=kind)
         assert not info["missing_keys"] and not info["unexpected_keys"], info

@@ -138,12 +138,12 @@ def test_adapting_twice_or_packed_weights_is_refused():
 
 
 def test_a_model_without_blocks_is_adapted_where_it_says():
-    model = CASE["seq2seq-lstm-bi-additive"].ours(CASE["seq2seq-lstm-bi-additive"].reference())
+    model = CASE["seq2seq-lstm-bi-additive"].model()
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     with pytest.raises(ValueError, match=f"name `targets` among {linear[0]}"):
         adapt(model, settings())
     assert adapt(model, settings(targets=linear[:1])) == linear[:1]
-    without = CASE["seq2seq-lstm-uni-none"].ours(CASE["seq2seq-lstm-uni-none"].reference())
+    without = CASE["seq2seq-lstm-uni-none"].model()
     with pytest.raises(ValueError, match="no linear layers"):
         adapt(without, settings())
 

@@ -54,7 +54,7 @@ def reference_logits(case, reference, batch):
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 def test_merged_export_equals_what_ran(name, kind, tmp_path):
     case = CASE[name]
-    ours, batch = case.ours(case.reference()), case.batch()
+    ours, batch = case.model(), case.batch()
     adapt(ours, settings(kind))
     ran = logits(case, stir(ours), batch)
     save(merge(ours), tmp_path / "merged")

@@ -28,7 +28,7 @@ class GPT3(Decoder):
     exports: bool = False  # the hub has no layout for it
     d_head: int | None = None
 
-    def reference(self):
+    def build_reference(self):
         torch.manual_seed(0)
         model = self.make()
         for i, block in enumerate(model.transformer.h):

@@ -125,9 +125,9 @@ class Reference(nn.Module):
 
 
 class Seq2SeqCase(EncoderDecoder):
-    def reference(self):
+    def build_reference(self):
         """Weights so large that the decoders look at some places and not at others."""
-        reference = super().reference()
+        reference = super().build_reference()
         with torch.no_grad():
             for p in reference.parameters():
                 p *= 3

@@ -25,8 +25,8 @@ class Untied(EncoderDecoder):
         model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
         return model
 
-    def reference(self):
-        return EncoderDecoder(self.name, self.make_untied).reference()
+    def build_reference(self):
+        return EncoderDecoder(self.name, self.make_untied).build_reference()
 
 
 GATED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)

@@ -103,7 +103,7 @@ class Torch(EncoderDecoder):
 class Marian(EncoderDecoder):
     start_id: int = VOCAB - 1
 
-    def reference(self):
+    def build_reference(self):
         torch.manual_seed(0)
         model = randomize(self.make())
         with torch.no_grad():  # the tables are no weights, the bias is one that is kept as a buffer
