@@ -9,9 +9,9 @@ import pytest
 from heedful.serve.app import create_app
 from heedful.serve.errors import MEANINGS
 from heedful.serve.metrics import Metrics
+from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
 from heedful.serve.server import greeting
-from heedful.serve.shelf import Shelf
 from support.asgi import ask
 
 POSTS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
@@ -19,7 +19,7 @@ POSTS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize
 
 def made(*models: str, **options):
     chosen, metrics = Options(**options), Metrics()
-    return create_app(Shelf(models or ("shakespeare", "tiny"), chosen, metrics), chosen, metrics)
+    return create_app(ModelManager(models or ("shakespeare", "tiny"), chosen, metrics), chosen, metrics)
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +140,9 @@ def test_the_openapi_schema_tells_of_every_error_and_of_no_422():
 
 def test_the_line_at_the_start_says_what_where_who_and_how():
     options = Options()
-    line = greeting(Shelf(("shakespeare", "tiny"), options, Metrics()), options, ("127.0.0.1", 8123))
+    line = greeting(ModelManager(("shakespeare", "tiny"), options, Metrics()), options, ("127.0.0.1", 8123))
     assert "\n" not in line and "shakespeare, tiny" in line and "http://127.0.0.1:8123" in line
     assert 'curl http://127.0.0.1:8123/v1/completions -d \'{"model": "shakespeare"' in line
     options = Options(host="::1", api_keys=("sesame",), key_source="HEEDFUL_API_KEY")
-    line = greeting(Shelf(("bert-books",), options, Metrics()), options, ("::1", 80))
+    line = greeting(ModelManager(("bert-books",), options, Metrics()), options, ("::1", 80))
     assert "http://[::1]:80/v1/embeddings" in line and "Bearer $HEEDFUL_API_KEY" in line and "sesame" not in line

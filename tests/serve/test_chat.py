@@ -33,7 +33,7 @@ def inside():
 
 @pytest.fixture(scope="module")
 def loaded(inside) -> Loaded:
-    return inside.shelf.workers["small"].loaded
+    return inside.manager.workers["small"].loaded
 
 
 def chat(answer) -> ChatCompletion:

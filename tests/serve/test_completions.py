@@ -353,7 +353,7 @@ def test_unknown_models_and_those_that_cannot(others):
 def test_a_full_line_is_busy_and_leaves_nothing_behind(loaded, monkeypatch):
     gate = Gate(monkeypatch, "step")
     with Inside(loaded, queue=2, max_rows=1) as server:
-        worker = server.shelf.workers["small"]
+        worker = server.manager.workers["small"]
 
         async def crowd():
             leave = asyncio.Event()
@@ -370,4 +370,4 @@ def test_a_full_line_is_busy_and_leaves_nothing_behind(loaded, monkeypatch):
 
         answer = server.runner.run(crowd())
         refused(answer, None, status=429, code="rate_limit_exceeded")
-        assert int(answer.headers["retry-after"]) > 0 and server.shelf.n_borrowed == 0
+        assert int(answer.headers["retry-after"]) > 0 and server.manager.n_borrowed == 0

@@ -170,7 +170,7 @@ def test_two_thousand_texts_come_back_in_order(ask, model):
 def test_a_pass_that_fails_is_500_and_the_next_one_works(place, monkeypatch):
     async def main():
         async with serving(place) as client:
-            loaded = (await client.app.state.shelf.worker(None)).loaded
+            loaded = (await client.app.state.manager.worker(None)).loaded
             with monkeypatch.context() as patch:
                 patch.setattr(loaded.model, "hidden", lambda batch: [][0])
                 reply = await client.post("/v1/embeddings", json={"input": "a"})
@@ -218,7 +218,7 @@ def test_a_client_that_goes_away_ends_its_work(place, monkeypatch):
             }  # fmt: skip
             await client.app(scope, receive, send)
             go_on.set()
-            worker = await client.app.state.shelf.worker(None)
+            worker = await client.app.state.manager.worker(None)
             await worker.run(iter([1])).result()  # behind the one that was given up
             assert n_passes == 1 and not worker.busy
 

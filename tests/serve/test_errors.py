@@ -7,8 +7,7 @@ import json
 import pytest
 
 from heedful.generate.sampling import ImpossibleLogits
-from heedful.serve.errors import MEANINGS, ApiError, from_exception, from_validation, internal
-from heedful.serve.ticket import Busy, Gone
+from heedful.serve.errors import MEANINGS, ApiError, Overloaded, ShuttingDown, from_exception, from_validation, internal
 
 
 @pytest.mark.parametrize("status", [*MEANINGS, 431])
@@ -25,8 +24,8 @@ def test_all_four_keys_whatever_the_status(status):
     [
         (ValueError("n is 0"), 400, None),
         (LookupError("no model is called x"), 404, "model_not_found"),
-        (Busy("full"), 429, "rate_limit_exceeded"),
-        (Gone("stopping"), 503, "unavailable"),
+        (Overloaded("full"), 429, "rate_limit_exceeded"),
+        (ShuttingDown("stopping"), 503, "unavailable"),
         (MemoryError(), 500, "out_of_memory"),
         (ImpossibleLogits([0], [float("nan")]), 500, "model_failed"),
         (RuntimeError("secret"), 500, "internal_error"),

@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from heedful.serve import protocol as protocol_of
-from heedful.serve.protocol import MOST_HEADERS, Protocol
+from heedful.serve.protocol import MAX_HEADER_BYTES, Protocol
 from heedful.serve.server import bind
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -93,7 +93,7 @@ def test_what_is_not_http_is_told_so_in_the_shape(junk):
 @pytest.mark.parametrize(
     "parts",
     [
-        [HEAD + b"x: " + b"a" * MOST_HEADERS + b"\r\n\r\n"],
+        [HEAD + b"x: " + b"a" * MAX_HEADER_BYTES + b"\r\n\r\n"],
         [HEAD + b"x: ", *[b"a" * 1000] * 100],
         [HEAD, *[b"x: %d\r\n" % i for i in range(20_000)]],
         [b"GET /", *[b"a" * 1000] * 100],
@@ -106,7 +106,7 @@ def test_headers_have_a_limit(parts):
 
 def test_bodies_are_no_headers():
     """In any cut of the bytes, and for several requests on a connection."""
-    size = 3 * MOST_HEADERS
+    size = 3 * MAX_HEADER_BYTES
     whole = HEAD + b"content-length: %d\r\n\r\n" % size + b"x" * size
     for parts in ([whole], [whole[:40], whole[40:]], [whole[:-1], whole[-1:]], [whole[:90], whole[90:]]):
         assert talk(*parts).sent.count(b"200 OK") == 1

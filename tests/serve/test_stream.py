@@ -33,10 +33,10 @@ def inside():
 @pytest.fixture
 def worker(inside):
     """Idle before and after."""
-    found = inside.shelf.workers["small"]
+    found = inside.manager.workers["small"]
     yield found
     inside.runner.run(until(lambda: not found.busy and not found.n_running))
-    assert inside.shelf.n_borrowed == 0
+    assert inside.manager.n_borrowed == 0
 
 
 def joined(answer: Answer, index: int) -> dict:

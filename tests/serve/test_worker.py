@@ -17,8 +17,10 @@ from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
 from heedful.kernels.pack import pack
 from heedful.loaded import Loaded
+from heedful.serve.errors import Overloaded, ShuttingDown
+from heedful.serve.handle import GenerationHandle, RequestCancelled
 from heedful.serve.metrics import Metrics
-from heedful.serve.worker import Busy, Cancelled, Gone, Ticket, Worker
+from heedful.serve.worker import Worker
 from heedful.text import byte_tokens
 from support.tiny import tiny
 
@@ -43,14 +45,14 @@ async def working(loaded=None, **settings):
         await worker.stop()
 
 
-async def joined(ticket: Ticket) -> list[Event]:
-    return [event async for events in ticket.events() for event in events]
+async def joined(handle: GenerationHandle) -> list[Event]:
+    return [event async for events in handle.events() for event in events]
 
 
 def n_alive() -> int:
     """Requests that somebody still holds."""
     gc.collect()
-    return sum(type(o) in (Ticket, Task) for o in gc.get_objects())
+    return sum(type(o) in (GenerationHandle, Task) for o in gc.get_objects())
 
 
 class Gate:
@@ -113,10 +115,10 @@ def test_a_hundred_at_once_get_what_each_gets_alone(family, packed):
 
     async def main():
         async with working(loaded, max_rows=16, chunk=64) as worker:
-            tickets = [worker.submit(r, every_token=i % 2 == 0) for i, r in enumerate(requests)]
-            reading = [joined(ticket) for ticket in tickets[::2]]
+            handles = [worker.submit(r, every_token=i % 2 == 0) for i, r in enumerate(requests)]
+            reading = [joined(handle) for handle in handles[::2]]
             heard, results = await asyncio.gather(
-                asyncio.gather(*reading), asyncio.gather(*(t.result() for t in tickets))
+                asyncio.gather(*reading), asyncio.gather(*(t.result() for t in handles))
             )
             assert not worker.busy and worker.n_waiting == worker.n_running == 0
         return heard, results
@@ -177,24 +179,24 @@ def test_a_full_line_is_busy():
         loaded = made()
         gate = Gate(loaded.model)
         async with working(loaded, max_rows=1, queue=3) as worker:
-            tickets = [worker.submit(ask(), every_token=False)]
+            handles = [worker.submit(ask(), every_token=False)]
             await gate.reached()  # the first has left the line
             assert (worker.n_waiting, worker.n_running) == (0, 1)
-            tickets += [worker.submit(ask(), every_token=False) for _ in range(3)]
-            with pytest.raises(Busy, match="3 requests wait"):
+            handles += [worker.submit(ask(), every_token=False) for _ in range(3)]
+            with pytest.raises(Overloaded, match="3 requests wait"):
                 worker.submit(ask(), every_token=False)
-            with pytest.raises(Busy):
+            with pytest.raises(Overloaded):
                 worker.run(iter([1]))
             gate.once()
             await gate.reached()  # now they wait in the engine
-            with pytest.raises(Busy):
+            with pytest.raises(Overloaded):
                 worker.submit(ask(), every_token=False)
-            tickets.pop().cancel()
+            handles.pop().cancel()
             gate.once()
             await gate.reached()
-            tickets.append(worker.submit(ask(), every_token=False))
+            handles.append(worker.submit(ask(), every_token=False))
             gate.open()
-            assert len({tuple((await t.result()).choices[0].tokens) for t in tickets}) == 1
+            assert len({tuple((await t.result()).choices[0].tokens) for t in handles}) == 1
 
     asyncio.run(main())
 
@@ -210,15 +212,15 @@ def test_who_leaves_the_mailbox_never_reaches_the_engine():
             first = worker.submit(ask([9]), every_token=False)
             await gate.reached()
             later = [worker.submit(ask([8]), every_token=i % 2 == 0) for i in range(200)]
-            for ticket in later:
-                ticket.cancel()
-                ticket.cancel()
+            for handle in later:
+                handle.cancel()
+                handle.cancel()
             assert worker.n_waiting == 0
             gate.open()
             await first.result()
-            with pytest.raises(Cancelled):
+            with pytest.raises(RequestCancelled):
                 await later[1].result()
-            assert isinstance((await joined(later[0]))[-1].error, Cancelled)
+            assert isinstance((await joined(later[0]))[-1].error, RequestCancelled)
             assert set(gate.rows) == {1}
 
     asyncio.run(main())
@@ -263,16 +265,16 @@ def test_hundreds_go_away_in_line_in_the_prompt_and_while_speaking():
         async with working(loaded, max_rows=4, chunk=8, queue=10_000) as worker:
             expected = (await worker.submit(ask(), every_token=False).result()).choices[0].tokens
             for cycle in range(20):
-                tickets = [worker.submit(ask(range(30), 30), every_token=True) for _ in range(20)]
-                lists = tickets[cycle % 3].events()
+                handles = [worker.submit(ask(range(30), 30), every_token=True) for _ in range(20)]
+                lists = handles[cycle % 3].events()
                 if cycle % 2:
                     await anext(lists)  # it speaks
                 await lists.aclose()
-                for ticket in tickets:
-                    ticket.cancel()
+                for handle in handles:
+                    handle.cancel()
             assert (await worker.submit(ask(), every_token=False).result()).choices[0].tokens == expected
             assert not worker.busy and worker._engine.reader.pool.n_used == 0
-            del tickets, ticket, lists
+            del handles, handle, lists
             assert n_alive() == 0
 
     asyncio.run(main())
@@ -285,7 +287,7 @@ def test_thousands_of_cancels_leave_nothing_behind():
                 worker.submit(ask(), every_token=True).cancel()
             for _ in range(100):
                 await worker.submit(ask(max_tokens=1), every_token=False).result()
-            assert not worker._mailbox and not worker._cancelled and not worker._tickets and not worker._posts
+            assert not worker._mailbox and not worker._cancelled and not worker._handles and not worker._posts
             assert n_alive() == 0
 
     asyncio.run(main())
@@ -303,9 +305,9 @@ def test_a_loop_that_is_gone_stops_nothing():
         await gate.reached()
 
     async def come():
-        ticket = worker.submit(ask(), every_token=False)
+        handle = worker.submit(ask(), every_token=False)
         gate.open()
-        assert len((await ticket.result()).choices[0].tokens) == 4
+        assert len((await handle.result()).choices[0].tokens) == 4
         await worker.stop()
 
     asyncio.run(leave())
@@ -328,9 +330,9 @@ def test_a_pass_that_raises_is_the_servers_fault_and_the_next_request_works(prob
             expected = await worker.submit(ask(), every_token=False).result()
             for every in (True, False):
                 loaded.model.step = broken
-                ticket = worker.submit(ask(), every_token=every)
+                handle = worker.submit(ask(), every_token=every)
                 with pytest.raises(MemoryError if isinstance(problem, MemoryError) else RuntimeError, match="no"):
-                    await ticket.result()
+                    await handle.result()
                 loaded.model.step = real
                 assert await worker.submit(ask(), every_token=False).result() == expected
             assert worker._engine.reader.pool.n_used == 0
@@ -389,7 +391,7 @@ def test_stopping_tells_all_who_are_left(started):
         worker = Worker(loaded, max_rows=1)
         if started:
             worker.start()
-        tickets = [worker.submit(ask(max_tokens=9), every_token=True) for _ in range(3)]
+        handles = [worker.submit(ask(max_tokens=9), every_token=True) for _ in range(3)]
         work = worker.run(iter([1]))
         if started:
             await gate.reached()
@@ -398,16 +400,16 @@ def test_stopping_tells_all_who_are_left(started):
             await asyncio.sleep(0)
             gate.open()
             await stopping
-            tickets.append(late)
+            handles.append(late)
         else:
             await worker.stop()
-        for ticket in tickets:
-            assert isinstance((await joined(ticket))[-1].error, Gone)
-            ticket.cancel()
-        with pytest.raises(Gone):
+        for handle in handles:
+            assert isinstance((await joined(handle))[-1].error, ShuttingDown)
+            handle.cancel()
+        with pytest.raises(ShuttingDown):
             await work.result()
         for late in (lambda: worker.submit(ask(), every_token=False), lambda: worker.run(iter([1]))):
-            with pytest.raises(Gone):
+            with pytest.raises(ShuttingDown):
                 late()
         await worker.stop()
         assert not worker.busy
@@ -435,11 +437,11 @@ def test_steps_and_jobs_take_turns():
 
         worker = Worker(loaded)
         loaded.model.step = step
-        ticket = worker.submit(ask(max_tokens=12), every_token=False)
+        handle = worker.submit(ask(max_tokens=12), every_token=False)
         works = [worker.run(job("a", 4)), worker.run(job("b", 2)), worker.run(job("a", 0))]
         worker.start()
         assert [await work.result() for work in works] == [[0, 1, 2, 3], [0, 1], []]
-        await ticket.result()
+        await handle.result()
         await worker.stop()
         turns = [name for name in order if name != "step"]
         assert turns == ["a", "b", "a", "b", "a", "a"]
@@ -477,7 +479,7 @@ def test_a_job_can_fail_and_be_given_up(caplog):
             go_on.set()
             assert await worker.run(iter("ab")).result() == ["a", "b"]
             assert closed_by == ["model small"] and not worker.busy
-            with pytest.raises(Cancelled):
+            with pytest.raises(RequestCancelled):
                 await work.result()
 
     asyncio.run(main())
@@ -492,9 +494,9 @@ def test_the_metrics_count():
             gone = worker.submit(ask([7], 50), every_token=False)
             await gate.reached()
             gone.cancel()
-            ticket = worker.submit(ask([1, 2, 3], 4), every_token=False)
+            handle = worker.submit(ask([1, 2, 3], 4), every_token=False)
             gate.open()
-            await ticket.result()
+            await handle.result()
         text = metrics.render().decode()
         assert 'heedful_generated_tokens_total{model="small"} 5.0' in text
         assert 'heedful_prompt_tokens_total{model="small"} 4.0' in text

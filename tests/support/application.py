@@ -12,25 +12,25 @@ import httpx2 as httpx
 
 from heedful.serve.app import create_app
 from heedful.serve.metrics import Metrics
+from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
-from heedful.serve.shelf import Shelf
 
 
 @asynccontextmanager
 async def serving(*names, pooling=None, **options):
     """A client of an application with these models; `pooling` is what the first one's files would say."""
     chosen, counts = Options(**options), Metrics()
-    shelf = Shelf(names or ("bert-books",), chosen, counts)
-    app = create_app(shelf, chosen, counts)
+    manager = ModelManager(names or ("bert-books",), chosen, counts)
+    app = create_app(manager, chosen, counts)
     if pooling is not None:
-        (await shelf.worker(shelf.names[0])).loaded.pooling = pooling
+        (await manager.worker(manager.names[0])).loaded.pooling = pooling
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
             client.app = app
             yield client
     finally:
-        await shelf.stop()
+        await manager.stop()
 
 
 class Asker:

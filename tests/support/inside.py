@@ -17,7 +17,7 @@ from heedful.serve.worker import Worker
 
 
 class Held:
-    """A shelf of models that are loaded already."""
+    """A manager of models that are loaded already."""
 
     def __init__(self, models: tuple[Loaded, ...], **settings: Any) -> None:
         self.names = tuple(loaded.name for loaded in models)
@@ -27,7 +27,7 @@ class Held:
             worker.start()
 
     @asynccontextmanager
-    async def borrow(self, name: str | None):
+    async def acquire(self, name: str | None):
         if (name is None and len(self.names) > 1) or (name is not None and name not in self.workers):
             raise LookupError(f"there is no model {name!r}")
         self.n_borrowed += 1
@@ -106,14 +106,14 @@ class Inside:
     def __init__(self, *models: Loaded, options: Options | None = None, **settings: Any) -> None:
         self.runner = asyncio.Runner()
         self.runner.get_loop()
-        self.shelf = Held(models, **settings)
-        self.app = create_app(self.shelf, options or Options())  # type: ignore[arg-type]
+        self.manager = Held(models, **settings)
+        self.app = create_app(self.manager, options or Options())  # type: ignore[arg-type]
 
     def __enter__(self) -> Inside:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.runner.run(self.shelf.stop())
+        self.runner.run(self.manager.stop())
         self.runner.close()
 
     def post(self, path: str, **body: Any) -> Answer:

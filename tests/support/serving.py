@@ -258,12 +258,12 @@ def serving(*models: str | Path, **options: Any) -> Iterator[Inside]:
     """These models, served by a thread of this process."""
     from heedful.serve.app import create_app
     from heedful.serve.metrics import Metrics
+    from heedful.serve.model_manager import ModelManager
     from heedful.serve.options import Options
-    from heedful.serve.shelf import Shelf
 
     chosen, metrics = Options(models=tuple(map(str, models)), port=0, **options), Metrics()
-    shelf = Shelf(chosen.models, chosen, metrics)
-    inside = Inside(create_app(shelf, chosen, metrics))
+    manager = ModelManager(chosen.models, chosen, metrics)
+    inside = Inside(create_app(manager, chosen, metrics))
     try:
         yield inside
     finally:

@@ -13,25 +13,25 @@ from starlette.exceptions import HTTPException
 
 from heedful import __version__
 from heedful.serve import chat, completions, embeddings, errors, metrics, models, playground
-from heedful.serve.guard import OPEN_PATHS, Guard
 from heedful.serve.metrics import Metrics
+from heedful.serve.middleware import OPEN_PATHS, Middleware
+from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
 from heedful.serve.playground.desk import Desks
-from heedful.serve.shelf import Shelf
 
 ABOUT = "OpenAI's API on models of the whole Transformer family."
 # FastAPI's own tracing would note the bodies of requests wherever OpenTelemetry is set up; ours are private.
 NO_TRACES: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
 
-def create_app(shelf: Shelf, options: Options, counts: Metrics | None = None) -> FastAPI:
-    """The server's application for the models of a shelf, which it stops at its own end."""
-    counts = counts or getattr(shelf, "metrics", None) or Metrics()
+def create_app(manager: ModelManager, options: Options, counts: Metrics | None = None) -> FastAPI:
+    """The server's application for the models of a manager, which it stops at its own end."""
+    counts = counts or getattr(manager, "metrics", None) or Metrics()
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await shelf.stop()
+        await manager.stop()
 
     app = FastAPI(
         title="heedful",
@@ -44,14 +44,14 @@ def create_app(shelf: Shelf, options: Options, counts: Metrics | None = None) ->
         responses=errors.documented(*errors.MEANINGS),
         telemetry=NO_TRACES,
     )
-    app.state.shelf, app.state.options, app.state.metrics = shelf, options, counts
+    app.state.manager, app.state.options, app.state.metrics = manager, options, counts
     app.state.desks = Desks()
     for part in (completions, chat, embeddings, models, metrics, playground):
         app.include_router(part.router)
     app.add_exception_handler(errors.ApiError, errors.on_api_error)
     app.add_exception_handler(HTTPException, errors.on_http)
     app.add_exception_handler(RequestValidationError, errors.on_validation)
-    app.add_middleware(Guard, options=options, metrics=counts)
+    app.add_middleware(Middleware, options=options, metrics=counts)
     app.openapi = lambda: openapi(app, options)  # type: ignore[method-assign]
     return app
 

@@ -19,7 +19,7 @@ from heedful.serve.worker import Worker
 
 
 class Waiting(Protocol):
-    """What a reply needs of a ticket."""
+    """What a reply needs of a handle."""
 
     @property
     def ended(self) -> bool: ...
@@ -58,9 +58,9 @@ class Asking:
         self.bell.set()
         self.gone = False
         requests = [part.request for part in parts if part.request is not None]
-        self.tickets: list[Waiting] = [Silence(part.n) for part in parts]
+        self.handles: list[Waiting] = [Silence(part.n) for part in parts]
         if requests:  # then all of them have one
-            self.tickets = [*worker.submit_all(requests, every_token=every_token, bell=self.bell)]
+            self.handles = [*worker.submit_all(requests, every_token=every_token, bell=self.bell)]
 
     async def watch(self, receive: Receive) -> None:
         """Give all up when the client goes away."""
@@ -73,12 +73,12 @@ class Asking:
 
     async def results(self) -> list[Result]:
         """Wait for all of them; raises the first one's error. Nothing if the client went away."""
-        for ticket in self.tickets:
-            while not (ticket.ended or self.gone):
+        for handle in self.handles:
+            while not (handle.ended or self.gone):
                 self.bell.clear()
                 await self.bell.wait()
-        return [] if self.gone else [await ticket.result() for ticket in self.tickets]
+        return [] if self.gone else [await handle.result() for handle in self.handles]
 
     def cancel(self) -> None:
-        for ticket in self.tickets:
-            ticket.cancel()
+        for handle in self.handles:
+            handle.cancel()

@@ -6,15 +6,13 @@ A prompt becomes one request of the engine, or several where more answers are wa
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heedful.generate.request import Request, Sampling
 from heedful.loaded import Loaded
-from heedful.serve.errors import ApiError, from_exception
-from heedful.serve.schema import MOST, Sampled
-from heedful.serve.ticket import Busy, Gone
+from heedful.serve.errors import ApiError, client_errors
+from heedful.serve.request_schema import MAX_INT, SamplingRequest
 from heedful.serve.worker import Worker
 
 Reading = tuple[tuple[int, ...], tuple[int, ...] | None]  # what the decoder continues, what the encoder reads
@@ -79,10 +77,10 @@ def parts_of(ask: Ask, worker: Worker, stop_ids: frozenset[int]) -> list[Part]:
     return found
 
 
-def sampling_of(body: Sampled, loaded: Loaded) -> Sampling:
+def sampling_of(body: SamplingRequest, loaded: Loaded) -> Sampling:
     """How to choose tokens, as the client and the model's authors have it."""
     config = loaded.model.config
-    size: int = getattr(config, "n_target", getattr(config, "vocab_size", MOST))
+    size: int = getattr(config, "n_target", getattr(config, "vocab_size", MAX_INT))
     if bad := [str(id) for id in body.logit_bias if id >= size]:
         raise ApiError(
             400,
@@ -103,7 +101,7 @@ def sampling_of(body: Sampled, loaded: Loaded) -> Sampling:
 
 
 def check_speaks(loaded: Loaded) -> None:
-    with told("model"):
+    with client_errors("model"):
         loaded.require("generate")
         if loaded.tokenizer is None:
             raise ValueError(f"{loaded.name} has no tokenizer: it can neither read text nor write it")
@@ -136,17 +134,3 @@ def check_budget(n_prompts: int, n_answers: int, max_tokens: int, most: int, par
             f"writes at most {most} for one request: ask for fewer",
             param=param,
         )
-
-
-@contextmanager
-def told(param: str | None = None) -> Iterator[None]:
-    """What is raised inside is the client's to know: of a field, if one is named."""
-    try:
-        yield
-    except (ValueError, LookupError, Busy, Gone, MemoryError) as error:
-        if isinstance(error, KeyError | IndexError):
-            raise  # a bug of ours
-        found = from_exception(error)
-        if found.status == 400:
-            found.param = found.param or param
-        raise found from None

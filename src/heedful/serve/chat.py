@@ -13,12 +13,13 @@ from starlette.responses import Response
 
 from heedful.generate.answer import Event
 from heedful.generate.request import Choice, Result
-from heedful.serve.asks import Ask, Part, Reading, check_budget, check_room, check_speaks, sampling_of, told
+from heedful.serve.asks import Ask, Part, Reading, check_budget, check_room, check_speaks, sampling_of
+from heedful.serve.errors import client_errors
 from heedful.serve.logprobs import Entry, answer_entries, chat_logprobs
 from heedful.serve.replies import Line, Reply
+from heedful.serve.request_schema import ChatRequest
 from heedful.serve.respond import reply_to
-from heedful.serve.responses import ChatResponse, streamed
-from heedful.serve.schema import ChatRequest
+from heedful.serve.response_schema import ChatResponse, streamed
 from heedful.serve.worker import Worker
 
 router = APIRouter()
@@ -32,24 +33,24 @@ UNASKED = 2048
     responses=streamed("The answers, or with `stream` chunks of them (chat.completion.chunk)"),
 )
 async def chat(http: HttpRequest, body: ChatRequest) -> Response:
-    shelf, most = http.app.state.shelf, http.app.state.options.max_tokens_per_request
+    manager, most = http.app.state.manager, http.app.state.options.max_tokens_per_request
     check_budget(1, body.n, body.max_completion_tokens or 1, most, "max_completion_tokens")
     async with AsyncExitStack() as held:
-        with told():
-            worker = await held.enter_async_context(shelf.borrow(body.model))
+        with client_errors():
+            worker = await held.enter_async_context(manager.acquire(body.model))
         ask = await ask_of(body, worker, most)
-        reply = Chat(ask, worker.loaded, body.model or shelf.names[0], body.include_usage)
+        reply = Chat(ask, worker.loaded, body.model or manager.names[0], body.include_usage)
         return await reply_to(http, worker, ask, reply, stream=body.stream, held=held)
 
 
 async def ask_of(body: ChatRequest, worker: Worker, most: int) -> Ask:
     loaded = worker.loaded
     check_speaks(loaded)
-    with told("messages"):  # a template is a program: beside the event loop
+    with client_errors("messages"):  # a template is a program: beside the event loop
         reading = await asyncio.to_thread(loaded.read, body.turns, True)
     max_tokens = body.max_completion_tokens or rest_of(worker, reading, most // body.n)
     check_room(worker, reading, max_tokens, "messages")
-    with told():
+    with client_errors():
         return Ask(
             [reading],
             sampling_of(body, loaded),

@@ -18,13 +18,13 @@ from starlette.responses import Response
 from heedful.generate.answer import Event
 from heedful.generate.request import Choice, Result
 from heedful.loaded import Loaded
-from heedful.serve.asks import Ask, Part, Reading, check_budget, check_room, check_speaks, sampling_of, told
-from heedful.serve.errors import ApiError
+from heedful.serve.asks import Ask, Part, Reading, check_budget, check_room, check_speaks, sampling_of
+from heedful.serve.errors import ApiError, client_errors
 from heedful.serve.logprobs import Entry, answer_entries, completion_logprobs, prompt_entries
 from heedful.serve.replies import Line, Reply
+from heedful.serve.request_schema import MAX_INT, CompletionRequest, Prompts
 from heedful.serve.respond import reply_to
-from heedful.serve.responses import CompletionResponse, streamed
-from heedful.serve.schema import MOST, CompletionRequest, Prompts
+from heedful.serve.response_schema import CompletionResponse, streamed
 from heedful.serve.worker import Worker
 
 router = APIRouter()
@@ -44,13 +44,13 @@ async def complete_with_engine(http: HttpRequest, engine: str, body: CompletionR
 
 
 async def answer(http: HttpRequest, body: CompletionRequest, name: str | None) -> Response:
-    shelf = http.app.state.shelf
+    manager = http.app.state.manager
     check_asked(body, http.app.state.options.max_tokens_per_request)
     async with AsyncExitStack() as held:
-        with told():
-            worker = await held.enter_async_context(shelf.borrow(name))
+        with client_errors():
+            worker = await held.enter_async_context(manager.acquire(name))
         ask = await ask_of(body, worker)
-        reply = Completion(ask, worker.loaded, name or shelf.names[0], body.include_usage)
+        reply = Completion(ask, worker.loaded, name or manager.names[0], body.include_usage)
         return await reply_to(http, worker, ask, reply, stream=body.stream, held=held)
 
 
@@ -82,11 +82,11 @@ async def ask_of(body: CompletionRequest, worker: Worker) -> Ask:
         )
     prompts = prompts_of(body.prompt)
     long = sum(map(len, prompts)) > LONG
-    with told("prompt"):
+    with client_errors("prompt"):
         readings = await asyncio.to_thread(read, loaded, prompts) if long else read(loaded, prompts)
     for reading in readings:
         check_room(worker, reading, body.max_tokens, "prompt" if body.max_tokens == 0 else "max_tokens")
-    with told():
+    with client_errors():
         return Ask(
             readings,
             sampling_of(body, loaded),
@@ -108,7 +108,7 @@ def read(loaded: Loaded, prompts: Sequence[str | list[int]]) -> list[Reading]:
 
 
 def read_ids(loaded: Loaded, prompt: Sequence[int], number: int) -> Reading:
-    size: int = getattr(loaded.model.config, "vocab_size", MOST)
+    size: int = getattr(loaded.model.config, "vocab_size", MAX_INT)
     if max(prompt) >= size:
         bad = next(id for id in prompt if id >= size)
         raise ValueError(f"token {bad} of prompt {number}: the vocabulary of {loaded.name} is 0 to {size - 1}")

@@ -22,12 +22,10 @@ from starlette.responses import Response
 from torch import Tensor
 
 from heedful.loaded import Loaded
-from heedful.serve.asks import told
-from heedful.serve.errors import ApiError
-from heedful.serve.respond import GONE, failure, request_id
-from heedful.serve.responses import EmbeddingResponse
-from heedful.serve.schema import EmbeddingRequest, Prompts
-from heedful.serve.ticket import Work
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors, execution_error, request_id
+from heedful.serve.handle import JobHandle
+from heedful.serve.request_schema import EmbeddingRequest, Prompts
+from heedful.serve.response_schema import EmbeddingResponse
 from heedful.serve.worker import Worker
 from heedful.tasks.embed import embed_rows, longest, pool_of, tokenize
 
@@ -42,32 +40,32 @@ FOREIGN = (
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
 async def embed(http: HttpRequest, body: EmbeddingRequest) -> Response:
-    shelf = http.app.state.shelf
+    manager = http.app.state.manager
     async with AsyncExitStack() as held:
-        with told():
-            worker = await held.enter_async_context(shelf.borrow(body.model))
-        return await answer(http, body, worker, body.model or shelf.names[0])
+        with client_errors():
+            worker = await held.enter_async_context(manager.acquire(body.model))
+        return await answer(http, body, worker, body.model or manager.names[0])
 
 
 async def answer(http: HttpRequest, body: EmbeddingRequest, worker: Worker, name: str) -> Response:
     loaded = worker.loaded
     check(loaded, body.dimensions)
     rows = await asyncio.to_thread(read, loaded, body.input)  # thousands of texts take their time
-    with told():
+    with client_errors():
         work = worker.run(embed_rows(loaded.model, rows, loaded.pooling))
     try:
         batches = await unless_gone(http, work)
     except Exception as error:
-        raise failure(error, request_id(http.scope)) from None
+        raise execution_error(error, request_id(http.scope)) from None
     if batches is None:
-        return Response(status_code=GONE)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     n_tokens = sum(map(len, rows))
     http.app.state.metrics.prompt_tokens.labels(loaded.name).inc(n_tokens)
     encoded = await asyncio.to_thread(encode, body, name, batches, n_tokens)
     return Response(encoded, media_type="application/json")
 
 
-async def unless_gone(http: HttpRequest, work: Work[T]) -> list[T] | None:
+async def unless_gone(http: HttpRequest, work: JobHandle[T]) -> list[T] | None:
     """Wait for the work, and for the client to go away: then nothing."""
 
     async def leaves() -> None:
@@ -90,7 +88,7 @@ async def unless_gone(http: HttpRequest, work: Work[T]) -> list[T] | None:
 
 def check(loaded: Loaded, dimensions: int | None) -> None:
     """ApiError unless the model gives vectors of this width."""
-    with told("model"):
+    with client_errors("model"):
         loaded.require("embed")
         pool_of(loaded.model, loaded.pooling)
         if loaded.tokenizer is None:
@@ -113,7 +111,7 @@ def read(loaded: Loaded, given: Prompts) -> Sequence[Sequence[int]]:
         check_lengths(loaded, rows, most or loaded.model.longest, FOREIGN)
         return rows
     texts = cast("list[str]", items)
-    with told("input"):
+    with client_errors("input"):
         if "" in texts:
             place = texts.index("")
             raise ValueError(f"input has an empty text (at {place}): leave it out")

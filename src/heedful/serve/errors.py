@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -18,10 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from heedful.generate.sampling import ImpossibleLogits
-from heedful.serve.responses import ErrorResponse
-from heedful.serve.ticket import Busy, Gone
+from heedful.serve.response_schema import ErrorResponse
 
-MOST_SHOWN = 200  # characters of what a client sent that we repeat to it
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client disconnected before the response
+MAX_ECHOED = 200  # characters of what a client sent that we repeat to it
 
 # OpenAI's words for the kinds of errors; the Python client chooses its exception by the status alone.
 TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
@@ -48,6 +49,14 @@ MEANINGS = {
     500: "The server failed, and logged why under the request's id",
     503: "The server is stopping, or the model cannot be had now",
 }
+
+
+class Overloaded(Exception):
+    """The queue is full."""
+
+
+class ShuttingDown(Exception):
+    """The server is stopping."""
 
 
 class ApiError(Exception):
@@ -92,9 +101,9 @@ def from_exception(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case Busy():
+        case Overloaded():
             return ApiError(429, str(error) or "too many requests are waiting: try again in a moment")
-        case Gone():
+        case ShuttingDown():
             return ApiError(503, str(error) or "the server is stopping")
         case ImpossibleLogits():
             return ApiError(
@@ -113,6 +122,31 @@ def from_exception(error: Exception) -> ApiError:
     return internal()
 
 
+@contextmanager
+def client_errors(param: str | None = None) -> Iterator[None]:
+    """What is raised inside is the client's to know: of a field, if one is named."""
+    try:
+        yield
+    except (ValueError, LookupError, Overloaded, ShuttingDown, MemoryError) as error:
+        if isinstance(error, KeyError | IndexError):
+            raise  # a bug of ours
+        found = from_exception(error)
+        if found.status == 400:
+            found.param = found.param or param
+        raise found from None
+
+
+def execution_error(error: Exception, request_id: str | None) -> ApiError:
+    """What the client is told of a request that failed while it was answered; the worker has logged why."""
+    found = from_exception(error)
+    return internal(request_id) if found.code == "internal_error" else found
+
+
+def request_id(scope: MutableMapping[str, Any]) -> str | None:
+    """The id in the answer's x-request-id."""
+    return scope.get("state", {}).get("request_id")
+
+
 # --- what the framework raises --------------------------------------------------------------------------------------
 
 
@@ -120,10 +154,10 @@ SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 3, 50, 50
 
 
-def shown(value: object) -> str:
+def abbreviate(value: object) -> str:
     """What was sent, cut: it may be megabytes, nested thousandfold, or a number that Python does not print."""
     if isinstance(value, str):
-        text = json.dumps(value[: MOST_SHOWN + 1])
+        text = json.dumps(value[: MAX_ECHOED + 1])
     elif isinstance(value, bool | None):
         text = json.dumps(value)
     else:
@@ -131,7 +165,7 @@ def shown(value: object) -> str:
             text = SHORT.repr(value)
         except ValueError:
             text = f"a very large {type(value).__name__}"
-    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+    return text if len(text) <= MAX_ECHOED else text[:MAX_ECHOED] + "…"
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
@@ -146,7 +180,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
         if kind == "missing":
             return ApiError(400, "the body is empty or null: send a JSON object")
         if kind != "value_error":
-            return ApiError(400, f"the body must be a JSON object, not {shown(value)}")
+            return ApiError(400, f"the body must be a JSON object, not {abbreviate(value)}")
     if kind == "value_error":  # of a validator of ours, which says where in the field, or which field
         problem = first["ctx"]["error"]
         inner = [part for part in getattr(problem, "param", "").split(".") if part]
@@ -156,7 +190,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if kind == "missing":
         message = "is missing"
     elif kind != "value_error":
-        message = f"is {shown(value)}: {message[:1].lower()}{message[1:]}"
+        message = f"is {abbreviate(value)}: {message[:1].lower()}{message[1:]}"
     return ApiError(400, f"{name} {message}", param=name)
 
 
@@ -173,7 +207,7 @@ async def on_validation(_: Request, error: Exception) -> Response:
 async def on_http(request: Request, error: Exception) -> Response:
     """Starlette's own: unknown paths, wrong methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
-    path, status = request.scope["path"][:MOST_SHOWN], error.status_code
+    path, status = request.scope["path"][:MAX_ECHOED], error.status_code
     message = str(error.detail)
     if status == 404:
         message = f"there is no {path} here"

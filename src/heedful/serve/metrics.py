@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import Request
 from starlette.responses import Response
 
-from heedful.serve.responses import Health
+from heedful.serve.response_schema import Health
 
 router = APIRouter()
 TEXT = {"schema": {"type": "string"}}

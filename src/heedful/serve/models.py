@@ -15,11 +15,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from heedful.loaded import Loaded
-from heedful.serve.asks import told
-from heedful.serve.errors import ApiError
-from heedful.serve.responses import ModelCard, ModelList, Shape
-from heedful.serve.schema import Body, Count, Flag, Text
-from heedful.serve.shelf import ModelInfo
+from heedful.serve.errors import ApiError, client_errors
+from heedful.serve.model_manager import ModelInfo
+from heedful.serve.request_schema import Count, Flag, RequestBody, Text
+from heedful.serve.response_schema import ModelCard, ModelList, ResponseModel
 from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
@@ -28,14 +27,14 @@ LONG = 4096  # characters or tokens: of more, the event loop does not wait
 
 @router.get("/v1/models", response_model=ModelList)
 async def list_models(http: HttpRequest) -> dict[str, Any]:
-    shelf = http.app.state.shelf
-    return {"object": "list", "data": [card(shelf.about(name)) for name in shelf.names]}
+    manager = http.app.state.manager
+    return {"object": "list", "data": [card(manager.about(name)) for name in manager.names]}
 
 
 @router.get("/v1/models/{id:path}", response_model=ModelCard)
 async def retrieve_model(http: HttpRequest, id: str) -> dict[str, Any]:
-    with told():
-        return card(http.app.state.shelf.about(id))
+    with client_errors():
+        return card(http.app.state.manager.about(id))
 
 
 def card(about: ModelInfo) -> dict[str, Any]:
@@ -52,30 +51,30 @@ def card(about: ModelInfo) -> dict[str, Any]:
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RequestBody):
     prompt: Text
     model: Text | None = None
     add_special_tokens: Flag = True
     return_token_strs: Flag = False
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(RequestBody):
     tokens: Annotated[list[Annotated[Count, Field(ge=0)]], Field(max_length=1_000_000)]
     model: Text | None = None
 
 
-class Tokens(Shape):
+class Tokens(ResponseModel):
     tokens: list[int]
     count: int
     max_model_len: int | None
     token_strs: list[str] | None
 
 
-class Detokenized(Shape):
+class Detokenized(ResponseModel):
     prompt: str
 
 
-class TokenizerInfo(Shape):
+class TokenizerInfo(ResponseModel):
     tokenizer_class: str
     vocab_size: int
     eos_token: str | None
@@ -96,7 +95,7 @@ async def tokenize(http: HttpRequest, body: TokenizeRequest) -> Response:
         about = {"count": len(ids), "max_model_len": loaded.model.longest}
         return JSONResponse({"tokens": ids, **about, "token_strs": pieces})
 
-    with told("prompt"):
+    with client_errors("prompt"):
         return await asyncio.to_thread(cut) if len(body.prompt) > LONG else cut()
 
 
@@ -126,8 +125,8 @@ async def tokenizer_info(
 
 async def of_model(http: HttpRequest, name: str | None) -> tuple[Loaded, Tokenizer]:
     """A model and its tokenizer; the model may be evicted meanwhile, and both stay as they are."""
-    with told():
-        loaded: Loaded = (await http.app.state.shelf.worker(name)).loaded
+    with client_errors():
+        loaded: Loaded = (await http.app.state.manager.worker(name)).loaded
     if loaded.tokenizer is None:
         raise ApiError(400, f"{loaded.name} has no tokenizer", param="model")
     return loaded, loaded.tokenizer

@@ -10,8 +10,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from heedful.serve.errors import ApiError
 
-MOST_HEADERS = 64 * 2**10  # bytes of a request before its body
-TOO_LARGE = ApiError(431, f"the headers are larger than {MOST_HEADERS:,} bytes")
+MAX_HEADER_BYTES = 64 * 2**10  # bytes of a request before its body
+TOO_LARGE = ApiError(431, f"the headers are larger than {MAX_HEADER_BYTES:,} bytes")
 ARRIVAL = 300.0  # seconds from the first byte of a request to its last
 
 
@@ -42,14 +42,14 @@ class Protocol(HttpToolsProtocol):
         # The parser keeps an unfinished header to itself: only here can its size be seen.
         only_headers = before and self._in_headers and n_messages == self._n_messages
         self._n_headers = self._n_headers + len(data) if only_headers else 0
-        if self._n_headers > MOST_HEADERS and not self.transport.is_closing():
+        if self._n_headers > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
         self._n_messages += 1
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > MOST_HEADERS:
+        if size > MAX_HEADER_BYTES:
             self._problem = TOO_LARGE
             raise ValueError(TOO_LARGE.message)  # out of the parser, which calls send_400_response
         super().on_headers_complete()

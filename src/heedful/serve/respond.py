@@ -9,9 +9,9 @@ reader that is slow keeps only itself waiting, and one that goes away is noticed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -20,13 +20,12 @@ from starlette.types import Receive, Scope, Send
 from heedful.generate.answer import Event
 from heedful.generate.request import Result
 from heedful.serve.asking import Asking
-from heedful.serve.asks import Ask, Part, parts_of, told
-from heedful.serve.errors import ApiError, from_exception, internal
+from heedful.serve.asks import Ask, Part, parts_of
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, client_errors, execution_error, request_id
 from heedful.serve.replies import Reply
 from heedful.serve.worker import Worker
 
 LARGE = 4096  # scores: JSON of more is made beside the event loop
-GONE = 499  # the status of an answer that nobody waits for
 
 KEEP_ALIVE = 15.0  # seconds without a word
 DONE = "data: [DONE]\n\n"
@@ -42,7 +41,7 @@ async def reply_to(
     http: HttpRequest, worker: Worker, ask: Ask, reply: Reply, *, stream: bool, held: AsyncExitStack
 ) -> Response:
     """Put it in line, and answer at once or as it comes; a stream keeps what is `held` until it ends."""
-    with told():
+    with client_errors():
         parts = parts_of(ask, worker, frozenset(worker.loaded.eos_ids))
         asking = Asking(worker, parts, every_token=stream)
     if stream:
@@ -56,12 +55,12 @@ async def reply_whole(http: HttpRequest, asking: Asking, reply: Reply) -> Respon
     try:
         results = await asking.results()
     except Exception as error:
-        raise failure(error, request_id(http.scope)) from None
+        raise execution_error(error, request_id(http.scope)) from None
     finally:
         watch.cancel()
         asking.cancel()
     if asking.gone:
-        return Response(status_code=GONE)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     if n_scores(results) > LARGE:
         body = await asyncio.to_thread(reply.whole, asking.parts, results)
     else:
@@ -70,20 +69,9 @@ async def reply_whole(http: HttpRequest, asking: Asking, reply: Reply) -> Respon
 
 
 def n_scores(results: Sequence[Result]) -> int:
-    """How many log-probabilities are to be shown."""
+    """How many log-probabilities are to be abbreviate."""
     answers = sum(len(choice.scores or ()) for result in results for choice in result.choices)
     return answers + sum(len(result.prompt_scores or ()) * len(result.choices) for result in results)
-
-
-def failure(error: Exception, request_id: str | None) -> ApiError:
-    """What the client is told of a request that failed while it was answered; the worker has logged why."""
-    found = from_exception(error)
-    return internal(request_id) if found.code == "internal_error" else found
-
-
-def request_id(scope: MutableMapping[str, Any]) -> str | None:
-    """The id in the answer's x-request-id."""
-    return scope.get("state", {}).get("request_id")
 
 
 class Telling(Protocol):
@@ -134,7 +122,7 @@ class EventStream(Response):
             if asking.gone:
                 return
             lines = self._lines()
-            over = self._failed or all(ticket.ended for ticket in asking.tickets)
+            over = self._failed or all(handle.ended for handle in asking.handles)
             if over:
                 lines += DONE if self._failed else self.reply.end() + DONE
             if lines:
@@ -143,10 +131,10 @@ class EventStream(Response):
                 await self._send(send, COMMENT, more=True)
 
     def _lines(self) -> str:
-        """What all tickets have said since the last time."""
+        """What all handles have said since the last time."""
         lines = list[str]()
-        for part, ticket in zip(self.asking.parts, self.asking.tickets, strict=True):
-            for event in ticket.take():
+        for part, handle in zip(self.asking.parts, self.asking.handles, strict=True):
+            for event in handle.take():
                 if event.error is not None:
                     said = "".join(lines)
                     return said + self._fail(event.error, begun=self._started or bool(said))
@@ -154,7 +142,7 @@ class EventStream(Response):
         return "".join(lines)
 
     def _fail(self, error: Exception, *, begun: bool) -> str:
-        problem = failure(error, self._request_id)
+        problem = execution_error(error, self._request_id)
         if not begun:
             raise problem
         self._failed = True

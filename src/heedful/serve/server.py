@@ -23,9 +23,9 @@ import uvicorn
 
 from heedful.serve.app import create_app
 from heedful.serve.metrics import Metrics
+from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options as Options
 from heedful.serve.protocol import Protocol
-from heedful.serve.shelf import Shelf
 
 KEEP_ALIVE = 75  # seconds; longer than clients keep their connections, so that it is they who close them
 LAST_WORDS = 5.0  # seconds for the errors that end requests to reach their clients
@@ -36,14 +36,14 @@ def serve(options: Options) -> int:
     options.check_public()
     set_up_logging(verbose=options.verbose)
     metrics = Metrics()
-    shelf = Shelf(options.models, options, metrics)
+    manager = ModelManager(options.models, options, metrics)
     listener = bind(options.host, options.port)
     if threading.current_thread() is threading.main_thread():  # no other may ask for signals
         # Uvicorn hears them only while it runs: before and after, the end is as quick and as well.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with listener:
         config = uvicorn.Config(
-            create_app(shelf, options, metrics),
+            create_app(manager, options, metrics),
             loop=loop_of_this_system(),
             http=Protocol,
             ws="none",
@@ -55,34 +55,34 @@ def serve(options: Options) -> int:
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=round(options.drain + LAST_WORDS),
         )
-        Server(config, shelf, options).run(sockets=[listener])
+        Server(config, manager, options).run(sockets=[listener])
     return 0
 
 
 class Server(uvicorn.Server):
     """Uvicorn's server, with our beginning and our end."""
 
-    def __init__(self, config: uvicorn.Config, shelf: Shelf, options: Options) -> None:
+    def __init__(self, config: uvicorn.Config, manager: ModelManager, options: Options) -> None:
         super().__init__(config)
-        self.shelf, self.options = shelf, options
+        self.manager, self.options = manager, options
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if not self.options.lazy:
-            await self.shelf.worker(self.shelf.names[0])  # mistakes show now, not with the first request
+            await self.manager.worker(self.manager.names[0])  # mistakes show now, not with the first request
         await super().startup(sockets)
         assert sockets is not None
-        print(greeting(self.shelf, self.options, sockets[0].getsockname()), flush=True)
+        print(greeting(self.manager, self.options, sockets[0].getsockname()), flush=True)
         if self.options.open:
             open_page(sockets[0].getsockname())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_requests())
-        await super().shutdown(sockets)  # waits for requests; the application then stops the shelf
+        await super().shutdown(sockets)  # waits for requests; the application then stops the manager
         ending.cancel()
 
     async def _end_requests(self) -> None:
         await asyncio.sleep(self.options.drain)
-        await self.shelf.stop()  # whoever still waits for an answer gets the error now
+        await self.manager.stop()  # whoever still waits for an answer gets the error now
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Uvicorn would raise the signal again at the end, and the exit code would not be 0."""
@@ -152,21 +152,21 @@ def name_of(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def greeting(shelf: Shelf, options: Options, address: tuple[str, int]) -> str:
+def greeting(manager: ModelManager, options: Options, address: tuple[str, int]) -> str:
     """The one line at the start: what is served, where, who may ask, and how to try it."""
     url = f"http://{name_of(address[0])}:{address[1]}"
-    first = shelf.names[0]
-    can = shelf.about(first).abilities or ("generate",)
+    first = manager.names[0]
+    can = manager.about(first).abilities or ("generate",)
     if "generate" in can:
         path, body = "completions", {"model": first, "prompt": "Once upon a time", "max_tokens": 50}
     elif "embed" in can:
         path, body = "embeddings", {"model": first, "input": "Once upon a time"}
     else:
-        return f"Serving {', '.join(shelf.names)} on {url}: open it in a browser."
+        return f"Serving {', '.join(manager.names)} on {url}: open it in a browser."
     key = "$HEEDFUL_API_KEY" if options.key_source == "HEEDFUL_API_KEY" else "KEY"
     header = f' -H "Authorization: Bearer {key}"' if options.api_keys else ""
     who = f"API key from {options.key_source or 'the caller'}" if options.api_keys else "for this machine only"
     return (
-        f"Serving {', '.join(shelf.names)} on {url} ({who}). Open it in a browser, or "
+        f"Serving {', '.join(manager.names)} on {url} ({who}). Open it in a browser, or "
         f"try: curl {url}/v1/{path}{header} -d {shlex.quote(json.dumps(body))}"
     )

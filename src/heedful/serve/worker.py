@@ -6,10 +6,10 @@ all requests together. Between two steps one batch of other work (embeddings) is
 
     loop    submit, run ──► mailbox ──► engine.add, engine.step, next(job)    thread
             cancel      ──► cancelled ──► engine.cancel
-            ticket      ◄── one call_soon_threadsafe per step ◄── events
+            handle      ◄── one call_soon_threadsafe per step ◄── events
 
 The lock is held for moments, never during a step. Nothing waits for a reader: what it has not read yet is kept in its
-ticket, and a reader whose loop is gone is as one that went away.
+handle, and a reader whose loop is gone is as one that went away.
 """
 
 from __future__ import annotations
@@ -29,13 +29,9 @@ from heedful.generate.engine import Engine, Speaker
 from heedful.generate.request import Request
 from heedful.generate.sampling import ImpossibleLogits
 from heedful.loaded import Loaded
+from heedful.serve.errors import Overloaded, ShuttingDown
+from heedful.serve.handle import GenerationHandle, Handle, JobHandle, is_last
 from heedful.serve.metrics import Metrics
-from heedful.serve.ticket import Busy as Busy
-from heedful.serve.ticket import Cancelled as Cancelled
-from heedful.serve.ticket import Gone as Gone
-from heedful.serve.ticket import Place, is_last
-from heedful.serve.ticket import Ticket as Ticket
-from heedful.serve.ticket import Work as Work
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -64,12 +60,12 @@ class Worker:
         self._thread: threading.Thread | None = None
         # The lock is for these four; the rest belongs to the thread.
         self._condition = threading.Condition()
-        self._mailbox: dict[Place[Any], None] = {}  # in the order they came
-        self._cancelled: list[Place[Any]] = []
+        self._mailbox: dict[Handle[Any], None] = {}  # in the order they came
+        self._cancelled: list[Handle[Any]] = []
         self._stopping = False
-        self._tickets: dict[int, Ticket] = {}  # in the engine, by its number for them
-        self._jobs: deque[Work[Any]] = deque()
-        self._posts: list[tuple[Place[Any], Callable[[], None]]] = []  # for the loop
+        self._handles: dict[int, GenerationHandle] = {}  # in the engine, by its number for them
+        self._jobs: deque[JobHandle[Any]] = deque()
+        self._posts: list[tuple[Handle[Any], Callable[[], None]]] = []  # for the loop
 
     def _make_engine(self) -> Engine | None:
         """None for a model that does not generate. Paged where the model can: alike beginnings are read once."""
@@ -90,7 +86,7 @@ class Worker:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after the step it is in; requests that are left get Gone."""
+        """End the thread after the step it is in; requests that are left get ShuttingDown."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
@@ -99,27 +95,27 @@ class Worker:
         else:
             await asyncio.to_thread(self._thread.join)
 
-    def submit(self, request: Request, *, every_token: bool) -> Ticket:
-        """Put a request in line. ValueError if it could never be answered, Busy if the line is full."""
+    def submit(self, request: Request, *, every_token: bool) -> GenerationHandle:
+        """Put a request in line. ValueError if it could never be answered, Overloaded if the line is full."""
         return self.submit_all([request], every_token=every_token)[0]
 
     def submit_all(
         self, requests: Sequence[Request], *, every_token: bool, bell: asyncio.Event | None = None
-    ) -> list[Ticket]:
+    ) -> list[GenerationHandle]:
         """Put several in line, all or none, behind one bell: however many, they are let in while there is room."""
         engine = self._living()
         for request in requests:
             engine.reader.check(request)
             engine.scheduler.check(request.best_of or request.n, engine.reader.measure(request)[1])
-        tickets = [Ticket(self._forget, request, every_token, bell) for request in requests]
-        self._put(*tickets)
-        return tickets
+        handles = [GenerationHandle(self._forget, request, every_token, bell) for request in requests]
+        self._put(*handles)
+        return handles
 
     def _living(self) -> Engine:
         engine = self._engine
         if engine is None:
             self.loaded.require("generate")
-            raise Gone(f"{self.loaded.name} is being stopped")
+            raise ShuttingDown(f"{self.loaded.name} is being stopped")
         return engine
 
     @property
@@ -136,22 +132,22 @@ class Worker:
         held = scheduler.max_rows if scheduler.max_size is None else scheduler.max_size // size
         return max(1, min(scheduler.max_rows, held))
 
-    def run(self, job: Iterator[T]) -> Work[T]:
+    def run(self, job: Iterator[T]) -> JobHandle[T]:
         """Put other work in line: one `next` of it between two steps, in turns with other jobs."""
-        work = Work(self._forget, job)
+        work = JobHandle(self._forget, job)
         self._put(work)
         return work
 
-    def _put(self, *places: Place[Any]) -> None:
+    def _put(self, *handles: Handle[Any]) -> None:
         with self._condition:
             if self._stopping:
-                raise Gone(f"{self.loaded.name} is being stopped")
+                raise ShuttingDown(f"{self.loaded.name} is being stopped")
             if (waiting := self._count_waiting()) >= self.queue:
-                raise Busy(f"{waiting} requests wait for {self.loaded.name} already: try again later")
-            self._mailbox |= dict.fromkeys(places)
+                raise Overloaded(f"{waiting} requests wait for {self.loaded.name} already: try again later")
+            self._mailbox |= dict.fromkeys(handles)
             self._condition.notify()
 
-    def _forget(self, place: Place[Any]) -> None:
+    def _forget(self, place: Handle[Any]) -> None:
         with self._condition:
             if place in self._mailbox:
                 del self._mailbox[place]
@@ -175,7 +171,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         with self._condition:
-            return bool(self._mailbox or self._tickets or self._jobs)
+            return bool(self._mailbox or self._handles or self._jobs)
 
     def _count_waiting(self) -> int:
         engine = self._engine
@@ -200,7 +196,7 @@ class Worker:
     def _gather(self) -> bool:
         """Wait until there is something to do, let go who went away, let in who came. False: stop."""
         with self._condition:
-            while not (self._stopping or self._mailbox or self._cancelled or self._tickets or self._jobs):
+            while not (self._stopping or self._mailbox or self._cancelled or self._handles or self._jobs):
                 self._condition.wait()
             if self._stopping:
                 return False
@@ -215,25 +211,25 @@ class Worker:
                     del self._mailbox[place]
         return True
 
-    def _admit(self, place: Place[Any]) -> None:
-        if isinstance(place, Work):
+    def _admit(self, place: Handle[Any]) -> None:
+        if isinstance(place, JobHandle):
             self._jobs.append(place)
             return
-        assert isinstance(place, Ticket) and self._engine is not None
+        assert isinstance(place, GenerationHandle) and self._engine is not None
         try:
             place._id = self._engine.add(place.request)
         except Exception as error:
             self._post_end(place, None, error)
         else:
-            self._tickets[place._id] = place
+            self._handles[place._id] = place
 
-    def _drop(self, place: Place[Any]) -> None:
+    def _drop(self, place: Handle[Any]) -> None:
         """Whoever asked went away."""
-        if isinstance(place, Work) and place in self._jobs:
+        if isinstance(place, JobHandle) and place in self._jobs:
             self._jobs.remove(place)
             self._close(place)
             self._note_cancelled()
-        elif isinstance(place, Ticket) and self._tickets.pop(place._id, None) is not None:
+        elif isinstance(place, GenerationHandle) and self._handles.pop(place._id, None) is not None:
             assert self._engine is not None
             self._note_cancelled()
             try:
@@ -241,33 +237,33 @@ class Worker:
             except Exception as error:
                 self._renew(error)
 
-    def _close(self, work: Work[Any]) -> None:
+    def _close(self, work: JobHandle[Any]) -> None:
         try:
             work._close()
         except Exception:
             log.exception("a job of %s could not be ended well", self.loaded.name)
 
     def _step(self) -> None:
-        if not self._tickets:
+        if not self._handles:
             return
         assert self._engine is not None
         try:
             events = self._engine.step()
         except Exception as error:
             return self._renew(error)
-        said: dict[Ticket, list[Event]] = {}
+        said: dict[GenerationHandle, list[Event]] = {}
         for event in events:
-            ticket = self._tickets.get(event.id)
-            if ticket is None:
+            handle = self._handles.get(event.id)
+            if handle is None:
                 continue
-            self._note(ticket, event)
+            self._note(handle, event)
             if is_last(event):
-                del self._tickets[event.id]
+                del self._handles[event.id]
                 event.error = None if event.error is None else self._fault(event.error)
-            elif not ticket.every_token:
+            elif not handle.every_token:
                 continue
-            said.setdefault(ticket, []).append(event)
-        self._posts += [(ticket, partial(ticket._take, heard)) for ticket, heard in said.items()]
+            said.setdefault(handle, []).append(event)
+        self._posts += [(handle, partial(handle._take, heard)) for handle, heard in said.items()]
 
     def _work(self) -> None:
         """One batch of the job whose turn it is."""
@@ -290,14 +286,14 @@ class Worker:
         assert self._engine is not None
         error = self._fault(error)
         waiting = {task.id for task in self._engine.scheduler.waiting} if self._engine.scheduler.active else set()
-        tickets, self._tickets = self._tickets, {}
+        handles, self._handles = self._handles, {}
         with self._condition:
             self._engine, self._n_read = self._make_engine(), 0
-            for id, ticket in tickets.items():
+            for id, handle in handles.items():
                 if id in waiting:
-                    self._admit(ticket)
+                    self._admit(handle)
                 else:
-                    self._post_end(ticket, None, error)
+                    self._post_end(handle, None, error)
 
     def _fault(self, error: Exception) -> Exception:
         """An error to hand out: logged here, without its traceback, which would keep the tensors of the pass alive.
@@ -310,12 +306,12 @@ class Worker:
         theirs = isinstance(error, ValueError | LookupError) and not isinstance(error, ImpossibleLogits)
         return RuntimeError(str(error)) if theirs else error
 
-    def _note(self, ticket: Ticket, event: Event) -> None:
+    def _note(self, handle: GenerationHandle, event: Event) -> None:
         if event.token is not None and self._metrics is not None:
             self._n_written += 1
-            if ticket._came is not None:
-                self._metrics.first_token(time.perf_counter() - ticket._came)
-                ticket._came = None
+            if handle._came is not None:
+                self._metrics.first_token(time.perf_counter() - handle._came)
+                handle._came = None
 
     def _note_cancelled(self) -> None:
         if self._metrics is not None:
@@ -334,17 +330,17 @@ class Worker:
         )
         if self._n_written and self._last:
             self._metrics.next_token(now - self._last)
-        self._last = now if self._tickets else 0.0
+        self._last = now if self._handles else 0.0
         self._n_read, self._n_written = reader.n_read, 0
         if reader.pool is not None:
             self._metrics.cache(reader.pool.n_used * reader.pool.block, reader.pool.n_blocks * reader.pool.block)
 
-    def _post_end(self, place: Place[R], value: R | None, error: Exception | None) -> None:
+    def _post_end(self, place: Handle[R], value: R | None, error: Exception | None) -> None:
         self._posts.append((place, partial(place._end, value, error)))
 
     def _hand_over(self) -> None:
         posts, self._posts = self._posts, []
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Place[Any], Callable[[], None]]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Handle[Any], Callable[[], None]]]] = {}
         for post in posts:
             by_loop.setdefault(post[0]._loop, []).append(post)
         for loop, its in by_loop.items():
@@ -357,13 +353,13 @@ class Worker:
     def _leave(self) -> None:
         with self._condition:
             self._stopping = True
-            left = [*self._mailbox, *self._tickets.values(), *self._jobs]
-            self._mailbox, self._tickets, self._cancelled = {}, {}, []
+            left = [*self._mailbox, *self._handles.values(), *self._jobs]
+            self._mailbox, self._handles, self._cancelled = {}, {}, []
             self._engine = None
         for place in left:
-            if isinstance(place, Work):
+            if isinstance(place, JobHandle):
                 self._close(place)
-            self._post_end(place, None, Gone(f"{self.loaded.name} is being stopped"))
+            self._post_end(place, None, ShuttingDown(f"{self.loaded.name} is being stopped"))
         self._jobs.clear()
         self._hand_over()
 

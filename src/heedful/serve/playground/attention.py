@@ -46,7 +46,7 @@ from heedful.serve.playground.shapes import (
     reply,
 )
 from heedful.serve.playground.text import reading_of, sides
-from heedful.serve.schema import Body
+from heedful.serve.request_schema import RequestBody
 
 router = APIRouter()
 Which = Literal["self", "cross", "encoder"]
@@ -70,14 +70,14 @@ class NeuronBody(LayerBody):
     index: Index
 
 
-class AlignmentBody(Body):
+class AlignmentBody(RequestBody):
     model: Name
     source: Passage
     target: Passage | None = None
     masked: Masked = Field(default=[])
 
 
-class RolloutBody(Body):
+class RolloutBody(RequestBody):
     model: Name
     text: Passage | None = None
     target: Passage | None = None

@@ -22,10 +22,8 @@ from torch import Tensor
 from heedful.loaded import Loaded, load
 from heedful.models.base import DecoderModel, Model
 from heedful.observe.reading import piece
-from heedful.serve.asks import told
 from heedful.serve.embeddings import unless_gone
-from heedful.serve.errors import ApiError
-from heedful.serve.respond import GONE, failure, request_id
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors, execution_error, request_id
 from heedful.serve.worker import Worker
 from heedful.text.tokenizer import Tokenizer
 
@@ -178,17 +176,17 @@ async def ask(http: HttpRequest, name: str, look: Callable[[Desk], T]) -> T:
 
 async def ask_in_turns(http: HttpRequest, name: str, look: Callable[[Desk], Iterator[T]]) -> T:
     """The last thing that `look` yields; between two of them others have their turns."""
-    shelf = http.app.state.shelf
+    manager = http.app.state.manager
     async with AsyncExitStack() as held:
-        with told():
-            worker = await held.enter_async_context(shelf.borrow(name))
-            work = worker.run(_attempt(look(http.app.state.desks.of(worker, shelf.path(name)))))
+        with client_errors():
+            worker = await held.enter_async_context(manager.acquire(name))
+            work = worker.run(_attempt(look(http.app.state.desks.of(worker, manager.path(name)))))
         try:
             found = await unless_gone(http, work)
         except Exception as error:
-            raise failure(error, request_id(http.scope)) from None
+            raise execution_error(error, request_id(http.scope)) from None
     if found is None:
-        raise ApiError(GONE, "the client went away")
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client went away")
     last = found[-1]
     if isinstance(last, ApiError):
         raise last

@@ -22,12 +22,11 @@ from heedful.observe.fill import METHODS, RESCORED, Filled
 from heedful.observe.fill import fill as fill_in
 from heedful.observe.several import compare
 from heedful.observe.template import MOST_SENTENCES, Template, parse
-from heedful.serve.asks import told
-from heedful.serve.errors import ApiError
+from heedful.serve.errors import ApiError, client_errors
 from heedful.serve.playground.desk import Desk, ask, ask_in_turns
 from heedful.serve.playground.shapes import Index, Name, OfText, Passage, reply
 from heedful.serve.playground.text import cut
-from heedful.serve.schema import Body, Count
+from heedful.serve.request_schema import Count, RequestBody
 
 router = APIRouter()
 SHOWN = 30  # words in place of a token
@@ -35,7 +34,7 @@ SHOWN = 30  # words in place of a token
 Words = Annotated[list[Passage], Field(min_length=1, max_length=RESCORED)]
 
 
-class FillBody(Body):
+class FillBody(RequestBody):
     model: Name
     texts: Annotated[list[Passage], Field(min_length=1, max_length=MOST_SENTENCES)] | None = None
     template: Passage | None = None
@@ -49,8 +48,8 @@ class TokenBody(OfText):
 
 @router.post("/api/fill")
 async def fill(http: HttpRequest, body: FillBody) -> Response:
-    with told():
-        template = template_of(body, http.app.state.shelf.names)
+    with client_errors():
+        template = template_of(body, http.app.state.manager.names)
     n, words = body.n or None, body.words
     if template.models:
         found = await by_each(http, template, words, n)
@@ -79,7 +78,7 @@ async def by_each(http: HttpRequest, template: Template, words: list[str] | None
     while True:
         asked = None if ask.words is None else list(ask.words)
         part = await by(http, ask.model, template.of(ask.model), asked, None, ask.rescore is not False)
-        with told():
+        with client_errors():
             try:
                 ask = steps.send(part)
             except StopIteration as end:

@@ -28,17 +28,18 @@ from heedful.models.vit import ViT
 from heedful.observe import attention as look
 from heedful.observe.reading import read_image
 from heedful.serve.asking import Asking
-from heedful.serve.asks import Part, told
+from heedful.serve.asks import Part
+from heedful.serve.errors import client_errors
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.shapes import Image, Index, Name, check_bytes, reply
+from heedful.serve.request_schema import MAX_INT, Count, Number, RequestBody
 from heedful.serve.respond import EventStream
-from heedful.serve.schema import MOST, Body, Count, Number
 
 router = APIRouter()
 MOST_LEVELS = 256  # a larger palette is one of colours, and not in a model's files
 
 
-class ImageBody(Body):
+class ImageBody(RequestBody):
     model: Name
     image: Image
 
@@ -46,7 +47,7 @@ class ImageBody(Body):
 class CompleteBody(ImageBody):
     n_given: Index
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
-    seed: Annotated[Count, Field(ge=0, le=MOST - 64)] | None = None
+    seed: Annotated[Count, Field(ge=0, le=MAX_INT - 64)] | None = None
     n: Annotated[Count, Field(ge=1, le=16)] = 1
 
 
@@ -125,8 +126,8 @@ def labels(desk: Desk, image: list[Any]) -> dict[str, Any]:
 async def complete(http: HttpRequest, body: CompleteBody) -> Response:
     """A stream of pixels: {"index", "pixel", "value"} each, then [DONE]."""
     async with AsyncExitStack() as held:
-        with told():
-            worker = await held.enter_async_context(http.app.state.shelf.borrow(body.model))
+        with client_errors():
+            worker = await held.enter_async_context(http.app.state.manager.acquire(body.model))
             begun, top, longest = beginning(worker.loaded, body)
             # Torch's own state is the same whenever a server starts.
             seed = secrets.randbits(30) if body.seed is None else body.seed

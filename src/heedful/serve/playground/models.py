@@ -27,13 +27,13 @@ GREYS = 256  # levels of a pixel that a model takes as a number
 
 @router.get("/api/models")
 async def list_models(http: HttpRequest) -> Response:
-    shelf = http.app.state.shelf
+    manager = http.app.state.manager
 
     def describe_all() -> list[dict[str, Any]]:
         found = []
-        for name in shelf.names:
-            about = shelf.about(name)
-            found.append({"id": name, **describe(shelf.path(name), about.created), "loaded": about.loaded})
+        for name in manager.names:
+            about = manager.about(name)
+            found.append({"id": name, **describe(manager.path(name), about.created), "loaded": about.loaded})
         return found
 
     return await reply(http, {"models": await asyncio.to_thread(describe_all)})

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from heedful.serve.errors import ApiError
 from heedful.serve.playground.desk import Desk, n_bytes
-from heedful.serve.schema import Body, Count, Number, Text, Wrong
+from heedful.serve.request_schema import Count, FieldError, Number, RequestBody, Text
 
 LONGEST = 20_000  # characters of a text
 MOST_TOKENS = 512  # of which attention is shown
@@ -28,7 +28,7 @@ ARRAYS = "application/vnd.heedful.arrays"  # see `with_arrays`
 
 def _short(value: str) -> str:
     if len(value) > LONGEST:
-        raise Wrong("", f"has {len(value):,} characters: at most {LONGEST:,} are read here")
+        raise FieldError("", f"has {len(value):,} characters: at most {LONGEST:,} are read here")
     return value
 
 
@@ -40,7 +40,7 @@ Pixel = Level | Annotated[list[Level], Field(min_length=3, max_length=3)]  # gre
 Image = Annotated[list[Annotated[list[Pixel], Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=64)]
 
 
-class OfText(Body):
+class OfText(RequestBody):
     """A model and a text for it."""
 
     model: Name

@@ -34,14 +34,14 @@ from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.matrices import experts, hidden, learned, projections
 from heedful.serve.playground.shapes import Name, OfText, check_count, reply
 from heedful.serve.playground.text import cut, reading_of
-from heedful.serve.schema import Body
+from heedful.serve.request_schema import RequestBody
 from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
 MOST_LAYERS, MOST_TOKENS, WIDEST, LARGEST = 4, 64, 128, 10_000
 
 
-class OfModel(Body):
+class OfModel(RequestBody):
     model: Name
 
 

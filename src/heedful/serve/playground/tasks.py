@@ -18,7 +18,7 @@ from heedful.serve.playground.attention import answer_of
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.shapes import MOST_TOKENS, Name, OfText, Passage, check_count, reply
 from heedful.serve.playground.text import LONGEST_ANSWER, cut, reading_of, sides
-from heedful.serve.schema import Body, Count
+from heedful.serve.request_schema import Count, RequestBody
 
 router = APIRouter()
 
@@ -27,7 +27,7 @@ class TranslateBody(OfText):
     beams: Annotated[Count, Field(ge=1, le=16)] | None = None  # as the model's authors do
 
 
-class AnswerBody(Body):
+class AnswerBody(RequestBody):
     model: Name
     question: Passage
     passage: Passage

@@ -18,7 +18,7 @@ from heedful.observe.lens import logit_lens
 from heedful.observe.reading import Reading, encode, read
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.shapes import MOST_TOKENS, OfText, check_count, reply
-from heedful.serve.schema import Count
+from heedful.serve.request_schema import Count
 
 router = APIRouter()
 LONGEST_ANSWER = 128  # tokens that an encoder-decoder writes to be looked at

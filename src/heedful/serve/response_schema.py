@@ -10,42 +10,42 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 
-class Shape(BaseModel):
+class ResponseModel(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
-class ErrorDetail(Shape):
+class ErrorDetail(ResponseModel):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorResponse(Shape):
+class ErrorResponse(ResponseModel):
     error: ErrorDetail
 
 
-class Usage(Shape):
+class Usage(ResponseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class CompletionLogprobs(Shape):
+class CompletionLogprobs(ResponseModel):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
-class CompletionChoice(Shape):
+class CompletionChoice(ResponseModel):
     index: int
     text: str
     finish_reason: Literal["stop", "length"] | None  # None in the chunks of a stream that goes on
     logprobs: CompletionLogprobs | None
 
 
-class CompletionResponse(Shape):
+class CompletionResponse(ResponseModel):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -54,13 +54,13 @@ class CompletionResponse(Shape):
     usage: Usage | None = None
 
 
-class ChatMessage(Shape):
+class ChatMessage(ResponseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
 
 
-class TopLogprob(Shape):
+class TopLogprob(ResponseModel):
     token: str
     logprob: float
     bytes: list[int] | None
@@ -70,18 +70,18 @@ class ChatLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Shape):
+class ChatLogprobs(ResponseModel):
     content: list[ChatLogprob] | None
 
 
-class ChatChoice(Shape):
+class ChatChoice(ResponseModel):
     index: int
     message: ChatMessage
     finish_reason: Literal["stop", "length"]
     logprobs: ChatLogprobs | None
 
 
-class ChatResponse(Shape):
+class ChatResponse(ResponseModel):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -90,37 +90,37 @@ class ChatResponse(Shape):
     usage: Usage
 
 
-class EmbeddingItem(Shape):
+class EmbeddingItem(ResponseModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str  # the text is little-endian float32 in base64
 
 
-class EmbeddingUsage(Shape):
+class EmbeddingUsage(ResponseModel):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingResponse(Shape):
+class EmbeddingResponse(ResponseModel):
     object: Literal["list"]
     model: str
     data: list[EmbeddingItem]
     usage: EmbeddingUsage
 
 
-class ModelCard(Shape):
+class ModelCard(ResponseModel):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
 
 
-class ModelList(Shape):
+class ModelList(ResponseModel):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Health(Shape):
+class Health(ResponseModel):
     status: Literal["ok", "stopping"]
 
 

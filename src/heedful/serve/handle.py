@@ -1,4 +1,4 @@
-"""The event loop's side of what a worker was given: a ticket waits for what the worker's thread says."""
+"""The event loop's side of what a worker was given: a handle waits for what the worker's thread says."""
 
 from __future__ import annotations
 
@@ -14,23 +14,15 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Busy(Exception):
-    """The queue is full."""
-
-
-class Gone(Exception):
-    """The server is stopping."""
-
-
-class Cancelled(Exception):
+class RequestCancelled(Exception):
     """Whoever asked does not want the answer any more."""
 
 
-class Place(Generic[R]):
+class Handle(Generic[R]):
     """One's place in a worker's line, on the event loop's side."""
 
-    def __init__(self, forget: Callable[[Place[Any]], None], bell: asyncio.Event | None = None) -> None:
-        self._forget: Callable[[Place[Any]], None] | None = forget  # until the end; the worker's
+    def __init__(self, forget: Callable[[Handle[Any]], None], bell: asyncio.Event | None = None) -> None:
+        self._forget: Callable[[Handle[Any]], None] | None = forget  # until the end; the worker's
         self._loop = asyncio.get_running_loop()
         self._bell = bell or asyncio.Event()  # something came
         self._ended = False
@@ -54,7 +46,7 @@ class Place(Generic[R]):
         """Give the place up, at any time; what was begun ends before the next step."""
         if self._forget is not None:
             self._forget(self)
-            self._end(None, Cancelled("the request was cancelled"))
+            self._end(None, RequestCancelled("the request was cancelled"))
 
     def _end(self, value: R | None, error: Exception | None) -> None:
         if not self._ended:
@@ -62,12 +54,12 @@ class Place(Generic[R]):
             self._bell.set()
 
 
-class Ticket(Place[Result]):
+class GenerationHandle(Handle[Result]):
     """One submitted request. Whoever waits for several at once gives them one bell, and then takes what there is."""
 
     def __init__(
         self,
-        forget: Callable[[Place[Any]], None],
+        forget: Callable[[Handle[Any]], None],
         request: Request,
         every_token: bool,
         bell: asyncio.Event | None = None,
@@ -108,10 +100,10 @@ class Ticket(Place[Result]):
         super()._end(value, error)
 
 
-class Work(Place[list[T]]):
-    """Work of another kind: its result is the list of all that the job gave."""
+class JobHandle(Handle[list[T]]):
+    """JobHandle of another kind: its result is the list of all that the job gave."""
 
-    def __init__(self, forget: Callable[[Place[Any]], None], job: Iterator[T]) -> None:
+    def __init__(self, forget: Callable[[Handle[Any]], None], job: Iterator[T]) -> None:
         super().__init__(forget)
         self._job = job
         self._done: list[T] = []

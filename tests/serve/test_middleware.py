@@ -8,11 +8,10 @@ import logging
 
 import pytest
 
-from heedful.serve.errors import ApiError
-from heedful.serve.guard import Guard
+from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.metrics import Metrics
+from heedful.serve.middleware import Middleware
 from heedful.serve.options import Options
-from heedful.serve.ticket import Busy, Gone
 from support.asgi import ask
 
 KEY = {"authorization": "Bearer sesame"}
@@ -35,8 +34,8 @@ def raising(error):
     return app
 
 
-def guarded(app=echo, **options) -> Guard:
-    return Guard(app, Options(**options), Metrics())
+def guarded(app=echo, **options) -> Middleware:
+    return Middleware(app, Options(**options), Metrics())
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------
@@ -229,7 +228,7 @@ def test_a_client_that_leaves_before_its_body_is_whole_reaches_nobody():
         raise AssertionError(message)
 
     metrics = Metrics()
-    guard = Guard(raising(AssertionError("called")), Options(), metrics)
+    guard = Middleware(raising(AssertionError("called")), Options(), metrics)
     scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
     asyncio.run(guard(scope, leave, send))
     assert 'status="499"' in metrics.render().decode()
@@ -255,8 +254,8 @@ def test_a_sane_id_of_the_clients_is_kept(given, kept):
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (Busy("full"), 429),
-        (Gone(), 503),
+        (Overloaded("full"), 429),
+        (ShuttingDown(), 503),
         (ApiError(404, "no"), 404),
         (ValueError("secret"), 500),
         (KeyError("x"), 500),

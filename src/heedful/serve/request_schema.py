@@ -24,11 +24,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from heedful.serve.errors import shown
+from heedful.serve.errors import abbreviate
 
-MOST = 2**31 - 1  # of any count
-MOST_PROMPTS = 2048
-MOST_STOPS = 4
+MAX_INT = 2**31 - 1  # of any count
+MAX_PROMPTS = 2048
+MAX_STOPS = 4
 
 
 def _whole_number(value: Any) -> Any:
@@ -37,13 +37,13 @@ def _whole_number(value: Any) -> Any:
 
 
 Whole = Annotated[int, Field(strict=True)]
-Count = Annotated[Whole, Field(le=MOST)]
+Count = Annotated[Whole, Field(le=MAX_INT)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 
 
-class Wrong(ValueError):
+class FieldError(ValueError):
     """A value that does not fit its field, or other fields. `param` is the field's name, or its place in it."""
 
     def __init__(self, param: str, problem: str) -> None:
@@ -55,7 +55,7 @@ def _check_text(name: str, value: str) -> None:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise Wrong(name, "has half of a surrogate pair, which is no character: send whole ones") from None
+        raise FieldError(name, "has half of a surrogate pair, which is no character: send whole ones") from None
 
 
 def _characters(value: str) -> str:
@@ -69,16 +69,16 @@ Text = Annotated[str, Field(strict=True), AfterValidator(_characters)]
 
 Prompts = str | list[str] | list[int] | list[list[int]]
 
-_ID = {"type": "integer", "minimum": 0, "maximum": MOST}
+_ID = {"type": "integer", "minimum": 0, "maximum": MAX_INT}
 _PROMPT_SHAPES = [
     {"type": "string"},
-    {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_PROMPTS},
+    {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
     {"type": "array", "items": _ID, "minItems": 1},
     {
         "type": "array",
         "items": {"type": "array", "items": _ID, "minItems": 1},
         "minItems": 1,
-        "maxItems": MOST_PROMPTS,
+        "maxItems": MAX_PROMPTS,
     },
 ]
 
@@ -87,8 +87,8 @@ def _check_ids(name: str, value: list[Any]) -> list[int]:
     if set(map(type, value)) != {int}:
         value = [_whole_number(token) for token in value]
     for place, token in enumerate(value):
-        if type(token) is not int or not 0 <= token <= MOST:
-            raise Wrong(f"{name}.{place}", f"is {shown(token)}: token ids are whole numbers, 0 or more")
+        if type(token) is not int or not 0 <= token <= MAX_INT:
+            raise FieldError(f"{name}.{place}", f"is {abbreviate(token)}: token ids are whole numbers, 0 or more")
     return value
 
 
@@ -99,16 +99,16 @@ def _check_prompts(name: str, value: Any) -> Prompts:
         return value
     shapes = "a string, a list of strings, a list of token ids or a list of such lists"
     if not isinstance(value, list):
-        raise Wrong(name, f"is {shown(value)}: it must be {shapes}")
+        raise FieldError(name, f"is {abbreviate(value)}: it must be {shapes}")
     if not value:
-        raise Wrong(name, f"is an empty list: it must be {shapes}")
+        raise FieldError(name, f"is an empty list: it must be {shapes}")
     if isinstance(value[0], int | float):
         return _check_ids(name, value)
-    if len(value) > MOST_PROMPTS:
-        raise Wrong(name, f"has {len(value)} items: at most {MOST_PROMPTS}")
+    if len(value) > MAX_PROMPTS:
+        raise FieldError(name, f"has {len(value)} items: at most {MAX_PROMPTS}")
     for place, item in enumerate(value):
         if type(item) is not type(value[0]) or not isinstance(item, str | list) or item == []:
-            raise Wrong(f"{name}.{place}", f"is {shown(item)}: {name} must be {shapes}")
+            raise FieldError(f"{name}.{place}", f"is {abbreviate(item)}: {name} must be {shapes}")
         if isinstance(item, str):
             _check_text(f"{name}.{place}", item)
     if isinstance(value[0], list):
@@ -119,11 +119,11 @@ def _check_prompts(name: str, value: Any) -> Prompts:
 def _check_stop(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list | tuple) or not all(isinstance(stop, str) for stop in stops):
-        raise Wrong("stop", f"is {shown(value)}: it must be a string or a list of up to {MOST_STOPS}")
-    if len(stops) > MOST_STOPS:
-        raise Wrong("stop", f"has {len(stops)} strings: at most {MOST_STOPS}")
+        raise FieldError("stop", f"is {abbreviate(value)}: it must be a string or a list of up to {MAX_STOPS}")
+    if len(stops) > MAX_STOPS:
+        raise FieldError("stop", f"has {len(stops)} strings: at most {MAX_STOPS}")
     if "" in stops:
-        raise Wrong("stop", "has an empty string, which would end every answer at once")
+        raise FieldError("stop", "has an empty string, which would end every answer at once")
     for stop in stops:
         _check_text("stop", stop)
     return tuple(stops)
@@ -131,15 +131,15 @@ def _check_stop(value: Any) -> tuple[str, ...]:
 
 def _check_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise Wrong("logit_bias", f'is {shown(value)}: it must be an object, as {{"50256": -100}}')
+        raise FieldError("logit_bias", f'is {abbreviate(value)}: it must be an object, as {{"50256": -100}}')
     bad = [
-        f"{key!r}: {shown(bias)}"
+        f"{key!r}: {abbreviate(bias)}"
         for key, bias in value.items()
         if not _is_id(key) or isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100
     ]
     if bad:
         some = ", ".join(bad[:20]) + (f" and {len(bad) - 20} more" if len(bad) > 20 else "")
-        raise Wrong("logit_bias", f"{{{some}}}: keys are token ids, biases from -100 to 100")
+        raise FieldError("logit_bias", f"{{{some}}}: keys are token ids, biases from -100 to 100")
     return {int(key): float(bias) for key, bias in value.items()}
 
 
@@ -158,14 +158,14 @@ def _join_parts(value: Any) -> str:
         _check_text("content", value)
         return value
     if not isinstance(value, list):
-        raise Wrong("content", f"is {shown(value)}: it must be a string or a list of text parts")
+        raise FieldError("content", f"is {abbreviate(value)}: it must be a string or a list of text parts")
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
-            what = f"a part of type {shown(kind)}" if isinstance(part, dict) else shown(part)
-            raise Wrong("content", f'has {what}: only {{"type": "text", "text": ...}} can be read')
+            what = f"a part of type {abbreviate(kind)}" if isinstance(part, dict) else abbreviate(part)
+            raise FieldError("content", f'has {what}: only {{"type": "text", "text": ...}} can be read')
         if not isinstance(part.get("text"), str):
-            raise Wrong("content", f"has a part whose text is {shown(part.get('text'))}: it must be a string")
+            raise FieldError("content", f"has a part whose text is {abbreviate(part.get('text'))}: it must be a string")
         _check_text("content", part["text"])
     return "".join(part["text"] for part in value)
 
@@ -180,7 +180,7 @@ _STOP = {"type": "string", "minLength": 1}
 Stop = Annotated[
     tuple[str, ...],
     PlainValidator(_check_stop),
-    WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}]}),
+    WithJsonSchema({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
 ]
 Bias = Annotated[
     dict[int, float],
@@ -194,9 +194,9 @@ Bias = Annotated[
     ),
 ]
 TopK = Annotated[
-    Annotated[Whole, Field(ge=1, le=MOST)] | None,
+    Annotated[Whole, Field(ge=1, le=MAX_INT)] | None,
     BeforeValidator(_no_cut),
-    WithJsonSchema({"type": "integer", "minimum": -1, "maximum": MOST}),
+    WithJsonSchema({"type": "integer", "minimum": -1, "maximum": MAX_INT}),
 ]
 _PART = {
     "type": "object",
@@ -213,7 +213,7 @@ Content = Annotated[
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A request's JSON object."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
@@ -228,7 +228,7 @@ class Body(BaseModel):
         for name, harmless in cls.refused.items():
             value = body.get(name)
             if value is not None and value not in harmless:
-                raise Wrong(name, f"is {shown(value)}, and this server does not implement it: leave it out")
+                raise FieldError(name, f"is {abbreviate(value)}, and this server does not implement it: leave it out")
         return {name: _whole_number(value) for name, value in body.items() if value is not None}
 
     @classmethod
@@ -246,11 +246,11 @@ class Body(BaseModel):
         return schema
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     include_usage: Flag = False
 
 
-class Sampled(Body):
+class SamplingRequest(RequestBody):
     """What completions and chats have in common."""
 
     refused = {
@@ -296,12 +296,12 @@ class Sampled(Body):
     @model_validator(mode="after")
     def _options_of_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise Wrong("stream_options", "is for streams: set stream to true, or leave it out")
+            raise FieldError("stream_options", "is for streams: set stream to true, or leave it out")
         return self
 
 
-class CompletionRequest(Sampled):
-    refused = {**Sampled.refused, "suffix": ("",), "prompt_embeds": ()}
+class CompletionRequest(SamplingRequest):
+    refused = {**SamplingRequest.refused, "suffix": ("",), "prompt_embeds": ()}
 
     engine: Text | None = None  # the old name of `model`
     prompt: Prompt | None = None  # None: the start of a text
@@ -314,22 +314,22 @@ class CompletionRequest(Sampled):
     def _fits_together(self) -> Self:
         self.model = self.model if self.model is not None else self.engine
         if self.best_of is not None and self.best_of < self.n:
-            raise Wrong("best_of", f"is {self.best_of} and n is {self.n}: best_of must be at least n")
+            raise FieldError("best_of", f"is {self.best_of} and n is {self.n}: best_of must be at least n")
         if self.stream and (self.best_of or 1) > 1:
-            raise Wrong("best_of", "chooses among whole answers, and a stream cannot: leave out best_of or stream")
+            raise FieldError("best_of", "chooses among whole answers, and a stream cannot: leave out best_of or stream")
         return self
 
 
-class Message(Body):
+class Message(RequestBody):
     refused = {"tool_calls": ([],), "function_call": (), "audio": ()}
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
 
-class ChatRequest(Sampled):
+class ChatRequest(SamplingRequest):
     refused = {
-        **Sampled.refused,
+        **SamplingRequest.refused,
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
@@ -343,7 +343,7 @@ class ChatRequest(Sampled):
         "continue_final_message": (False,),
     }
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_PROMPTS)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_PROMPTS)]
     max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
     max_tokens: Annotated[Count, Field(ge=1)] | None = None  # its old name
     logprobs: Flag = False
@@ -354,7 +354,7 @@ class ChatRequest(Sampled):
         if self.max_completion_tokens is None:
             self.max_completion_tokens = self.max_tokens
         if self.top_logprobs is not None and not self.logprobs:
-            raise Wrong("top_logprobs", "needs logprobs: set it to true")
+            raise FieldError("top_logprobs", "needs logprobs: set it to true")
         return self
 
     @property
@@ -363,7 +363,7 @@ class ChatRequest(Sampled):
         return [{"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in self.messages]
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(RequestBody):
     input: Input
     model: Text | None = None
     encoding_format: Literal["float", "base64"] = "float"

@@ -15,20 +15,19 @@ import torch
 import heedful
 from heedful.generate.request import Request, Sampling
 from heedful.kernels.pack import n_bytes
-from heedful.serve import room, shelf
-from heedful.serve.errors import ApiError
+from heedful.serve import memory, model_manager
+from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.metrics import Metrics
+from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
-from heedful.serve.shelf import Shelf
-from heedful.serve.worker import Busy, Gone
 from heedful.weights.find import shipped
 from support.folders import saved, tiny_gpt
 
 ASK = Request((1, 2), max_tokens=3, sampling=Sampling(temperature=0))
 
 
-def made(*names, **options) -> Shelf:
-    return Shelf(names, Options(**options), Metrics())
+def made(*names, **options) -> ModelManager:
+    return ModelManager(names, Options(**options), Metrics())
 
 
 @asynccontextmanager
@@ -44,13 +43,13 @@ async def open_shelf(*names, **options):
 def three(tmp_path):
     """Three models of one size, and the GB that one needs."""
     folders = [str(saved(tmp_path / name, tiny_gpt())) for name in ("one", "two", "three")]
-    return folders, room.need_of(tmp_path / "one").least / 1e9
+    return folders, memory.need_of(tmp_path / "one").least / 1e9
 
 
 @pytest.fixture
 def loads(monkeypatch):
     """What was loaded, in order; a gate that a test may close."""
-    real, done, gate = shelf.load, [], threading.Event()
+    real, done, gate = model_manager.load, [], threading.Event()
     gate.set()
 
     def load(source, **options):
@@ -58,7 +57,7 @@ def loads(monkeypatch):
         assert gate.wait(30)
         return real(source, **options)
 
-    monkeypatch.setattr(shelf, "load", load)
+    monkeypatch.setattr(model_manager, "load", load)
     return done, gate
 
 
@@ -189,7 +188,7 @@ def test_a_load_that_fails_is_that_requests_error_and_the_next_one_tries_again(t
 
             (folder / "model.safetensors").write_bytes(weights)
             with monkeypatch.context() as patch:
-                patch.setattr(shelf, "load", broken)
+                patch.setattr(model_manager, "load", broken)
                 with pytest.raises(ApiError, match="model could not be loaded: OSError: the disk said no") as error:
                     await found.worker("model")
                 assert error.value.status == 500
@@ -223,13 +222,13 @@ def test_what_is_borrowed_or_busy_stays(three):
 
     async def main():
         async with open_shelf(*folders, memory=size * 1.5) as found:
-            async with found.borrow("one") as worker:
-                with pytest.raises(Busy, match="no memory for two while one is in use"):
+            async with found.acquire("one") as worker:
+                with pytest.raises(Overloaded, match="no memory for two while one is in use"):
                     await found.worker("two")
                 await worker.submit(ASK, every_token=False).result()
             model = weakref.ref(worker.loaded.model)
             assert (await found.worker("two")).loaded.name == "two"
-            with pytest.raises(Gone):
+            with pytest.raises(ShuttingDown):
                 worker.submit(ASK, every_token=False)
             del worker
             assert model() is None  # its memory is free
@@ -262,11 +261,11 @@ def test_what_a_model_takes_is_about_what_was_expected(name, quantize):
 
 
 def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
-    need = room.Need(("generate",), weights=100, per_token=10, context=50)
-    assert room.pool_tokens(need, max_rows=4, room=10_000) == 200
-    assert room.pool_tokens(need, max_rows=4, room=1000) == 100
-    assert room.pool_tokens(need, max_rows=4, room=1) == 50
-    assert room.pool_tokens(need, max_rows=4, room=float("inf")) == 200
+    need = memory.Need(("generate",), weights=100, per_token=10, context=50)
+    assert memory.pool_tokens(need, max_rows=4, room=10_000) == 200
+    assert memory.pool_tokens(need, max_rows=4, room=1000) == 100
+    assert memory.pool_tokens(need, max_rows=4, room=1) == 50
+    assert memory.pool_tokens(need, max_rows=4, room=float("inf")) == 200
 
     async def main():
         async with open_shelf("shakespeare", max_rows=3) as found:
@@ -278,9 +277,9 @@ def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
 
 
 def test_the_budget_is_most_of_what_there_is():
-    free = room.free_memory("cpu")
-    assert 0.5 * free < room.budget(None, None) < 0.95 * free
-    assert room.budget(1.5, None) == 1_500_000_000
+    free = memory.free_memory("cpu")
+    assert 0.5 * free < memory.budget(None, None) < 0.95 * free
+    assert memory.budget(1.5, None) == 1_500_000_000
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -300,11 +299,11 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
         await asyncio.sleep(0)
         gate.set()
         await stopping
-        with pytest.raises(Gone):
+        with pytest.raises(ShuttingDown):
             await loading
-        with pytest.raises(Gone):
+        with pytest.raises(ShuttingDown):
             await found.worker("tiny")
-        with pytest.raises(Gone):
+        with pytest.raises(ShuttingDown):
             worker.submit(ASK, every_token=False)
         await found.stop()
 
@@ -314,4 +313,4 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
 def test_an_adapter_can_what_its_own_head_can():
     if "sentiment" not in shipped():
         pytest.skip("no adapter ships here")
-    assert room.need_of(shipped()["sentiment"]).abilities == ("embed", "classify", "capture")
+    assert memory.need_of(shipped()["sentiment"]).abilities == ("embed", "classify", "capture")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from heedful.kernels.pack import n_bytes, pack_as_stored
 from heedful.loaded import TOKENIZER_FILES, Loaded, load, name_of
-from heedful.serve import room
-from heedful.serve.errors import ApiError
+from heedful.serve import memory
+from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
-from heedful.serve.worker import Busy, Gone, Worker
+from heedful.serve.worker import Worker
 from heedful.weights.describe import size_in_words
 from heedful.weights.find import find, refuse_pickle, shipped
 
@@ -42,7 +42,7 @@ class Slot:
     name: str
     source: str | Path  # what to load
     path: Path  # where its files are
-    need: room.Need
+    need: memory.Need
     created: int
     worker: Worker | None = None
     loading: asyncio.Task[Worker] | None = None
@@ -50,10 +50,10 @@ class Slot:
     borrowed: int = field(default=0)
 
 
-class Shelf:
+class ModelManager:
     def __init__(self, names: Sequence[str], options: Options, metrics: Metrics) -> None:
         self.options, self.metrics = options, metrics
-        self.budget = room.budget(options.memory, options.device)
+        self.budget = memory.budget(options.memory, options.device)
         self._slots: dict[str, Slot] = {}  # the least recently used first
         for text in names or _useful():
             slot = self._resolve(text)
@@ -72,7 +72,7 @@ class Shelf:
         refuse_pickle(path)
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
-        need = room.need_of(path, self.options.quantize, self.options.cache_tokens)
+        need = memory.need_of(path, self.options.quantize, self.options.cache_tokens)
         name = name or (name_of(source, path) if path.is_dir() else path.stem)
         if self.budget is not None and need.least > self.budget:
             raise ValueError(
@@ -107,12 +107,12 @@ class Shelf:
 
     async def worker(self, name: str | None) -> Worker:
         """The model's worker, loaded if need be; it may be gone at the next `await` unless it is borrowed."""
-        async with self.borrow(name) as worker:
+        async with self.acquire(name) as worker:
             return worker
 
     @asynccontextmanager
-    async def borrow(self, name: str | None) -> AsyncIterator[Worker]:
-        """The model's worker, which is not evicted meanwhile. LookupError unknown, Busy if there is no room now."""
+    async def acquire(self, name: str | None) -> AsyncIterator[Worker]:
+        """The model's worker, not evicted meanwhile. LookupError: not served; Overloaded: no memory for it now."""
         slot = self._slot(name)
         slot.borrowed += 1
         try:
@@ -122,7 +122,7 @@ class Shelf:
 
     async def _ready(self, slot: Slot) -> Worker:
         if self._stopping:
-            raise Gone("the server is stopping")
+            raise ShuttingDown("the server is stopping")
         self._slots[slot.name] = self._slots.pop(slot.name)  # the most recently used
         if slot.worker is not None:
             return slot.worker
@@ -139,7 +139,7 @@ class Shelf:
                 slot.memory = slot.need.least
                 slot.worker = worker = await self._begin(slot)
                 return worker
-        except (ValueError, Busy, Gone):
+        except (ValueError, Overloaded, ShuttingDown):
             slot.memory = 0
             raise
         except Exception as error:
@@ -156,9 +156,9 @@ class Shelf:
         except (ValueError, FileNotFoundError) as error:  # something is wrong with its files
             raise ValueError(f"{slot.name} could not be loaded: {error}") from None
         if self._stopping:
-            raise Gone("the server is stopping")
+            raise ShuttingDown("the server is stopping")
         weights, options = n_bytes(loaded.model), self.options
-        tokens = options.cache_tokens or room.pool_tokens(slot.need, options.max_rows, self._left(slot, weights) / 2)
+        tokens = options.cache_tokens or memory.pool_tokens(slot.need, options.max_rows, self._left(slot, weights) / 2)
         slot.memory = weights + slot.need.per_token * tokens
         limits = {"max_rows": options.max_rows, "queue": options.queue, "chunk": options.chunk}
         worker = Worker(loaded, cache_tokens=tokens, metrics=self.metrics, **limits)
@@ -188,7 +188,7 @@ class Shelf:
             idle = [other for other in self._slots.values() if self._is_idle(other)]
             if not idle:
                 used = ", ".join(other.name for other in self._slots.values() if other.memory and other is not slot)
-                raise Busy(f"there is no memory for {slot.name} while {used} is in use: try again later")
+                raise Overloaded(f"there is no memory for {slot.name} while {used} is in use: try again later")
             await self._evict(idle[0])
 
     @staticmethod
@@ -204,7 +204,7 @@ class Shelf:
         self.metrics.model(slot.name).unloaded()
 
     async def stop(self) -> None:
-        """End all workers; requests that are left get Gone."""
+        """End all workers; requests that are left get ShuttingDown."""
         self._stopping = True
         loading = [slot.loading for slot in self._slots.values() if slot.loading is not None]
         await asyncio.gather(*loading, return_exceptions=True)
@@ -218,7 +218,7 @@ def _useful() -> list[str]:
         path = shipped()[name]
         if not any((path / file).exists() for file in TOKENIZER_FILES):
             return 2
-        return 0 if "generate" in room.need_of(path).abilities else 1
+        return 0 if "generate" in memory.need_of(path).abilities else 1
 
     return sorted(shipped(), key=place)
 

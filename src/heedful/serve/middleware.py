@@ -19,10 +19,9 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from heedful.serve.errors import ApiError, internal, shown
+from heedful.serve.errors import ApiError, Overloaded, ShuttingDown, abbreviate, internal
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
-from heedful.serve.ticket import Busy, Gone
 
 log = logging.getLogger("heedful.serve")
 access = logging.getLogger("heedful.serve.access")
@@ -37,7 +36,7 @@ EXPOSED = b"x-request-id, openai-processing-ms, retry-after"
 Headers = list[tuple[bytes, bytes]]
 
 
-class Guard:
+class Middleware:
     """Middleware around the application."""
 
     def __init__(self, app: ASGIApp, options: Options, metrics: Metrics) -> None:
@@ -57,9 +56,9 @@ class Guard:
             await self._answer(scope, receive, visit)
         except ApiError as error:
             await visit.refuse(error)
-        except Busy as error:
+        except Overloaded as error:
             await visit.refuse(ApiError(429, str(error) or "too many requests are waiting"))
-        except Gone as error:
+        except ShuttingDown as error:
             await visit.refuse(ApiError(503, str(error) or "the server is stopping"))
         except Exception:
             log.exception("request %s failed", visit.id)
@@ -98,8 +97,8 @@ class Guard:
                 if host not in self.hosts and not is_loopback(host):
                     raise ApiError(
                         403,
-                        f"the Host is {shown(host)}, and without an API key this server answers only as localhost: "
-                        "use http://localhost or http://127.0.0.1, or start the server with a key",
+                        f"the Host is {abbreviate(host)}, and without an API key this server answers only as "
+                        "localhost: use http://localhost or http://127.0.0.1, or start the server with a key",
                         code="host_not_allowed",
                     )
 
@@ -115,7 +114,7 @@ class Guard:
         if own and origin.lower() in (f"http://{own}".lower(), f"https://{own}".lower()):
             return None
         if "*" not in self.options.allow_origins and origin not in self.options.allow_origins:
-            _refuse_origin(shown(origin))
+            _refuse_origin(abbreviate(origin))
         return origin
 
     def _cors(self, origin: str) -> Headers:
@@ -149,7 +148,7 @@ class Guard:
             return
         by_page = foreign or b"origin" in headers or headers.get(b"sec-fetch-site") == b"cross-site"
         if by_page or kind not in ("", "application/x-www-form-urlencoded"):
-            raise ApiError(415, f"the Content-Type is {shown(given)}: it must be application/json")
+            raise ApiError(415, f"the Content-Type is {abbreviate(given)}: it must be application/json")
         kept = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
         scope["headers"] = [*kept, (b"content-type", b"application/json")]
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from heedful.serve.errors import from_validation
-from heedful.serve.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from heedful.serve.request_schema import ChatRequest, CompletionRequest, EmbeddingRequest
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 LECTURE = {
