@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import heedful
-from heedful.cli import count, main
+from heedful.cli import main
+from heedful.cli.models import short_count
 
 
 def heedful_command(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -162,4 +163,4 @@ def test_a_mistake_is_one_line_that_helps(arguments, words, capsys):
 
 
 def test_counts_read_well():
-    assert [count(n) for n in (999, 1234, 124_439_808, 174_604_259_328)] == ["999", "1.23k", "124M", "175B"]
+    assert [short_count(n) for n in (999, 1234, 124_439_808, 174_604_259_328)] == ["999", "1.23k", "124M", "175B"]

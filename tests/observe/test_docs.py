@@ -7,7 +7,7 @@ import runpy
 import shlex
 from pathlib import Path
 
-from heedful.cli import parser
+from heedful.cli import parse_arguments
 from heedful.observe.views import VIEWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "inside.md"
@@ -27,6 +27,6 @@ def test_the_commands_exist():
     found = re.findall(r"^heedful .*$", TEXT, flags=re.M)
     assert len(found) >= 5
     for command in found:
-        parser().parse_args(shlex.split(command)[1:])
+        parse_arguments(shlex.split(command)[1:])
     for what in VIEWS:
         assert what in TEXT

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from heedful.cli import parser
+from heedful.cli import parse_arguments
 from support.serving import Client, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
@@ -57,7 +57,7 @@ def started() -> list[str]:
 
 @pytest.mark.parametrize("line", [line for line in started() if "heedful serve" in line])
 def test_ways_to_start(line):
-    options = parser().parse_args(shlex.split(line.partition("heedful ")[2]))
+    _, options = parse_arguments(shlex.split(line.partition("heedful ")[2]))
     assert options.models or options.model
 
 

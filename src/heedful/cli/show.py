@@ -1,11 +1,12 @@
-"""`heedful show`, `heedful fill` and `heedful probe`: what a model does with a text, as a page or a picture; what fills
-a blank; which of its layers know best."""
+"""`heedful show`: what a model does with a text, as a page or a picture."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from heedful.cli.arguments import MODEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,27 +32,31 @@ WITHOUT_TEXT = ("positions", "names")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
-def add_show(c: argparse.ArgumentParser, model: str) -> None:
-    c.add_argument("model", help=model)
-    c.add_argument("text", nargs="?", help="a text; numbers without a tokenizer; an image file for a ViT")
-    c.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the text, what to show of it, the file."""
+    parser.add_argument("model", help=MODEL)
+    parser.add_argument("text", nargs="?", help="a text; numbers without a tokenizer; an image file for a ViT")
+    parser.add_argument(
         "--what", choices=[*WHAT], default="attention", metavar="WHAT",
         help="attention (default): the heads of a layer; heads: every head, small; rollout: what has come from where; "
         "alignment: target to source; ablation: how far the output moves without each head; lens: what each layer "
         "would say; embeddings: how alike the tokens are, by layer; projection: the same before and after a head's "
         "projections; tokens: with the surprise at each; positions; names: all that can be captured",
     )  # fmt: skip
-    c.add_argument("--out", type=Path, metavar="FILE", help=".html, .png, .svg or .pdf (default: MODEL-WHAT.html)")
-    c.add_argument("--layer", type=int, help="of this layer alone (counted from 0)")
-    c.add_argument("--head", type=int, help="of this head alone")
-    c.add_argument("--kind", choices=["encoder", "decoder", "cross"], help="which attention of an encoder-decoder")
-    c.add_argument("--second", metavar="TEXT", help="sentence B, for BERT and its kin")
-    c.add_argument("--target", metavar="TEXT", help="what an encoder-decoder is to write (default: its own answer)")
-    c.add_argument("--ablate", choices=["zero", "mean"], help="what stands in for a head's output (default: zero)")
-    c.add_argument("--length", type=int, metavar="N", help="how many positions (default 50)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help=".html, .png, .svg or .pdf (default: MODEL-WHAT.html)")
+    parser.add_argument("--layer", type=int, help="of this layer alone (counted from 0)")
+    parser.add_argument("--head", type=int, help="of this head alone")
+    parser.add_argument("--kind", choices=["encoder", "decoder", "cross"], help="which attention of an encoder-decoder")
+    parser.add_argument("--second", metavar="TEXT", help="sentence B, for BERT and its kin")
+    parser.add_argument(
+        "--target", metavar="TEXT", help="what an encoder-decoder is to write (default: its own answer)"
+    )
+    parser.add_argument("--ablate", choices=["zero", "mean"], help="what stands in for a head's output (default: zero)")
+    parser.add_argument("--length", type=int, metavar="N", help="how many positions (default 50)")
 
 
-def show(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
+    """Write the page or the picture; print its name."""
     import torch
 
     import heedful
@@ -119,101 +124,3 @@ def _image(model: Model, path: Path) -> Tensor:
         raise ValueError(f"there is no file {path}")
     pixels = torch.from_numpy(decode(path, model.config.image_size).copy()).permute(2, 0, 1).float() / 127.5 - 1
     return pixels.mean(dim=0, keepdim=True) if model.config.n_channels == 1 else pixels
-
-
-def add_fill(c: argparse.ArgumentParser, model: str) -> None:
-    c.add_argument("model", nargs="?", help=f"{model}; not needed where the template names its models")
-    c.add_argument(
-        "template",
-        help='as "In [Texas|New York], they like to buy _."; a first bracket may name models: '
-        '"[bert-books|shakespeare]: My lord, _"',
-    )
-    c.add_argument("--words", metavar="A,B,C", help="compare these words alone, separated by commas")
-    c.add_argument("-n", type=int, default=30, metavar="N", help="the likeliest N words of each sentence; 0: all")
-    c.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="a report: .html, .csv, or the chart as .png, .svg, .pdf",
-    )
-
-
-def fill(options: argparse.Namespace) -> int:
-    import torch
-
-    import heedful
-    from heedful.observe import report
-    from heedful.observe.template import parse
-    from heedful.weights.find import is_here, shipped
-
-    if options.out is not None and options.out.suffix.lower() not in report.ENDINGS:
-        raise ValueError(f"{options.out}: a report is written as {', '.join(report.ENDINGS)}")
-    if options.n < 0:
-        raise ValueError(f"-n is {options.n}: it must be 0 or more")
-    models = parse(options.template, is_here, shipped()).models
-    if options.model is None and not models:
-        raise ValueError(
-            "which model? heedful fill MODEL TEMPLATE; or name models in the template, as "
-            f"[bert-books|shakespeare]: My lord, _ (of those that ship there are {', '.join(shipped())})"
-        )
-    if options.model is not None and models and options.model not in models:
-        raise ValueError(f"the template names its models, {' and '.join(models)}: leave {options.model} out")
-    loaded = heedful.load(options.model or models[0], dtype=torch.float32)
-    words = None if options.words is None else [word for word in options.words.split(",") if word.strip()]
-    found = loaded.fill(options.template, words=words, n=options.n or None)
-    if options.out is not None:  # first: whoever reads what is printed may stop early
-        report.save(found, " and ".join(models) or loaded.name, options.out)
-    print(report.text(found) + (f"\n\n{options.out}" if options.out is not None else ""))
-    return 0
-
-
-def add_probe(c: argparse.ArgumentParser, model: str) -> None:
-    c.add_argument("model", help=model)
-    c.add_argument("train", type=Path, help="tagged sentences, CoNLL's columns: a word and last its tag in each line")
-    c.add_argument("dev", type=Path, help="others, on which is measured")
-    c.add_argument(
-        "--layers", nargs="+", metavar="WHICH",
-        help="first, last, second_to_last, sum_all, sum_last_four, concat_last_four, or numbers of layers from 0; "
-        "`each`: every layer alone (default: the table of BERT's paper)",
-    )  # fmt: skip
-    c.add_argument("--train-sentences", type=int, metavar="N", help="at most so many, evenly spread (default: all)")
-    c.add_argument("--dev-sentences", type=int, metavar="N", help="likewise")
-    c.add_argument("--column", type=int, default=-1, metavar="N", help="the tag's column, from 0 (default: last)")
-
-
-def probe(options: argparse.Namespace) -> int:
-    import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    import heedful
-    from heedful.data.tagged import Tagged, read_tagged
-    from heedful.evaluate import probe as probing
-
-    def few(path: Path, most: int | None) -> list[tuple[list[str], list[str]]]:
-        found = read_tagged(path, options.column)
-        return [found[i] for i in probing.spread(len(found), most)]
-
-    train, dev = few(options.train, options.train_sentences), few(options.dev, options.dev_sentences)
-    loaded = heedful.load(options.model, dtype=torch.float32)
-    loaded.require("capture")
-    if loaded.tokenizer is None:
-        raise ValueError(f"{loaded.name} has no tokenizer, and reads no text")
-    longest = loaded.model.longest
-    tags = {tag for _, found in (*train, *dev) for tag in found}
-    names = sorted(tags, key=lambda tag: (tag != "O", tag))
-    known, tested = (Tagged(part, loaded.tokenizer, names=names, longest=longest) for part in (train, dev))
-    console = Console(stderr=True)
-    for path, data in ((options.train, known), (options.dev, tested)):
-        for note in data.notes:
-            console.print(f"{path}: {note}", markup=False, highlight=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("")
-        rows = probing.probe(
-            loaded.model, known, tested, options.layers,
-            progress=lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
-        )  # fmt: skip
-    counts = f"{len(known):,} sentences to fit, {len(tested):,} to measure, {len(known.names)} tags"
-    print(f"{counts}\n\n{probing.table(rows, loaded.name)}")
-    return 0

@@ -1,0 +1,90 @@
+"""`heedful serve`: models over HTTP, with the playground's page."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from heedful.cli.arguments import add_quantize
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which models, where, for whom, and the limits; the names are those of `heedful.serve.options`."""
+    add = parser.add_argument
+    add(
+        "models", nargs="*", metavar="MODEL",
+        help="names that ship, folders, runs, .gguf files or hub ids; NAME=PATH gives one another name "
+        "(default: all that ship). The first is loaded now, the others when asked for",
+    )  # fmt: skip
+    add("--host", default="127.0.0.1", help="the address (default 127.0.0.1, this machine only)")
+    _add_number(parser, "--port", int, 8000, "N", "the port; 0 picks a free one")
+    add(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help="clients must send this key; repeatable. HEEDFUL_API_KEY or --api-key-file are better: other users of "
+        "this machine can see arguments",
+    )  # fmt: skip
+    add("--api-key-file", type=Path, metavar="FILE", help="read the keys from a file, one per line")
+    add(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="let web pages of this origin call the server, as https://example.org; repeatable",
+    )  # fmt: skip
+    add("--device", help="where models run (default: the CPU)")
+    add_quantize(parser)
+    for limit in (
+        ("--memory", float, None, "GB", "what loaded models may take together; idle ones make room"),
+        ("--max-rows", int, 64, "N", "answers written at once by a model"),
+        ("--queue", int, 256, "N", "requests that may wait for a model; beyond that the answer is 429"),
+        ("--cache-tokens", int, None, "N", "tokens that a model's answers may remember together"),
+        ("--chunk", int, 256, "N", "tokens of new prompts read between two tokens of running answers"),
+        ("--max-tokens-per-request", int, 65_536, "N", "prompts x answers x max_tokens that one may ask for"),
+        ("--max-body", int, 8 * 2**20, "BYTES", "the largest request"),
+        ("--drain", float, 30.0, "SECONDS", "running requests may take so long when the server is stopped"),
+    ):
+        _add_number(parser, *limit)
+    add("--runs", default="runs", metavar="FOLDER", help="the page shows the trainings in it (default: runs)")
+    add("--lazy", action="store_true", help="load the first model, too, when it is asked for")
+    add("--verbose", action="store_true", help="a line per request, on stderr")
+    add("--open", action="store_true", help="open the playground in the browser")
+
+
+def _add_number(
+    parser: argparse.ArgumentParser, name: str, kind: Callable[[str], Any], default: Any, metavar: str, about: str
+) -> None:
+    about += "" if default is None else f" (default {default})"
+    parser.add_argument(name, type=kind, default=default, metavar=metavar, help=about)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    from heedful.serve.options import Options
+
+    given = dict(vars(options))
+    keys, source = _api_keys(given.pop("api_key"), given.pop("api_key_file"))
+    given |= {"models": tuple(options.models), "allow_origins": tuple(given.pop("allow_origin"))}
+    settings = Options(**given, api_keys=keys, key_source=source)
+    settings.check_public()
+    # Threads of a model that wait for each other give way soon, since the event loop wants a core as well; but not at
+    # once, as OpenMP lets them where it counts more threads than cores: those of the thread that loaded a model, and of
+    # other models. On two cores that took 20 % of a fast model's tokens. Read when PyTorch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "active")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    from heedful.serve.server import serve
+
+    return serve(settings)
+
+
+def _api_keys(given: list[str], file: Path | None) -> tuple[tuple[str, ...], str]:
+    """The keys, and where they came from: the options, else the environment."""
+    keys, sources = list(given), ["--api-key"] if given else []
+    if file is not None:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise ValueError(f"{file} has no key in it: write one per line")
+        keys, sources = keys + found, [*sources, str(file)]
+    if not keys and "HEEDFUL_API_KEY" in os.environ:
+        keys, sources = [os.environ["HEEDFUL_API_KEY"]], ["HEEDFUL_API_KEY"]
+    return tuple(keys), " and ".join(sources)

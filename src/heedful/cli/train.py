@@ -1,0 +1,45 @@
+"""`heedful train`: a new run, or the rest of one that was stopped."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from heedful.cli.arguments import RECIPE, add_set
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to train, changes of its recipe, where to."""
+    parser.add_argument("what", nargs="?", help=RECIPE)
+    add_set(parser, "change one setting of the recipe, as train.steps=200; repeatable")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)")
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run, as if it had never stopped")
+    parser.add_argument("--init-from", metavar="MODEL", help="begin from the weights of a model instead of fresh ones")
+    parser.add_argument("--list", action="store_true", help="list the recipes that ship, with their results and times")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only errors")
+
+
+def run(options: argparse.Namespace) -> int:
+    """List the recipes, resume a run, or start one."""
+    from heedful.train.recipe import parse_changes, read, shipped
+
+    if options.list:
+        for name, path in shipped().items():
+            recipe = read(path)
+            print(f"{name:<24} {recipe.get('about', '')}")
+            print(f"{'':<24} {recipe.get('expected', '')}")
+        return 0
+    changes = parse_changes(options.set)
+    if options.resume is not None:
+        if options.what or options.init_from or options.out:
+            raise ValueError("--resume goes on with a run as it is: give it no data, recipe, --init-from or --out")
+        from heedful.recipes.launch import resume
+
+        resume(options.resume, changes, quiet=options.quiet)
+        return 0
+    if options.what is None:
+        raise ValueError("what to train on? Give a text file, a folder or a recipe (`heedful train --list`)")
+    from heedful.recipes.launch import train
+
+    train(options.what, changes, init_from=options.init_from, folder=options.out, quiet=options.quiet)
+    return 0
