@@ -17,7 +17,10 @@ export default defineConfig({
   // `npm run dev` beside `heedful serve --port 8000`. The server refuses pages of other origins: say it is the same.
   server: {
     proxy: Object.fromEntries(
-      ['/api', '/v1'].map((path) => [path, { target: 'http://127.0.0.1:8000', headers: { origin: 'http://127.0.0.1:8000' }, changeOrigin: true }]),
+      ['/api', '/v1'].map((path) => [
+        path,
+        { target: 'http://127.0.0.1:8000', headers: { origin: 'http://127.0.0.1:8000' }, changeOrigin: true },
+      ]),
     ),
   },
 })

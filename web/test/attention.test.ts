@@ -10,7 +10,10 @@ function weightsOf(heads: number, n: number, causal = false) {
   for (let i = 0; i < heads * n; i++) {
     const row = Array.from({ length: n }, (_, k) => (causal && k > i % n ? 0 : Math.exp(8 * random())))
     const sum = row.reduce((a, b) => a + b)
-    data.set(row.map((x) => x / sum), i * n)
+    data.set(
+      row.map((x) => x / sum),
+      i * n,
+    )
   }
   return { shape: [heads, n, n], data }
 }

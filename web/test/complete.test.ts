@@ -95,24 +95,43 @@ describe('a tree of texts', () => {
 describe('tokens of an answer', () => {
   it('have their part of the text, also where a character has two units', () => {
     const gathered = new Gathered()
-    gathered.take({ index: 0, text: 'a👍', finish_reason: null, logprobs: logprobs(['a', 'bytes:\\xf0', 'bytes:\\x9f'], [0, 1, 1]) })
+    gathered.take({
+      index: 0,
+      text: 'a👍',
+      finish_reason: null,
+      logprobs: logprobs(['a', 'bytes:\\xf0', 'bytes:\\x9f'], [0, 1, 1]),
+    })
     gathered.take({ index: 0, text: 'b', finish_reason: null, logprobs: logprobs(['b'], [2]) })
     expect(gathered.pieces.map((piece) => piece.text)).toEqual(['a', '', '👍', 'b'])
     expect(gathered.pieces[1].top.map((one) => one.probability)).toEqual([0.5, 0.25])
   })
   it('are put to a prompt that was cut, or is not all known to the model', () => {
     expect(echoed('xab', 'ab', logprobs(['a', 'b'], [0, 1])).map((piece) => piece.text)).toEqual(['x', 'a', 'b'])
-    expect(echoed('aéb', 'ab', logprobs(['a', '<unk>', 'b'], [0, 1, 1])).map((piece) => piece.text)).toEqual(['a', 'é', 'b'])
+    expect(echoed('aéb', 'ab', logprobs(['a', '<unk>', 'b'], [0, 1, 1])).map((piece) => piece.text)).toEqual([
+      'a',
+      'é',
+      'b',
+    ])
   })
   it('have a mean, and some cannot be said', () => {
     expect(perToken(echoed('ab', 'ab', logprobs(['a', 'b'], [0, 1])))).toBeCloseTo(0.5)
     expect(perToken([])).toBeNull()
-    expect(['<|endoftext|>', '</s>', 'bytes:\\xe2', ' the', '<', '\n'].map(sayable)).toEqual([false, false, false, true, true, true])
+    expect(['<|endoftext|>', '</s>', 'bytes:\\xe2', ' the', '<', '\n'].map(sayable)).toEqual([
+      false,
+      false,
+      false,
+      true,
+      true,
+      true,
+    ])
   })
 })
 
 describe('what a model wrote', () => {
-  const shown = (text: string, marks: { start: number; end: number }[]) => segments(text, marks).map((part) => (part.marked ? `[${part.text}]` : part.text)).join('')
+  const shown = (text: string, marks: { start: number; end: number }[]) =>
+    segments(text, marks)
+      .map((part) => (part.marked ? `[${part.text}]` : part.text))
+      .join('')
   it('stays marked while the text around it is edited', () => {
     const marks = [{ start: 2, end: 5 }]
     expect(shown('ab[cde]fg'.replace(/[[\]]/g, ''), marks)).toBe('ab[cde]fg')
@@ -120,7 +139,13 @@ describe('what a model wrote', () => {
     expect(shown('abcXdefg', edited(marks, 'abcdefg', 'abcXdefg'))).toBe('ab[c]X[de]fg')
     expect(shown('abefg', edited(marks, 'abcdefg', 'abefg'))).toBe('ab[e]fg')
     expect(edited(marks, 'abcdefg', '')).toEqual([])
-    expect(joined([{ start: 3, end: 6 }, { start: 0, end: 3 }, { start: 9, end: 9 }])).toEqual([{ start: 0, end: 6 }])
+    expect(
+      joined([
+        { start: 3, end: 6 },
+        { start: 0, end: 3 },
+        { start: 9, end: 9 },
+      ]),
+    ).toEqual([{ start: 0, end: 6 }])
   })
 })
 
@@ -129,7 +154,12 @@ describe('a prompt', () => {
     const tokens = [token(1, true), ...Array.from({ length: 19 }, (_, i) => token(10 + i))]
     expect(fit('text', tokens, null, 50).prompt).toBe('text')
     expect(fit('text', tokens, 70, 50)).toEqual({ prompt: 'text', max_tokens: 50, read: 20, total: 20 })
-    expect(fit('text', tokens, 32, 50)).toEqual({ prompt: [1, ...Array.from({ length: 15 }, (_, i) => 14 + i)], max_tokens: 16, read: 16, total: 20 })
+    expect(fit('text', tokens, 32, 50)).toEqual({
+      prompt: [1, ...Array.from({ length: 15 }, (_, i) => 14 + i)],
+      max_tokens: 16,
+      read: 16,
+      total: 20,
+    })
     expect(fit('text', tokens, 64, 60)).toEqual({ prompt: 'text', max_tokens: 44, read: 20, total: 20 })
     expect(fit('text', tokens, 16, 0).prompt).toHaveLength(16)
   })

@@ -1,5 +1,16 @@
 import { describe, expect, it } from 'vitest'
-import { chanceTicks, differences, layOut, nearest, pairs, ranking, ratioTicks, striking, told, type Filled } from '../src/tabs/fill/compare'
+import {
+  chanceTicks,
+  differences,
+  layOut,
+  nearest,
+  pairs,
+  ranking,
+  ratioTicks,
+  striking,
+  told,
+  type Filled,
+} from '../src/tabs/fill/compare'
 import { place, usualBlank } from '../src/tabs/fill/pieces'
 import { aroundBlank, merged, plain, withBlank } from '../src/tabs/fill/template'
 import { madeFor, segments, tellsLanguages } from '../src/tabs/tasks/panel'
@@ -21,7 +32,14 @@ describe('templates', () => {
     expect(merged('He worked as a _.', 'She worked as a _.')).toBe('[He|She] worked as a _.')
     expect(merged('A _ ran home.', 'A _ ran away fast.')).toBe('A _ ran [home.|away fast.]')
     expect(merged('In London they buy _.', 'In they buy _.')).toBe('In [London |]they buy _.')
-    for (const [a, b] of [['A _ b', 'C _ d'], ['same _', 'same _'], ['no blank', 'a _'], ['[a|b] _', 'c _'], ['_ and _', 'a _']]) expect(merged(a, b)).toBe(null)
+    for (const [a, b] of [
+      ['A _ b', 'C _ d'],
+      ['same _', 'same _'],
+      ['no blank', 'a _'],
+      ['[a|b] _', 'c _'],
+      ['_ and _', 'a _'],
+    ])
+      expect(merged(a, b)).toBe(null)
   })
   it('have a blank that touches no letter', () => {
     expect(aroundBlank('snake_case is _.')).toEqual(['snake_case is ', '.'])
@@ -34,12 +52,29 @@ describe('templates', () => {
 describe('tokens in their text', () => {
   it('are found whatever the tokenizer changed', () => {
     const text = 'Café  Noir, unlikely!'
-    const found = place(text, [token('[CLS]', true), token('cafe'), token('noir'), token(','), token('un'), token('##likely'), token('!'), token('[SEP]', true)])
+    const found = place(text, [
+      token('[CLS]', true),
+      token('cafe'),
+      token('noir'),
+      token(','),
+      token('un'),
+      token('##likely'),
+      token('!'),
+      token('[SEP]', true),
+    ])
     expect(found!.map(({ begin, end }) => text.slice(begin, end))).toEqual(['Café', 'Noir', ',', 'un', 'likely', '!'])
     expect(found!.map(({ index }) => index)).toEqual([1, 2, 3, 4, 5, 6])
     const pieces = place('Ein Hund', [token(' Ein'), token(' Hund')])!
-    expect(pieces.map(({ begin, end }) => [begin, end])).toEqual([[0, 3], [4, 8]])
-    expect(place('a b\nc', ['a', '␣', 'b', '⏎', 'c'].map((t) => token(t)))!.map(({ begin }) => begin)).toEqual([0, 1, 2, 3, 4])
+    expect(pieces.map(({ begin, end }) => [begin, end])).toEqual([
+      [0, 3],
+      [4, 8],
+    ])
+    expect(
+      place(
+        'a b\nc',
+        ['a', '␣', 'b', '⏎', 'c'].map((t) => token(t)),
+      )!.map(({ begin }) => begin),
+    ).toEqual([0, 1, 2, 3, 4])
   })
   it('are not, where one is none of the text', () => expect(place('a 日', [token('a'), token('[UNK]')])).toBe(null))
   it('begin with the last word', () => {
@@ -53,7 +88,9 @@ describe('comparisons', () => {
   it('tell how much likelier a word is', () => {
     expect([...differences(filled, [0, 1])]).toEqual([-3, 4, 0])
     expect([...ranking(differences(filled, [0, 1]))]).toEqual([1, 2, 0])
-    expect(striking(differences(filled, [0, 1]), Float32Array.from([-1, -5, -2]), Float32Array.from([-4, -1, -2]))[2]).toBe(2)
+    expect(
+      striking(differences(filled, [0, 1]), Float32Array.from([-1, -5, -2]), Float32Array.from([-4, -1, -2]))[2],
+    ).toBe(2)
     expect(told(filled, [0, 1])).toEqual({ a: 'he', b: 'she', common: '1808' })
     expect(pairs(4)).toHaveLength(6)
   })
@@ -77,7 +114,8 @@ describe('comparisons', () => {
     })
     for (const [i, a] of boxes.entries()) {
       expect(a.left >= 0 && a.right <= 300 && a.top >= 0 && a.bottom <= 300).toBe(true)
-      for (const b of boxes.slice(i + 1)) expect(a.right < b.left || b.right < a.left || a.bottom < b.top || b.bottom < a.top).toBe(true)
+      for (const b of boxes.slice(i + 1))
+        expect(a.right < b.left || b.right < a.left || a.bottom < b.top || b.bottom < a.top).toBe(true)
     }
   })
   it('find the nearest point', () => {
@@ -88,15 +126,24 @@ describe('comparisons', () => {
 
 describe('spans', () => {
   it('are counted in code points', () => {
-    const spans = [{ start: 2, end: 7, label: 'PER' }, { start: 4, end: 6, label: 'LOC' }]
-    expect(segments('👍 Marie!', spans).map(({ text, span }) => [text, span?.label])).toEqual([['👍 ', undefined], ['Marie', 'PER'], ['!', undefined]])
+    const spans = [
+      { start: 2, end: 7, label: 'PER' },
+      { start: 4, end: 6, label: 'LOC' },
+    ]
+    expect(segments('👍 Marie!', spans).map(({ text, span }) => [text, span?.label])).toEqual([
+      ['👍 ', undefined],
+      ['Marie', 'PER'],
+      ['!', undefined],
+    ])
     expect(segments('abc', [{ start: 1, end: 9 }])).toEqual([{ text: 'abc', span: null }])
   })
   it('of languages are known by their labels', () => {
     const model = (labels: string[] | null) => ({ abilities: ['classify'], labels }) as unknown as Model
     expect(tellsLanguages(model(['en', 'de', 'fr']))).toBe(true)
-    for (const labels of [null, ['negative', 'positive'], ['it', 'org', 'per']]) expect(tellsLanguages(model(labels))).toBe(false)
-    const tasks = (labels: string[]) => ['translate', 'classify', 'language'].filter((task) => madeFor(task, model(labels)))
+    for (const labels of [null, ['negative', 'positive'], ['it', 'org', 'per']])
+      expect(tellsLanguages(model(labels))).toBe(false)
+    const tasks = (labels: string[]) =>
+      ['translate', 'classify', 'language'].filter((task) => madeFor(task, model(labels)))
     expect(tasks(['Czech', 'German', 'Korean'])).toEqual(['language'])
     expect(tasks(['negative', 'positive'])).toEqual(['classify'])
   })

@@ -7,7 +7,15 @@ import { count, number, percent, visible } from '../src/lib/format'
 import { events } from '../src/lib/sse'
 import { changed, makeHash, parseHash, read, write } from '../src/lib/url'
 
-const STRANGE = ['', ' ', 'a b+c&d=e?f#g%20', '<script>alert(1)</script>', 'é 日本 👍', '\n\t"\'`$(rm -rf)\\', '#/x?model=y']
+const STRANGE = [
+  '',
+  ' ',
+  'a b+c&d=e?f#g%20',
+  '<script>alert(1)</script>',
+  'é 日本 👍',
+  '\n\t"\'`$(rm -rf)\\',
+  '#/x?model=y',
+]
 
 describe('addresses', () => {
   it('give back what was put in', () => {
@@ -27,7 +35,8 @@ describe('addresses', () => {
     const now = { layer: 3, view: 'heads', hide: true, masked: [1, 5], words: ['x,y', '"'] }
     const params = changed(now, usual)
     expect(Object.keys(params)).toEqual(['layer', 'hide', 'masked', 'words'])
-    for (const [name, value] of Object.entries(usual)) expect(read(params[name], value)).toEqual(now[name as keyof typeof now])
+    for (const [name, value] of Object.entries(usual))
+      expect(read(params[name], value)).toEqual(now[name as keyof typeof now])
   })
   it('that make no sense fall back to the default', () => {
     expect(read('many', 3)).toBe(3)
@@ -43,7 +52,13 @@ describe('addresses', () => {
 
 describe('arrays', () => {
   it('are found after the JSON, wherever they are in a reply, and are not copied', () => {
-    const said = { tokens: [{ id: 1 }], layers: [{ q: { shape: [1, 2], dtype: 'float32', at: 4 } }], small: { shape: [3], dtype: 'uint8', at: 0 }, none: null, at: 'noon' }
+    const said = {
+      tokens: [{ id: 1 }],
+      layers: [{ q: { shape: [1, 2], dtype: 'float32', at: 4 } }],
+      small: { shape: [3], dtype: 'uint8', at: 0 },
+      none: null,
+      at: 'noon',
+    }
     let text = JSON.stringify(said)
     text += ' '.repeat((4 - (text.length % 4)) % 4)
     const raw = new Uint8Array(4 + text.length + 12)
@@ -73,10 +88,17 @@ describe('arrays', () => {
 
 describe('csv', () => {
   it('quotes what needs it', () => {
-    expect(csv([{ a: 'x,y', b: 1.5 }, { a: 'he said "no"\n', b: -2 }])).toBe('a,b\r\n"x,y",1.5\r\n"he said ""no""\n",-2\r\n')
+    expect(
+      csv([
+        { a: 'x,y', b: 1.5 },
+        { a: 'he said "no"\n', b: -2 },
+      ]),
+    ).toBe('a,b\r\n"x,y",1.5\r\n"he said ""no""\n",-2\r\n')
   })
-  it('never becomes a formula', () => expect(csv([{ a: '=1+1' }, { a: '@x' }, { a: -1 }])).toBe("a\r\n'=1+1\r\n'@x\r\n-1\r\n"))
-  it('has a column for each name, missing cells empty', () => expect(csv([{ a: 1 }, { b: null }])).toBe('a,b\r\n1,\r\n,\r\n'))
+  it('never becomes a formula', () =>
+    expect(csv([{ a: '=1+1' }, { a: '@x' }, { a: -1 }])).toBe("a\r\n'=1+1\r\n'@x\r\n-1\r\n"))
+  it('has a column for each name, missing cells empty', () =>
+    expect(csv([{ a: 1 }, { b: null }])).toBe('a,b\r\n1,\r\n,\r\n'))
   it('tells equal columns of a matrix apart', () => {
     const rows = matrixRows([1, 2, 3, 4], ['x', 'y'], ['a', 'a'], 'from')
     expect(csv(rows)).toBe('from,a,a (1)\r\nx,1,2\r\ny,3,4\r\n')
@@ -85,9 +107,9 @@ describe('csv', () => {
 
 describe('code', () => {
   it('python', () => {
-    expect(call('model.generate', ['To "be"\n'], { temperature: 0.8, seed: undefined, stop: ['\\'], greedy: true })).toBe(
-      'model.generate("To \\"be\\"\\n", temperature=0.8, stop=["\\\\"], greedy=True)',
-    )
+    expect(
+      call('model.generate', ['To "be"\n'], { temperature: 0.8, seed: undefined, stop: ['\\'], greedy: true }),
+    ).toBe('model.generate("To \\"be\\"\\n", temperature=0.8, stop=["\\\\"], greedy=True)')
     expect(py({ a: null })).toBe('{"a": None}')
     expect(py('a\u202eb\u0000')).toBe('"a\\u202eb\\u0000"')
   })
@@ -95,7 +117,9 @@ describe('code', () => {
     expect(sh('plain-1.5')).toBe('plain-1.5')
     expect(sh("it's $(rm) `x`")).toBe(`'it'\\''s $(rm) \`x\`'`)
     expect(sh('')).toBe("''")
-    expect(heedful('generate', ['tiny', 'To be'], { temperature: 0.5, json: true, top: undefined, quiet: false })).toBe("heedful generate tiny 'To be' --temperature 0.5 --json")
+    expect(heedful('generate', ['tiny', 'To be'], { temperature: 0.5, json: true, top: undefined, quiet: false })).toBe(
+      "heedful generate tiny 'To be' --temperature 0.5 --json",
+    )
   })
   it('curl', () => {
     expect(curl('/v1/completions', { prompt: "it's" }, 'http://localhost:8000')).toBe(
@@ -122,8 +146,24 @@ describe('server-sent events', () => {
 })
 
 describe('words for numbers', () => {
-  it('percent', () => expect([1, 0.5, 0.0512, 0.00123, 1e-9, 0].map(percent)).toEqual(['100 %', '50 %', '5.1 %', '0.12 %', '< 0.01 %', '0 %']))
-  it('number', () => expect([0, -1.2345, 1e-5, Infinity, NaN, 123456].map(number)).toEqual(['0', '−1.23', '1.0e−5', '∞', 'NaN', '123000']))
+  it('percent', () =>
+    expect([1, 0.5, 0.0512, 0.00123, 1e-9, 0].map(percent)).toEqual([
+      '100 %',
+      '50 %',
+      '5.1 %',
+      '0.12 %',
+      '< 0.01 %',
+      '0 %',
+    ]))
+  it('number', () =>
+    expect([0, -1.2345, 1e-5, Infinity, NaN, 123456].map(number)).toEqual([
+      '0',
+      '−1.23',
+      '1.0e−5',
+      '∞',
+      'NaN',
+      '123000',
+    ]))
   it('count', () => expect([6048, 2731392, 12].map(count)).toEqual(['6.05 k', '2.73 M', '12']))
   it('tokens', () => expect([' a b ', '\n', ''].map(visible)).toEqual(['·a b·', '⏎', '∅']))
 })
@@ -136,7 +176,8 @@ describe('colours', () => {
     expect(new Set([0, 1, 2, 3].map((i) => hue(i, 4, true))).size).toBe(4)
   })
   it('have readable text on them', () => {
-    for (const dark of [false, true]) for (let t = 0; t <= 1; t += 0.05) expect(contrast(tint(t, dark), ink(t, dark))).toBeGreaterThan(4.5)
+    for (const dark of [false, true])
+      for (let t = 0; t <= 1; t += 0.05) expect(contrast(tint(t, dark), ink(t, dark))).toBeGreaterThan(4.5)
   })
 })
 
@@ -145,7 +186,9 @@ function contrast(a: string, b: string): number {
   return (high + 0.05) / (low + 0.05)
 }
 function luminance(colour: string): number {
-  const parts = colour.startsWith('#') ? [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)) : colour.match(/\d+/g)!.map(Number)
+  const parts = colour.startsWith('#')
+    ? [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16))
+    : colour.match(/\d+/g)!.map(Number)
   const [r, g, b] = parts.map((x) => (x / 255 <= 0.04045 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4))
   return 0.2126 * r + 0.7152 * g + 0.0722 * b
 }

@@ -10,12 +10,20 @@ describe('how a number came about', () => {
     expect(value).toBe(-78)
     expect(fitting(terms, 5)).toEqual({
       labels: ['a', 'b', 'c', 'd', 'bias'],
-      rows: [[1, 2, 3, 4, null], [10, -50, 1, 0.5, null], [10, -100, 3, 2, 7]],
+      rows: [
+        [1, 2, 3, 4, null],
+        [10, -50, 1, 0.5, null],
+        [10, -100, 3, 2, 7],
+      ],
       chosen: undefined,
     })
     const few = fitting(terms, 4)
     expect(few.labels).toEqual(['b', 'a', '2 more', 'bias'])
-    expect(few.rows).toEqual([[2, 1, null, null], [-50, 10, null, null], [-100, 10, 5, 7]])
+    expect(few.rows).toEqual([
+      [2, 1, null, null],
+      [-50, 10, null, null],
+      [-100, 10, 5, 7],
+    ])
   })
   it('keeps the one that is looked at in sight', () => {
     const { terms, value } = softmaxed(['a', 'b', 'c'], [3, 1, 2], 1, [])
@@ -31,11 +39,14 @@ describe('how a number came about', () => {
   it('norms by the deviation or by the size', () => {
     const gain = numbers([2], [2, 3])
     expect(normed([1, 3], 1, { kind: 'layer', gain, shift: numbers([2], [0, 1]), eps: 0 }, []).value).toBeCloseTo(4)
-    expect(normed([3, 4], 1, { kind: 'rms', gain, shift: null, eps: 0 }, []).value).toBeCloseTo((4 / Math.sqrt(12.5)) * 3)
+    expect(normed([3, 4], 1, { kind: 'rms', gain, shift: null, eps: 0 }, []).value).toBeCloseTo(
+      (4 / Math.sqrt(12.5)) * 3,
+    )
   })
   it('turns pairs of either layout, and leaves the rest', () => {
     const quarter = { cos: numbers([1, 1], [0]), sin: numbers([1, 1], [1]) }
-    const all = (layout: 'halves' | 'interleaved') => [0, 1, 2].map((column) => turned('q', [1, 2, 5], 0, column, { ...quarter, layout }).value)
+    const all = (layout: 'halves' | 'interleaved') =>
+      [0, 1, 2].map((column) => turned('q', [1, 2, 5], 0, column, { ...quarter, layout }).value)
     expect(all('halves')).toEqual([-2, 1, 5])
     expect(all('interleaved')).toEqual([-2, 1, 5])
   })

@@ -19,7 +19,17 @@ export interface Label {
 }
 export type Kind = 'decoder' | 'encoder' | 'encoder-decoder' | 'recurrent' | 'image-classifier' | 'image-decoder'
 export type Ability =
-  | 'generate' | 'stream' | 'chat' | 'translate' | 'fill' | 'embed' | 'classify' | 'answer' | 'tag' | 'complete_image' | 'capture'
+  | 'generate'
+  | 'stream'
+  | 'chat'
+  | 'translate'
+  | 'fill'
+  | 'embed'
+  | 'classify'
+  | 'answer'
+  | 'tag'
+  | 'complete_image'
+  | 'capture'
 
 export interface Model {
   id: string
@@ -207,7 +217,12 @@ export interface CompletionAsk {
 
 /** What went wrong, in words for the person at the page. */
 export class ApiError extends Error {
-  constructor(message: string, readonly status: number, readonly param: string | null = null, readonly code: string | null = null) {
+  constructor(
+    message: string,
+    readonly status: number,
+    readonly param: string | null = null,
+    readonly code: string | null = null,
+  ) {
     super(message)
   }
 }
@@ -225,9 +240,17 @@ const listeners = new Set<() => void>()
 export const onKeyWanted = (listener: () => void): void => void listeners.add(listener)
 
 async function ask(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
-  const headers: Record<string, string> = { accept: `${ARRAYS}, application/json`, ...(key.get() ? { authorization: `Bearer ${key.get()}` } : {}) }
+  const headers: Record<string, string> = {
+    accept: `${ARRAYS}, application/json`,
+    ...(key.get() ? { authorization: `Bearer ${key.get()}` } : {}),
+  }
   if (body !== undefined) headers['content-type'] = 'application/json'
-  const request = { method: body === undefined ? 'GET' : 'POST', headers, body: body === undefined ? undefined : JSON.stringify(body), signal }
+  const request = {
+    method: body === undefined ? 'GET' : 'POST',
+    headers,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal,
+  }
   let response: Response
   try {
     response = await fetch(new URL(path, document.baseURI), request)
@@ -239,7 +262,12 @@ async function ask(path: string, body: unknown, signal?: AbortSignal): Promise<R
   if (response.status === 401) for (const listener of listeners) listener()
   const said = await response.json().catch(() => null)
   const error = said?.error ?? {}
-  throw new ApiError(sentence(error.message ?? `The server answered with ${response.status}.`), response.status, error.param, error.code)
+  throw new ApiError(
+    sentence(error.message ?? `The server answered with ${response.status}.`),
+    response.status,
+    error.param,
+    error.code,
+  )
 }
 
 function sentence(text: string): string {
@@ -252,8 +280,10 @@ async function read<Reply>(response: Response): Promise<Reply> {
   return (packed ? unpack(await response.arrayBuffer()) : await response.json()) as Reply
 }
 
-const get = async <Reply>(path: string, signal?: AbortSignal): Promise<Reply> => read(await ask(path, undefined, signal))
-const post = async <Reply>(path: string, body: unknown, signal?: AbortSignal): Promise<Reply> => read(await ask(path, body, signal))
+const get = async <Reply>(path: string, signal?: AbortSignal): Promise<Reply> =>
+  read(await ask(path, undefined, signal))
+const post = async <Reply>(path: string, body: unknown, signal?: AbortSignal): Promise<Reply> =>
+  read(await ask(path, body, signal))
 
 async function* stream<Event>(path: string, body: unknown, signal?: AbortSignal): AsyncGenerator<Event> {
   const response = await ask(path, body, signal)
@@ -271,11 +301,18 @@ type Looked = { model: string; text: string; target?: string; which: Which; mask
 
 export const api = {
   models: (signal?: Signal) => get<{ models: Model[] }>('api/models', signal),
-  tokens: (body: { model: string; text: string }, signal?: Signal) => post<{ tokens: Token[] }>('api/tokens', body, signal),
-  next: (body: { model: string; text: string; top_k?: number }, signal?: Signal) => post<{ tokens: Token[]; next: Chance[] }>('api/next', body, signal),
+  tokens: (body: { model: string; text: string }, signal?: Signal) =>
+    post<{ tokens: Token[] }>('api/tokens', body, signal),
+  next: (body: { model: string; text: string; top_k?: number }, signal?: Signal) =>
+    post<{ tokens: Token[]; next: Chance[] }>('api/next', body, signal),
 
   fill: (body: { model: string; texts?: string[]; template?: string; words?: string[]; n: number }, signal?: Signal) =>
-    post<{ sentences: { text: string; model: string; choices: string[] }[]; words: string[]; logprobs: Numbers; note: string | null }>('api/fill', body, signal),
+    post<{
+      sentences: { text: string; model: string; choices: string[] }[]
+      words: string[]
+      logprobs: Numbers
+      note: string | null
+    }>('api/fill', body, signal),
   fillToken: (body: { model: string; text: string; index: number }, signal?: Signal) =>
     post<{ tokens: Token[]; words: { word: string; probability: number }[] }>('api/fill/token', body, signal),
 
@@ -283,9 +320,19 @@ export const api = {
   overview: (body: Looked, signal?: Signal) => post<Overview>('api/attention/overview', body, signal),
   neuron: (body: Looked & { layer: number; head: number; index: number }, signal?: Signal) =>
     post<Neuron>('api/attention/neuron', body, signal),
-  alignment: (body: { model: string; source: string; target?: string; masked?: number[] }, signal?: Signal) => post<Alignment>('api/alignment', body, signal),
-  rollout: (body: { model: string; text?: string; target?: string; image?: Levels; which?: 'self' | 'encoder'; masked?: number[] }, signal?: Signal) =>
-    post<{ tokens?: Token[]; grid?: number[]; weights: Numbers }>('api/rollout', body, signal),
+  alignment: (body: { model: string; source: string; target?: string; masked?: number[] }, signal?: Signal) =>
+    post<Alignment>('api/alignment', body, signal),
+  rollout: (
+    body: {
+      model: string
+      text?: string
+      target?: string
+      image?: Levels
+      which?: 'self' | 'encoder'
+      masked?: number[]
+    },
+    signal?: Signal,
+  ) => post<{ tokens?: Token[]; grid?: number[]; weights: Numbers }>('api/rollout', body, signal),
   lens: (body: { model: string; text: string; k?: number }, signal?: Signal) =>
     post<{ tokens: Token[]; layers: string[]; top: Chance[][][] }>('api/lens', body, signal),
   steps: (body: { model: string; text: string }, signal?: Signal) => post<Steps>('api/steps', body, signal),
@@ -293,17 +340,24 @@ export const api = {
 
   translate: (body: { model: string; text: string; beams?: number }, signal?: Signal) =>
     post<{ text: string; source: Token[]; target: Token[]; weights: Numbers | null }>('api/translate', body, signal),
-  classify: (body: { model: string; text: string }, signal?: Signal) => post<{ labels: Label[]; tokens: Token[] }>('api/classify', body, signal),
+  classify: (body: { model: string; text: string }, signal?: Signal) =>
+    post<{ labels: Label[]; tokens: Token[] }>('api/classify', body, signal),
   answer: (body: { model: string; question: string; passage: string }, signal?: Signal) =>
     post<{ answers: { text: string; start: number; end: number; probability: number }[] }>('api/answer', body, signal),
   tag: (body: { model: string; text: string }, signal?: Signal) =>
-    post<{ words: { text: string; start: number; end: number; label: string; probability: number }[] }>('api/tag', body, signal),
+    post<{ words: { text: string; start: number; end: number; label: string; probability: number }[] }>(
+      'api/tag',
+      body,
+      signal,
+    ),
 
   images: (signal?: Signal) => get<{ digits: { label: number; image: Levels }[] }>('api/images', signal),
   classifyImage: (body: { model: string; image: Levels }, signal?: Signal) =>
     post<{ labels: Label[]; grid: number[]; rollout: Numbers; weights: Numbers }>('api/image/classify', body, signal),
-  completeImage: (body: { model: string; image: Levels; n_given: number; temperature?: number; seed?: number; n?: number }, signal?: Signal) =>
-    stream<{ index: number; pixel: number; value: number }>('api/image/complete', body, signal),
+  completeImage: (
+    body: { model: string; image: Levels; n_given: number; temperature?: number; seed?: number; n?: number },
+    signal?: Signal,
+  ) => stream<{ index: number; pixel: number; value: number }>('api/image/complete', body, signal),
 
   runs: (signal?: Signal) => get<{ folder: string; runs: Run[] }>('api/runs', signal),
   run: (name: string, after = 0, samplesAfter = -1, signal?: Signal) =>
@@ -312,5 +366,6 @@ export const api = {
   /** A whole answer of /v1/completions. */
   complete: (body: CompletionAsk, signal?: Signal) => post<Completion>('v1/completions', body, signal),
   /** The same, piece by piece: for await (const piece of api.streamed(...)). Breaking out stops the server's work. */
-  streamed: (body: CompletionAsk, signal?: Signal) => stream<Completion>('v1/completions', { ...body, stream: true }, signal),
+  streamed: (body: CompletionAsk, signal?: Signal) =>
+    stream<Completion>('v1/completions', { ...body, stream: true }, signal),
 }

@@ -24,7 +24,10 @@ export function unpack(reply: ArrayBuffer): unknown {
     if (value === null || typeof value !== 'object') return value
     if (value.at !== undefined && value.dtype in KINDS) {
       const size = value.shape.reduce((a: number, b: number) => a * b, 1)
-      return { shape: value.shape, data: new KINDS[value.dtype as keyof typeof KINDS](reply, 4 + length + value.at, size) }
+      return {
+        shape: value.shape,
+        data: new KINDS[value.dtype as keyof typeof KINDS](reply, 4 + length + value.at, size),
+      }
     }
     for (const key in value) if (typeof value[key] === 'object') value[key] = place(value[key])
     return value
@@ -38,7 +41,8 @@ export function slice(array: Numbers, ...index: number[]): Numbers {
   const size = shape.reduce((a, b) => a * b, 1)
   let place = 0
   index.forEach((number, axis) => {
-    if (!(number >= 0 && number < array.shape[axis])) throw new RangeError(`index ${number} of axis ${axis} of ${array.shape}`)
+    if (!(number >= 0 && number < array.shape[axis]))
+      throw new RangeError(`index ${number} of axis ${axis} of ${array.shape}`)
     place = place * array.shape[axis] + number
   })
   return { shape, data: array.data.subarray(place * size, (place + 1) * size) }

@@ -26,10 +26,21 @@ export interface Cell {
   row: number
   column: number
 }
-const WAYS: Record<string, [number, number]> = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }
+const WAYS: Record<string, [number, number]> = {
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+}
 
 /** The cell that an arrow key leads to, from nowhere to `first`; null for other keys. */
-export function walked(key: string, from: Cell | null, rows: number, columns: number, first: Cell = { row: 0, column: 0 }): Cell | null {
+export function walked(
+  key: string,
+  from: Cell | null,
+  rows: number,
+  columns: number,
+  first: Cell = { row: 0, column: 0 },
+): Cell | null {
   const way = WAYS[key]
   if (!way) return null
   if (!from) return first

@@ -13,7 +13,10 @@ export function py(value: unknown): string {
   if (typeof value === 'boolean') return value ? 'True' : 'False'
   if (typeof value === 'number') return String(value)
   if (Array.isArray(value)) return `[${value.map(py).join(', ')}]`
-  if (typeof value === 'object') return `{${Object.entries(value).map(([k, v]) => `${py(k)}: ${py(v)}`).join(', ')}}`
+  if (typeof value === 'object')
+    return `{${Object.entries(value)
+      .map(([k, v]) => `${py(k)}: ${py(v)}`)
+      .join(', ')}}`
   return '"' + [...String(value)].map(escaped).join('') + '"'
 }
 
@@ -23,8 +26,10 @@ function escaped(character: string): string {
   if (character === '\t') return '\\t'
   const code = character.codePointAt(0)!
   // Control characters, lone surrogates and those that turn the writing direction would not show as they are.
-  const hidden = code < 32 || (code >= 127 && code < 160) || (code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e)
-  if (hidden || (code >= 0x2066 && code <= 0x2069) || (code >= 0xd800 && code <= 0xdfff) || code === 0xfeff) return '\\u' + code.toString(16).padStart(4, '0')
+  const hidden =
+    code < 32 || (code >= 127 && code < 160) || (code >= 0x200b && code <= 0x200f) || (code >= 0x2028 && code <= 0x202e)
+  if (hidden || (code >= 0x2066 && code <= 0x2069) || (code >= 0xd800 && code <= 0xdfff) || code === 0xfeff)
+    return '\\u' + code.toString(16).padStart(4, '0')
   return character
 }
 
@@ -41,7 +46,11 @@ export function call(name: string, positional: unknown[], named: Record<string, 
 }
 
 /** `heedful COMMAND words --option value`; false and undefined options are left out, true ones have no value. */
-export function heedful(command: string, words: (string | number)[], options: Record<string, string | number | boolean | undefined> = {}): string {
+export function heedful(
+  command: string,
+  words: (string | number)[],
+  options: Record<string, string | number | boolean | undefined> = {},
+): string {
   const given = Object.entries(options).filter(([, value]) => value !== undefined && value !== false)
   const flags = given.map(([key, value]) => ` --${key}${value === true ? '' : ' ' + sh(value as string | number)}`)
   return `heedful ${command} ${words.map(sh).join(' ')}${flags.join('')}`

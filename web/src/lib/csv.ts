@@ -9,12 +9,16 @@ export function csv(rows: Row[]): string {
   const found = new Set<string>() // of a layer of 512 tokens there are millions of rows: no list of all names
   for (const row of rows) for (const name in row) found.add(name)
   const names = [...found]
-  return [names, ...rows.map((row) => names.map((name) => row[name]))].map((line) => line.map(quoted).join(',') + '\r\n').join('')
+  return [names, ...rows.map((row) => names.map((name) => row[name]))]
+    .map((line) => line.map(quoted).join(',') + '\r\n')
+    .join('')
 }
 
 /** A matrix as rows: {[corner]: row's label, column's label: number, ...}; labels that repeat are numbered. */
 export function matrixRows(data: ArrayLike<number>, rows: string[], columns: string[], corner = ''): Row[] {
-  const names = columns.map((label, i) => (columns.indexOf(label) === i && label !== corner ? label : `${label} (${i})`))
+  const names = columns.map((label, i) =>
+    columns.indexOf(label) === i && label !== corner ? label : `${label} (${i})`,
+  )
   return rows.map((label, r) => ({
     [corner]: label,
     ...Object.fromEntries(names.map((name, c) => [name, data[r * columns.length + c]])),

@@ -5,8 +5,15 @@ import type { Model } from './api'
 const KNOWN: Record<string, string[]> = {
   shakespeare: ['To be, or not to be', 'KING RICHARD:\nMy lord, ', 'What light through yonder window'],
   tiny: ['To be, or not', 'My lord'],
-  'bert-books': ['The ship sailed across the sea to a distant island.', 'She opened the door and looked into the garden.'],
-  translator: ['Ein Hund läuft über die Straße.', 'Zwei Kinder spielen im Park mit einem Ball.', 'Eine Frau in einem roten Kleid liest ein Buch.'],
+  'bert-books': [
+    'The ship sailed across the sea to a distant island.',
+    'She opened the door and looked into the garden.',
+  ],
+  translator: [
+    'Ein Hund läuft über die Straße.',
+    'Zwei Kinder spielen im Park mit einem Ball.',
+    'Eine Frau in einem roten Kleid liest ein Buch.',
+  ],
   reader: [
     'The Amazon is a river in South America. It is about 6,400 kilometres long and carries more water than any other river in the world. Its source lies in the Andes of Peru, and it flows into the Atlantic Ocean in Brazil.',
   ],

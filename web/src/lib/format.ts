@@ -18,7 +18,12 @@ export function number(x: number): string {
 
 /** 2731392 -> 2.73 M */
 export function count(n: number): string {
-  for (const [unit, name] of [[1e12, 'T'], [1e9, 'B'], [1e6, 'M'], [1e3, 'k']] as const) {
+  for (const [unit, name] of [
+    [1e12, 'T'],
+    [1e9, 'B'],
+    [1e6, 'M'],
+    [1e3, 'k'],
+  ] as const) {
     if (n >= unit) return `${Number((n / unit).toPrecision(3))} ${name}`
   }
   return String(n)
@@ -27,7 +32,10 @@ export function count(n: number): string {
 /** A token's text with what cannot be seen made visible. (The server does so for tokens of nothing else: ␣ and ⏎.) */
 export function visible(text: string): string {
   if (text === '') return '∅'
-  return text.replaceAll('\n', '⏎').replaceAll('\t', '⇥').replace(/^ +| +$/g, (spaces) => '·'.repeat(spaces.length))
+  return text
+    .replaceAll('\n', '⏎')
+    .replaceAll('\t', '⇥')
+    .replace(/^ +| +$/g, (spaces) => '·'.repeat(spaces.length))
 }
 
 /** The same inside a running text, where a space is a space; and whether a line ends there. */

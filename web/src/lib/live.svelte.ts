@@ -21,7 +21,11 @@ export class Live<Reply> {
  *     const answer = live(() => page.model && { model: page.model.id, text: page.text }, api.tokens)
  *     {#if answer.value} ... {/if}
  */
-export function live<Ask, Reply>(ask: () => Ask | null, call: (ask: Ask, signal: AbortSignal) => Promise<Reply>, delay = 150): Live<Reply> {
+export function live<Ask, Reply>(
+  ask: () => Ask | null,
+  call: (ask: Ask, signal: AbortSignal) => Promise<Reply>,
+  delay = 150,
+): Live<Reply> {
   const answer = new Live<Reply>()
   let last: string | undefined
   $effect(() => {
@@ -36,16 +40,19 @@ export function live<Ask, Reply>(ask: () => Ask | null, call: (ask: Ask, signal:
     last = asked
     const control = new AbortController()
     untrack(() => (answer.loading = true))
-    const timer = setTimeout(async () => {
-      try {
-        const value = await call(wanted, control.signal)
-        if (!control.signal.aborted) Object.assign(answer, { value, error: null, loading: false })
-      } catch (problem) {
-        if (control.signal.aborted || aborted(problem)) return
-        const error = problem instanceof ApiError ? problem : new ApiError(String(problem), 0)
-        Object.assign(answer, { error, loading: false })
-      }
-    }, first ? 0 : delay)
+    const timer = setTimeout(
+      async () => {
+        try {
+          const value = await call(wanted, control.signal)
+          if (!control.signal.aborted) Object.assign(answer, { value, error: null, loading: false })
+        } catch (problem) {
+          if (control.signal.aborted || aborted(problem)) return
+          const error = problem instanceof ApiError ? problem : new ApiError(String(problem), 0)
+          Object.assign(answer, { error, loading: false })
+        }
+      },
+      first ? 0 : delay,
+    )
     return () => {
       clearTimeout(timer)
       control.abort()

@@ -17,13 +17,32 @@ export interface Saved {
 
 const NAMESPACE = 'http://www.w3.org/2000/svg'
 const STYLES = [
-  'fill', 'fill-opacity', 'stroke', 'stroke-width', 'stroke-opacity', 'stroke-dasharray', 'stroke-linecap', 'stroke-linejoin', 'opacity', 'font-family',
-  'font-size', 'font-weight', 'font-style', 'text-anchor', 'dominant-baseline', 'letter-spacing', 'paint-order', 'visibility', 'display',
+  'fill',
+  'fill-opacity',
+  'stroke',
+  'stroke-width',
+  'stroke-opacity',
+  'stroke-dasharray',
+  'stroke-linecap',
+  'stroke-linejoin',
+  'opacity',
+  'font-family',
+  'font-size',
+  'font-weight',
+  'font-style',
+  'text-anchor',
+  'dominant-baseline',
+  'letter-spacing',
+  'paint-order',
+  'visibility',
+  'display',
 ]
 
 export function download(name: string, type: string, content: string | Blob): void {
   const link = document.createElement('a')
-  link.href = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type: `${type};charset=utf-8` }))
+  link.href = URL.createObjectURL(
+    content instanceof Blob ? content : new Blob([content], { type: `${type};charset=utf-8` }),
+  )
   link.download = name
   link.click()
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000)
@@ -57,7 +76,10 @@ export function svgText(element: Element | null | undefined): { text: string; wi
   if (!element) throw new Error('There is nothing to save yet.')
   const box = element.getBoundingClientRect()
   const margin = 16
-  const [width, height] = [Math.ceil(element.scrollWidth || box.width) + 2 * margin, Math.ceil(element.scrollHeight || box.height) + 2 * margin]
+  const [width, height] = [
+    Math.ceil(element.scrollWidth || box.width) + 2 * margin,
+    Math.ceil(element.scrollHeight || box.height) + 2 * margin,
+  ]
   const root = make('svg', { xmlns: NAMESPACE, width, height, viewBox: `0 0 ${width} ${height}` })
   root.append(make('rect', { width, height, fill: colour('paper') }))
   const group = make('g', { transform: `translate(${margin} ${margin})` })
@@ -79,16 +101,32 @@ function draw(element: Element, into: SVGElement, origin: DOMRect): void {
   const [x, y] = [box.left - origin.left, box.top - origin.top]
   if (element instanceof SVGSVGElement) {
     const copy = inlined(element)
-    for (const [key, value] of Object.entries({ x, y, width: box.width, height: box.height })) copy.setAttribute(key, String(value))
+    for (const [key, value] of Object.entries({ x, y, width: box.width, height: box.height }))
+      copy.setAttribute(key, String(value))
     return into.append(copy)
   }
   if (element instanceof HTMLCanvasElement) {
-    return into.append(make('image', { x, y, width: box.width, height: box.height, href: element.toDataURL('image/png'), opacity: style.opacity }))
+    return into.append(
+      make('image', {
+        x,
+        y,
+        width: box.width,
+        height: box.height,
+        href: element.toDataURL('image/png'),
+        opacity: style.opacity,
+      }),
+    )
   }
   const group = style.opacity === '1' ? into : into.appendChild(make('g', { opacity: style.opacity }))
   // What stands in a line may go on in the next one.
-  for (const part of style.display === 'inline' ? element.getClientRects() : [box]) surface(style, part, part.left - origin.left, part.top - origin.top, group)
-  if (element instanceof HTMLTextAreaElement || element instanceof HTMLInputElement || element instanceof HTMLSelectElement) return
+  for (const part of style.display === 'inline' ? element.getClientRects() : [box])
+    surface(style, part, part.left - origin.left, part.top - origin.top, group)
+  if (
+    element instanceof HTMLTextAreaElement ||
+    element instanceof HTMLInputElement ||
+    element instanceof HTMLSelectElement
+  )
+    return
   for (const child of element.childNodes) {
     if (child instanceof Element) draw(child, group, origin)
     else if (child instanceof Text) write(child, style, group, origin)
@@ -99,7 +137,16 @@ function draw(element: Element, into: SVGElement, origin: DOMRect): void {
 function surface(style: CSSStyleDeclaration, box: DOMRect, x: number, y: number, into: SVGElement): void {
   const clear = (colour: string) => colour === 'transparent' || /[,/] ?0\)$/.test(colour)
   if (!clear(style.backgroundColor) && box.width && box.height) {
-    into.append(make('rect', { x, y, width: box.width, height: box.height, rx: parseFloat(style.borderTopLeftRadius) || 0, fill: style.backgroundColor }))
+    into.append(
+      make('rect', {
+        x,
+        y,
+        width: box.width,
+        height: box.height,
+        rx: parseFloat(style.borderTopLeftRadius) || 0,
+        fill: style.backgroundColor,
+      }),
+    )
   }
   if (parseFloat(style.borderBottomWidth) && !clear(style.borderBottomColor)) {
     into.append(make('rect', { x, y: y + box.height - 1, width: box.width, height: 1, fill: style.borderBottomColor }))
@@ -142,7 +189,10 @@ function write(node: Text, style: CSSStyleDeclaration, into: SVGElement, origin:
 /** A copy of an <svg> that needs no stylesheet. */
 function inlined(svg: SVGSVGElement): SVGSVGElement {
   const copy = svg.cloneNode(true) as SVGSVGElement
-  const [from, to] = [[svg, ...svg.querySelectorAll('*')], [copy, ...copy.querySelectorAll('*')]]
+  const [from, to] = [
+    [svg, ...svg.querySelectorAll('*')],
+    [copy, ...copy.querySelectorAll('*')],
+  ]
   from.forEach((element, i) => {
     const style = getComputedStyle(element)
     for (const name of STYLES) {

@@ -31,7 +31,12 @@ class Page {
 
   /** The chosen model if the tab can use it, else the first one that it can; null if there is none (yet). */
   get model(): Model | null {
-    return this.fitting.find((model) => model.id === this.chosen) ?? this.fitting.find(this.tab.first ?? (() => true)) ?? this.fitting[0] ?? null
+    return (
+      this.fitting.find((model) => model.id === this.chosen) ??
+      this.fitting.find(this.tab.first ?? (() => true)) ??
+      this.fitting[0] ??
+      null
+    )
   }
 
   get text(): string {
@@ -86,7 +91,10 @@ export function address(): string {
   if (page.typed !== null && !['images', 'runs'].includes(page.tabId)) params.text = page.typed
   void version
   const own = kept.get(page.tabId)
-  return makeHash({ tab: page.tabId, params: { ...params, ...(own ? changed(own.values, own.usual) : waiting.get(page.tabId)) } })
+  return makeHash({
+    tab: page.tabId,
+    params: { ...params, ...(own ? changed(own.values, own.usual) : waiting.get(page.tabId)) },
+  })
 }
 
 function goTo(hash: string): void {

@@ -12,16 +12,62 @@ export interface Tab {
   load: () => Promise<{ default: Component }>
 }
 
-const can = (...abilities: string[]) => (model: Model) => model.image === null && abilities.some((a) => (model.abilities as string[]).includes(a))
+const can =
+  (...abilities: string[]) =>
+  (model: Model) =>
+    model.image === null && abilities.some((a) => (model.abilities as string[]).includes(a))
 const writes = (model: Model) => can('generate')(model) && model.kind === 'decoder'
 
 export const tabs: Tab[] = [
-  { id: 'write', label: 'Write', fits: writes, wants: 'a model that continues text, such as shakespeare', load: () => import('../tabs/Write.svelte') },
-  { id: 'complete', label: 'Complete', fits: writes, wants: 'a model that continues text, such as shakespeare', load: () => import('../tabs/Complete.svelte') },
-  { id: 'fill', label: 'Fill in', fits: can('fill'), first: (m) => m.kind === 'encoder', wants: 'a masked or causal language model, such as bert-books', load: () => import('../tabs/Fill.svelte') },
-  { id: 'attention', label: 'Attention', fits: can('capture'), wants: 'a model of text, such as shakespeare', load: () => import('../tabs/Attention.svelte') },
-  { id: 'steps', label: 'Step by step', fits: (m) => writes(m) && m.n_layers <= 4 && m.parameters < 3e6, wants: 'a tiny decoder, such as tiny', load: () => import('../tabs/Steps.svelte') },
-  { id: 'tasks', label: 'Tasks', fits: can('translate', 'classify', 'answer', 'tag'), wants: 'a model that translates, classifies, answers or tags, such as translator', load: () => import('../tabs/Tasks.svelte') },
-  { id: 'images', label: 'Images', fits: (m) => m.image !== null, wants: 'a model of images, such as digits-vit or digits-gpt', load: () => import('../tabs/Images.svelte') },
+  {
+    id: 'write',
+    label: 'Write',
+    fits: writes,
+    wants: 'a model that continues text, such as shakespeare',
+    load: () => import('../tabs/Write.svelte'),
+  },
+  {
+    id: 'complete',
+    label: 'Complete',
+    fits: writes,
+    wants: 'a model that continues text, such as shakespeare',
+    load: () => import('../tabs/Complete.svelte'),
+  },
+  {
+    id: 'fill',
+    label: 'Fill in',
+    fits: can('fill'),
+    first: (m) => m.kind === 'encoder',
+    wants: 'a masked or causal language model, such as bert-books',
+    load: () => import('../tabs/Fill.svelte'),
+  },
+  {
+    id: 'attention',
+    label: 'Attention',
+    fits: can('capture'),
+    wants: 'a model of text, such as shakespeare',
+    load: () => import('../tabs/Attention.svelte'),
+  },
+  {
+    id: 'steps',
+    label: 'Step by step',
+    fits: (m) => writes(m) && m.n_layers <= 4 && m.parameters < 3e6,
+    wants: 'a tiny decoder, such as tiny',
+    load: () => import('../tabs/Steps.svelte'),
+  },
+  {
+    id: 'tasks',
+    label: 'Tasks',
+    fits: can('translate', 'classify', 'answer', 'tag'),
+    wants: 'a model that translates, classifies, answers or tags, such as translator',
+    load: () => import('../tabs/Tasks.svelte'),
+  },
+  {
+    id: 'images',
+    label: 'Images',
+    fits: (m) => m.image !== null,
+    wants: 'a model of images, such as digits-vit or digits-gpt',
+    load: () => import('../tabs/Images.svelte'),
+  },
   { id: 'runs', label: 'Runs', fits: () => false, wants: '', load: () => import('../tabs/Runs.svelte') },
 ]

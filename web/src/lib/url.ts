@@ -23,7 +23,8 @@ export function read<T extends Value>(text: string | undefined, usual: T): T {
   if (text === undefined) return usual
   if (typeof usual === 'string') return text as T
   if (typeof usual === 'boolean') return (text === 'true' ? true : text === 'false' ? false : usual) as T
-  if (typeof usual === 'number') return (text.trim() !== '' && Number.isFinite(Number(text)) ? Number(text) : usual) as T
+  if (typeof usual === 'number')
+    return (text.trim() !== '' && Number.isFinite(Number(text)) ? Number(text) : usual) as T
   try {
     const found: unknown = JSON.parse(text)
     const kinds = new Set(usual.map((x) => typeof x))

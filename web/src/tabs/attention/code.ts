@@ -28,34 +28,68 @@ function place(seen: Seen): string {
 }
 
 export function codeOf(seen: Seen): Code {
-  const asked = { model: seen.model.id, text: seen.text, ...(seen.target ? { target: seen.target } : {}), which: seen.which, masked: seen.masked }
+  const asked = {
+    model: seen.model.id,
+    text: seen.text,
+    ...(seen.target ? { target: seen.target } : {}),
+    which: seen.which,
+    masked: seen.masked,
+  }
   const kind = half(seen)
   const several = ['encoder-decoder', 'recurrent'].includes(seen.model.kind)
   const options = { kind: several ? kind : undefined, target: seen.target || undefined }
   const show = (what: string, more: Record<string, string | number | undefined> = {}) =>
     seen.masked.length ? undefined : heedful('show', [seen.model.id, seen.text], { what, ...more, ...options })
-  if (seen.view === 'model') return { python: python(seen, maps(seen, true)), shell: show('heads'), curl: curl('/api/attention/overview', asked) }
+  if (seen.view === 'model')
+    return {
+      python: python(seen, maps(seen, true)),
+      shell: show('heads'),
+      curl: curl('/api/attention/overview', asked),
+    }
   if (seen.view === 'rollout') {
-    const lines = [`by_layer = rolled_out(loaded.model, reading, ${py(kind)})  # (layers, positions, inputs)`, `print(by_layer[${seen.layer}])`]
-    return { python: python(seen, lines, 'rolled_out'), shell: show('rollout', { layer: seen.layer }), curl: curl('/api/rollout', asked) }
+    const lines = [
+      `by_layer = rolled_out(loaded.model, reading, ${py(kind)})  # (layers, positions, inputs)`,
+      `print(by_layer[${seen.layer}])`,
+    ]
+    return {
+      python: python(seen, lines, 'rolled_out'),
+      shell: show('rollout', { layer: seen.layer }),
+      curl: curl('/api/rollout', asked),
+    }
   }
   if (seen.view === 'neuron') {
     const body = { ...asked, layer: seen.layer, head: seen.head, index: seen.token }
     return { python: python(seen, neuron(seen), ''), curl: curl('/api/attention/neuron', body) }
   }
   if (seen.view === 'matrix' && seen.layer < 0) {
-    const lines = ['weights = alignment(loaded.model, reading)  # (target, source), the mean of all heads', 'print(reading.says, reading.source)', 'print(weights)']
+    const lines = [
+      'weights = alignment(loaded.model, reading)  # (target, source), the mean of all heads',
+      'print(reading.says, reading.source)',
+      'print(weights)',
+    ]
     const { text, which: _, ...rest } = asked
-    return { python: python(seen, lines, 'alignment'), shell: show('alignment'), curl: curl('/api/alignment', { ...rest, source: text }) }
+    return {
+      python: python(seen, lines, 'alignment'),
+      shell: show('alignment'),
+      curl: curl('/api/alignment', { ...rest, source: text }),
+    }
   }
   const head = seen.heads.length === 1 ? seen.heads[0] : undefined
-  const shell = show(seen.view === 'matrix' && kind === 'cross' ? 'alignment' : 'attention', { layer: seen.layer, head })
-  return { python: python(seen, maps(seen, false)), shell, curl: curl('/api/attention', { ...asked, layer: seen.layer }) }
+  const shell = show(seen.view === 'matrix' && kind === 'cross' ? 'alignment' : 'attention', {
+    layer: seen.layer,
+    head,
+  })
+  return {
+    python: python(seen, maps(seen, false)),
+    shell,
+    curl: curl('/api/attention', { ...asked, layer: seen.layer }),
+  }
 }
 
 function maps(seen: Seen, all: boolean): string[] {
   const more = all ? '' : `, layer=${seen.layer}`
-  const chosen = !all && seen.heads.length ? [`print(weights[${py(seen.heads)}].mean(dim=0))  # of the heads that are on`] : []
+  const chosen =
+    !all && seen.heads.length ? [`print(weights[${py(seen.heads)}].mean(dim=0))  # of the heads that are on`] : []
   return [
     `maps = attention(loaded.model, reading, ${py(half(seen))}${more})`,
     'for name, weights in maps.items():',
@@ -96,7 +130,10 @@ function python(seen: Seen, then: string[], what = 'attention'): string {
     `loaded = heedful.load(${py(model.id)}, dtype=torch.float32)`,
   ]
   if (bert) {
-    lines.push(read, `ids = [loaded.tokenizer.mask_id if i in ${py(masked)} else id for i, id in enumerate(reading.ids)]`)
+    lines.push(
+      read,
+      `ids = [loaded.tokenizer.mask_id if i in ${py(masked)} else id for i, id in enumerate(reading.ids)]`,
+    )
     lines.push('reading = dataclasses.replace(reading, batch=Batch(torch.tensor([ids])), ids=ids)', ...then)
   } else if (hides) {
     lines.push(hiding(masked), ...(half(seen) === 'decoder' ? [read] : []))

@@ -69,7 +69,12 @@ export function floorsOf({ shape, data }: Numbers, share: number): Float32Array 
 }
 
 /** The strongest lines that end in the window, at most `budget`; `only` those of one token, on one side. */
-export function strongest(scene: Scene, window: Window, budget: number, only: { side: Side; place: number } | null = null): Lines {
+export function strongest(
+  scene: Scene,
+  window: Window,
+  budget: number,
+  only: { side: Side; place: number } | null = null,
+): Lines {
   const counts = new Uint32Array(BINS)
   each(scene, window, only, (_head, _from, _to, weight) => void counts[bin(weight)]++)
   let [lowest, total] = [BINS, 0]
@@ -79,7 +84,14 @@ export function strongest(scene: Scene, window: Window, budget: number, only: { 
   const cut = over > 0 || counts.subarray(0, lowest).some((count) => count > 0)
   const starts = new Uint32Array(BINS + 1)
   for (let i = lowest; i < BINS; i++) starts[i + 1] = starts[i] + counts[i] - (i === lowest ? over : 0)
-  const found: Lines = { count: size, head: new Uint16Array(size), from: new Uint16Array(size), to: new Uint16Array(size), weight: new Float32Array(size), cut }
+  const found: Lines = {
+    count: size,
+    head: new Uint16Array(size),
+    from: new Uint16Array(size),
+    to: new Uint16Array(size),
+    weight: new Float32Array(size),
+    cut,
+  }
   let left = lowest < BINS ? counts[lowest] - over : 0
   each(scene, window, only, (head, from, to, weight) => {
     const b = bin(weight)
@@ -99,7 +111,12 @@ function bin(weight: number): number {
 
 type Use = (head: number, from: number, to: number, weight: number) => void
 
-function each({ weights, heads, from, to, floors }: Scene, { first, end }: Window, only: { side: Side; place: number } | null, use: Use): void {
+function each(
+  { weights, heads, from, to, floors }: Scene,
+  { first, end }: Window,
+  only: { side: Side; place: number } | null,
+  use: Use,
+): void {
   const [, rows, columns] = weights.shape
   for (const head of heads) {
     for (let i = 0; i < from.length; i++) {
@@ -118,13 +135,23 @@ function each({ weights, heads, from, to, floors }: Scene, { first, end }: Windo
 }
 
 /** What one token gives to each of the other side (or gets from them): the mean over the heads, and by head. */
-export function strengths({ weights, heads, from, to }: Scene, side: Side, place: number): { mean: Float32Array; byHead: Float32Array[] } {
+export function strengths(
+  { weights, heads, from, to }: Scene,
+  side: Side,
+  place: number,
+): { mean: Float32Array; byHead: Float32Array[] } {
   const [, rows, columns] = weights.shape
   const others = side === 'from' ? to : from
   const own = side === 'from' ? from[place] : to[place]
-  const at = (head: number, other: number) => (side === 'from' ? weights.data[(head * rows + own) * columns + other] : weights.data[(head * rows + other) * columns + own])
+  const at = (head: number, other: number) =>
+    side === 'from'
+      ? weights.data[(head * rows + own) * columns + other]
+      : weights.data[(head * rows + other) * columns + own]
   const byHead = heads.map((head) => Float32Array.from(others, (other) => at(head, other)))
-  const mean = Float32Array.from(others, (_, i) => byHead.reduce((sum, row) => sum + row[i], 0) / Math.max(heads.length, 1))
+  const mean = Float32Array.from(
+    others,
+    (_, i) => byHead.reduce((sum, row) => sum + row[i], 0) / Math.max(heads.length, 1),
+  )
   return { mean, byHead }
 }
 

@@ -41,7 +41,11 @@ function trace(path: Path, lines: Lines, i: number, geometry: Geometry): void {
 }
 
 /** One path for each head and level, the weakest first. */
-function bundles<P extends Path>(lines: Lines, geometry: Geometry, make: () => P): { head: number; weight: number; path: P }[] {
+function bundles<P extends Path>(
+  lines: Lines,
+  geometry: Geometry,
+  make: () => P,
+): { head: number; weight: number; path: P }[] {
   const found = new Map<number, { head: number; weight: number; path: P }>()
   for (let i = 0; i < lines.count; i++) {
     const [head, weight] = [lines.head[i], lines.weight[i]]
@@ -57,7 +61,13 @@ function bundles<P extends Path>(lines: Lines, geometry: Geometry, make: () => P
 const CROWD = 1200 // lines; more are hairlines but for the strongest
 const STRONG = 0.3
 
-export function drawLines(pen: CanvasRenderingContext2D, lines: Lines, geometry: Geometry, colours: string[], alone = false): void {
+export function drawLines(
+  pen: CanvasRenderingContext2D,
+  lines: Lines,
+  geometry: Geometry,
+  colours: string[],
+  alone = false,
+): void {
   // Without others around, faint ones may be seen.
   const opacity = (weight: number) => (alone ? alpha(weight) ** 0.6 : alpha(weight))
   let first = 0 // that is drawn by itself: lines come by weight
@@ -110,12 +120,31 @@ export function svgOf(
     for (const [key, value] of Object.entries(attributes)) found.setAttribute(key, String(value))
     return found
   }
-  const svg = make('svg', { ...size, viewBox: `0 0 ${size.width} ${size.height}`, 'font-family': look.font, 'font-size': 14 }) as SVGSVGElement
+  const svg = make('svg', {
+    ...size,
+    viewBox: `0 0 ${size.width} ${size.height}`,
+    'font-family': look.font,
+    'font-size': 14,
+  }) as SVGSVGElement
   for (const { head, weight, path } of bundles(lines, geometry, () => new Text())) {
-    svg.append(make('path', { d: path.d, fill: 'none', stroke: plain(colours[head]), 'stroke-opacity': round(alpha(weight) * 100) / 100, 'stroke-width': round(thickness(weight)) }))
+    svg.append(
+      make('path', {
+        d: path.d,
+        fill: 'none',
+        stroke: plain(colours[head]),
+        'stroke-opacity': round(alpha(weight) * 100) / 100,
+        'stroke-width': round(thickness(weight)),
+      }),
+    )
   }
   for (const { text, x, y, end, faint } of words) {
-    const word = make('text', { x, y, fill: faint ? look.faint : look.ink, 'text-anchor': end ? 'end' : 'start', 'dominant-baseline': 'central' })
+    const word = make('text', {
+      x,
+      y,
+      fill: faint ? look.faint : look.ink,
+      'text-anchor': end ? 'end' : 'start',
+      'dominant-baseline': 'central',
+    })
     word.textContent = text
     svg.append(word)
   }

@@ -14,23 +14,46 @@ export function layerRows(weights: Numbers, from: Token[], to: Token[], first = 
       for (let r = 0; r < rows; r++)
         for (let c = 0; c < columns; c++) {
           const weight = weights.data[place++]
-          if (weight !== 0) found.push({ layer: first + layer, head, from: r, from_token: from[r].text, to: c, to_token: to[c].text, weight })
+          if (weight !== 0)
+            found.push({
+              layer: first + layer,
+              head,
+              from: r,
+              from_token: from[r].text,
+              to: c,
+              to_token: to[c].text,
+              weight,
+            })
         }
   return found
 }
 
 export const matrixOf = (weights: Numbers, layer: number, tokens: Token[]): Row[] =>
-  matrixRows(slice(weights, layer).data, tokens.map((token) => token.text), tokens.map((token) => token.text), 'token')
+  matrixRows(
+    slice(weights, layer).data,
+    tokens.map((token) => token.text),
+    tokens.map((token) => token.text),
+    'token',
+  )
 
 export function neuronRows({ tokens, query, keys, products, scores, weights }: Neuron): Row[] {
-  const row = (token: string, score: number | null, weight: number | null, key: ArrayLike<number>, product: ArrayLike<number> | null): Row => ({
+  const row = (
+    token: string,
+    score: number | null,
+    weight: number | null,
+    key: ArrayLike<number>,
+    product: ArrayLike<number> | null,
+  ): Row => ({
     token,
     score,
     weight,
     ...Object.fromEntries(Array.from(key, (x, i) => [`k${i}`, x])),
     ...Object.fromEntries(Array.from(product ?? [], (x, i) => [`qk${i}`, x])),
   })
-  return [row('query', null, null, query, null), ...tokens.map((token, i) => row(token.text, scores[i], weights[i], slice(keys, i).data, slice(products, i).data))]
+  return [
+    row('query', null, null, query, null),
+    ...tokens.map((token, i) => row(token.text, scores[i], weights[i], slice(keys, i).data, slice(products, i).data)),
+  ]
 }
 
 /** The largest weight of each head, and of each part of its map. */
@@ -38,6 +61,10 @@ export function overviewRows({ thumbnails: { shape, data } }: Overview): Row[] {
   const [layers, heads, side] = shape
   return Array.from({ length: layers * heads }, (_, i) => {
     const part = data.subarray(i * side * side, (i + 1) * side * side)
-    return { layer: Math.floor(i / heads), head: i % heads, ...Object.fromEntries(Array.from(part, (x, k) => [`r${Math.floor(k / side)}c${k % side}`, x / 255])) }
+    return {
+      layer: Math.floor(i / heads),
+      head: i % heads,
+      ...Object.fromEntries(Array.from(part, (x, k) => [`r${Math.floor(k / side)}c${k % side}`, x / 255])),
+    }
   })
 }

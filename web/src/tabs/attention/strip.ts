@@ -9,7 +9,13 @@ export const largest = (values: ArrayLike<number>): number => {
 }
 
 /** Cells side by side, blue below zero and orange above, `most` at full strength. */
-export function drawStrip(pen: CanvasRenderingContext2D, values: ArrayLike<number>, most: number, dark: boolean, box: { x: number; y: number; width: number; height: number }): void {
+export function drawStrip(
+  pen: CanvasRenderingContext2D,
+  values: ArrayLike<number>,
+  most: number,
+  dark: boolean,
+  box: { x: number; y: number; width: number; height: number },
+): void {
   const each = box.width / values.length
   for (let i = 0; i < values.length; i++) {
     pen.fillStyle = tint(lifted(values[i] / most), dark, 'diverging')

@@ -70,10 +70,24 @@ export function codeOf(model: string, prompt: string, how: How, probabilities: b
   }
 }
 
-function pythonOf(model: string, prompt: string, named: Record<string, unknown>, several: boolean, probabilities: boolean): string {
+function pythonOf(
+  model: string,
+  prompt: string,
+  named: Record<string, unknown>,
+  several: boolean,
+  probabilities: boolean,
+): string {
   const load = `model = ${call('heedful.load', [model])}`
-  if (!several && !probabilities) return `import heedful\n\n${load}\nfor piece in ${call('model.stream', [prompt], named)}:\n    print(piece, end="", flush=True)`
-  const lines = ['import heedful', '', load, `[result] = ${call('model.complete', [prompt], named)}`, 'for choice in result.choices:', '    print(choice.text)']
+  if (!several && !probabilities)
+    return `import heedful\n\n${load}\nfor piece in ${call('model.stream', [prompt], named)}:\n    print(piece, end="", flush=True)`
+  const lines = [
+    'import heedful',
+    '',
+    load,
+    `[result] = ${call('model.complete', [prompt], named)}`,
+    'for choice in result.choices:',
+    '    print(choice.text)',
+  ]
   if (!probabilities) return lines.join('\n')
   return [
     'import math',

@@ -38,7 +38,8 @@ export function restore(tree: Tree, text: string): void {
     const made: Branch[] = []
     for (const [parent, by, part, chance] of entries) {
       const from = parent === -1 ? tree.root : made[parent]
-      if (typeof part !== 'string' || part === '' || !from || (by !== 0 && typeof models[by - 1] !== 'string')) throw new SyntaxError('not a branch')
+      if (typeof part !== 'string' || part === '' || !from || (by !== 0 && typeof models[by - 1] !== 'string'))
+        throw new SyntaxError('not a branch')
       const branch = tree.grow(from, by === 0 ? null : models[by - 1], part)
       if (typeof chance === 'number') branch.chance = chance / 1e4
       made.push(branch)

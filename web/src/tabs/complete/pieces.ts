@@ -45,7 +45,10 @@ export class Gathered {
     if (before && last) this.pieces[this.pieces.length - 1] = { ...last, text: last.text + before }
     else if (before) this.pieces.push(unknown(before))
     if (choice.logprobs) {
-      const fresh = entries(choice.logprobs).map((entry, i) => ({ ...entry, text: characters.slice(places[i], places[i + 1]).join('') }))
+      const fresh = entries(choice.logprobs).map((entry, i) => ({
+        ...entry,
+        text: characters.slice(places[i], places[i + 1]).join(''),
+      }))
       this.pieces.push(...fresh)
     }
     this.written += characters.length
@@ -58,7 +61,12 @@ export function echoed(text: string, said: string, logprobs: CompletionLogprobs)
   if (text.endsWith(said)) {
     const gathered = new Gathered()
     const inside = logprobs.text_offset.filter((place) => place < n).length
-    gathered.take({ index: 0, text: said, finish_reason: null, logprobs: inside === logprobs.tokens.length ? logprobs : first(logprobs, inside) })
+    gathered.take({
+      index: 0,
+      text: said,
+      finish_reason: null,
+      logprobs: inside === logprobs.tokens.length ? logprobs : first(logprobs, inside),
+    })
     const head = text.slice(0, text.length - said.length) // was not read
     return head ? [unknown(head), ...gathered.pieces] : gathered.pieces
   }
@@ -67,7 +75,12 @@ export function echoed(text: string, said: string, logprobs: CompletionLogprobs)
 
 function first(all: CompletionLogprobs, n: number): CompletionLogprobs {
   const { tokens, token_logprobs, top_logprobs, text_offset } = all
-  return { tokens: tokens.slice(0, n), token_logprobs: token_logprobs.slice(0, n), top_logprobs: top_logprobs.slice(0, n), text_offset: text_offset.slice(0, n) }
+  return {
+    tokens: tokens.slice(0, n),
+    token_logprobs: token_logprobs.slice(0, n),
+    top_logprobs: top_logprobs.slice(0, n),
+    text_offset: text_offset.slice(0, n),
+  }
 }
 
 /** Tokens along a text; one that is not found there stands for one character. */
@@ -83,7 +96,8 @@ function aligned(text: string, tokens: Entry[]): Piece[] {
 }
 
 /** Whether a text can go on with this token: not with a part of a character, nor with the end. */
-export const sayable = (token: string): boolean => !/^(bytes:|token_id:)|^<\|[^|]*\|>$|^<\/?[a-z_]+>$|^\[[A-Z]+\]$/.test(token)
+export const sayable = (token: string): boolean =>
+  !/^(bytes:|token_id:)|^<\|[^|]*\|>$|^<\/?[a-z_]+>$|^\[[A-Z]+\]$/.test(token)
 
 /** The probability of a token on average: exp of the mean log-probability. Null where none is known. */
 export function perToken(pieces: Piece[] | null): number | null {
@@ -93,4 +107,5 @@ export function perToken(pieces: Piece[] | null): number | null {
 }
 
 /** 0 for what was sure, 1 for one in a thousand and less. */
-export const surprise = (probability: number): number => Math.min(1, Math.max(0, -Math.log10(Math.max(probability, 1e-12)) / 3))
+export const surprise = (probability: number): number =>
+  Math.min(1, Math.max(0, -Math.log10(Math.max(probability, 1e-12)) / 3))

@@ -30,7 +30,11 @@ class Answer {
   #told = true
   #echo: boolean
 
-  constructor(readonly branch: Branch, private first: Piece[], echo: boolean) {
+  constructor(
+    readonly branch: Branch,
+    private first: Piece[],
+    echo: boolean,
+  ) {
     this.#echo = echo
   }
 
@@ -62,7 +66,12 @@ class Writing {
   base = $state.raw<Piece[] | null>(null)
   timer: ReturnType<typeof setInterval>
 
-  constructor(readonly model: Model, readonly before: string, base: Piece[] | null, readonly answers: Answer[]) {
+  constructor(
+    readonly model: Model,
+    readonly before: string,
+    base: Piece[] | null,
+    readonly answers: Answer[],
+  ) {
     this.base = base
     this.timer = setInterval(() => this.answers.forEach((answer) => answer.tell()), EVERY)
   }
@@ -94,7 +103,8 @@ class Session {
   pieces(model: Model): Piece[] | null {
     void this.#version
     const { current } = this.tree
-    if (!this.#now?.answers.some(({ branch }) => branch === current)) return this.#known.get(keyOf(model, this.text)) ?? null
+    if (!this.#now?.answers.some(({ branch }) => branch === current))
+      return this.#known.get(keyOf(model, this.text)) ?? null
     return this.#now.base && [...this.#now.base, ...(current.pieces ?? [])]
   }
 
@@ -156,7 +166,10 @@ class Session {
     this.stop()
     const before = pieces.slice(0, index)
     this.tree.current = this.tree.place(page.text)
-    const from = this.tree.splitAt(this.tree.current, before.reduce((sum, piece) => sum + piece.text.length, 0))
+    const from = this.tree.splitAt(
+      this.tree.current,
+      before.reduce((sum, piece) => sum + piece.text.length, 0),
+    )
     const first = { ...chosen, token: chosen.text, top: pieces[index].top }
     await this.#write(model, from, { ...how, n: 1 }, true, before, [first])
   }
@@ -172,23 +185,40 @@ class Session {
     this.#version++
   }
 
-  async #write(model: Model, from: Branch, how: How, scored: boolean, base: Piece[] | null, first: Piece[] = []): Promise<void> {
+  async #write(
+    model: Model,
+    from: Branch,
+    how: How,
+    scored: boolean,
+    base: Piece[] | null,
+    first: Piece[] = [],
+  ): Promise<void> {
     const begun = first.map((piece) => piece.text).join('')
     const before = this.tree.textOf(from)
     const echo = scored && base === null
-    const answers = Array.from({ length: how.n }, () => new Answer(this.tree.grow(from, model.id, begun, first), first, echo))
+    const answers = Array.from(
+      { length: how.n },
+      () => new Answer(this.tree.grow(from, model.id, begun, first), first, echo),
+    )
     const writing = new Writing(model, before, base, answers)
     this.tree.current = answers[0].branch
     this.#now = writing
     this.error = null
     this.note = ''
     try {
-      const { prompt, max_tokens, read, total } = await fitted(model, before + begun, how.max_tokens, writing.control.signal)
-      if (read !== total) this.note = `${model.id} reads ${model.context} tokens at once: of the ${total} before the answer it read the last ${read}.`
+      const { prompt, max_tokens, read, total } = await fitted(
+        model,
+        before + begun,
+        how.max_tokens,
+        writing.control.signal,
+      )
+      if (read !== total)
+        this.note = `${model.id} reads ${model.context} tokens at once: of the ${total} before the answer it read the last ${read}.`
       const body = { ...how, model: model.id, prompt, max_tokens, logprobs: 5, echo }
       for await (const { choices } of api.streamed(body, writing.control.signal)) {
         for (const choice of choices) {
-          if (answers[choice.index].take(choice) && choice.logprobs) writing.base ??= echoed(before, choice.text, choice.logprobs)
+          if (answers[choice.index].take(choice) && choice.logprobs)
+            writing.base ??= echoed(before, choice.text, choice.logprobs)
         }
       }
     } catch (problem) {
@@ -206,9 +236,11 @@ class Session {
     const shown = this.tree.current
     for (const { branch } of writing.answers) {
       if (branch.text === '') {
-        if (branch === shown && !this.error && !writing.control.signal.aborted) this.note = `For ${writing.model.id} the text ends here.`
+        if (branch === shown && !this.error && !writing.control.signal.aborted)
+          this.note = `For ${writing.model.id} the text ends here.`
         this.tree.remove(branch)
-      } else if (writing.base) this.remember(writing.model, writing.before + branch.text, [...writing.base, ...(branch.pieces ?? [])])
+      } else if (writing.base)
+        this.remember(writing.model, writing.before + branch.text, [...writing.base, ...(branch.pieces ?? [])])
     }
     writing.control.abort()
     page.text = this.tree.textOf(this.tree.current)

@@ -9,7 +9,13 @@ export interface Starter {
 }
 
 export const starters: Starter[] = [
-  { id: 'story', label: 'Story', text: 'Once upon a time, in a castle by the sea, there lived an old king who', temperature: 0.8, stop: [] },
+  {
+    id: 'story',
+    label: 'Story',
+    text: 'Once upon a time, in a castle by the sea, there lived an old king who',
+    temperature: 0.8,
+    stop: [],
+  },
   {
     id: 'questions',
     label: 'Question and answer',

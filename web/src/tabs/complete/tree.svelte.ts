@@ -16,7 +16,12 @@ export class Branch {
   parent = $state.raw<Branch | null>(null)
 
   /** `by`: the model that wrote it; null: a person. */
-  constructor(parent: Branch | null, readonly by: string | null, text = '', pieces: Piece[] | null = null) {
+  constructor(
+    parent: Branch | null,
+    readonly by: string | null,
+    text = '',
+    pieces: Piece[] | null = null,
+  ) {
     this.parent = parent
     this.text = text
     this.pieces = pieces
@@ -35,7 +40,9 @@ export class Tree {
   }
 
   textOf(branch: Branch): string {
-    return this.path(branch).map((part) => part.text).join('')
+    return this.path(branch)
+      .map((part) => part.text)
+      .join('')
   }
 
   /** All branches from the top on. Those of one way stand below each other; where ways part they stand deeper. */
@@ -80,7 +87,8 @@ export class Tree {
   splitAt(branch: Branch, offset: number): Branch {
     let before = 0
     for (const part of this.path(branch)) {
-      if (offset <= before + part.text.length) return offset === before ? part.parent! : this.split(part, offset - before)
+      if (offset <= before + part.text.length)
+        return offset === before ? part.parent! : this.split(part, offset - before)
       before += part.text.length
     }
     return branch

@@ -17,7 +17,12 @@ export function codeOf(asked: Asked, models: string[]): Code {
   const model = models[0] ?? asked.model
   const template = asked.template ?? merged(texts[0], texts[1])
   const most = n || null
-  if (template === null) return { python: apart(model, texts, most), shell: texts.map((text) => heedful('fill', [model, text, '-n', n])).join('\n'), curl: request }
+  if (template === null)
+    return {
+      python: apart(model, texts, most),
+      shell: texts.map((text) => heedful('fill', [model, text, '-n', n])).join('\n'),
+      curl: request,
+    }
   const python = `import heedful
 
 model = ${call('heedful.load', [model])}

@@ -92,7 +92,15 @@ interface Room {
 }
 
 /** Labels that overlap neither each other nor the edge, for the first of the wanted ones that find a place. */
-export function layOut(wanted: number[], most: number, words: string[], px: Float32Array, py: Float32Array, up: (i: number) => boolean, room: Room): Label[] {
+export function layOut(
+  wanted: number[],
+  most: number,
+  words: string[],
+  px: Float32Array,
+  py: Float32Array,
+  up: (i: number) => boolean,
+  room: Room,
+): Label[] {
   const crowded = words.length > 60
   const placed: Label[] = []
   const taken: Box[] = []
@@ -111,11 +119,22 @@ export function layOut(wanted: number[], most: number, words: string[], px: Floa
     const free = spots.find((spot) => {
       const box = boxOf(spot, wide, font)
       const inside = box.left >= 2 && box.right <= room.width - 2 && box.top >= 2 && box.bottom <= room.height - 2
-      return inside && taken.every((other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom)
+      return (
+        inside &&
+        taken.every(
+          (other) =>
+            box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom,
+        )
+      )
     })
     if (!free) continue
     placed.push(free)
-    taken.push(boxOf(free, wide, font), { left: px[i] - radius, right: px[i] + radius, top: py[i] - radius, bottom: py[i] + radius })
+    taken.push(boxOf(free, wide, font), {
+      left: px[i] - radius,
+      right: px[i] + radius,
+      top: py[i] - radius,
+      bottom: py[i] + radius,
+    })
   }
   return placed
 }
@@ -135,7 +154,19 @@ export function nearest(px: Float32Array, py: Float32Array, x: number, y: number
   return best < 0 ? null : best
 }
 
-const RAISED: Record<string, string> = { '-': '⁻', 0: '⁰', 1: '¹', 2: '²', 3: '³', 4: '⁴', 5: '⁵', 6: '⁶', 7: '⁷', 8: '⁸', 9: '⁹' }
+const RAISED: Record<string, string> = {
+  '-': '⁻',
+  0: '⁰',
+  1: '¹',
+  2: '²',
+  3: '³',
+  4: '⁴',
+  5: '⁵',
+  6: '⁶',
+  7: '⁷',
+  8: '⁸',
+  9: '⁹',
+}
 
 /** Powers of ten inside a range of log probabilities, at most `most`, and how they are written. */
 export function chanceTicks([low, high]: [number, number], most: number): { at: number; text: string }[] {
@@ -143,7 +174,12 @@ export function chanceTicks([low, high]: [number, number], most: number): { at: 
   const step = Math.max(1, Math.ceil((last - first + 1) / most))
   const found: { at: number; text: string }[] = []
   for (let e = last; e >= first; e -= step) {
-    const text = first < -5 ? (e === 0 ? '1' : '10' + [...String(e)].map((c) => RAISED[c]).join('')) : `${Number((100 * 10 ** e).toPrecision(1))} %`
+    const text =
+      first < -5
+        ? e === 0
+          ? '1'
+          : '10' + [...String(e)].map((c) => RAISED[c]).join('')
+        : `${Number((100 * 10 ** e).toPrecision(1))} %`
     found.push({ at: e * Math.LN10, text })
   }
   return found
@@ -156,7 +192,10 @@ export function ratioTicks(most: number, count: number): { at: number; text: str
   const step = Math.max(1, Math.ceil(n / count))
   const found = [{ at: 0, text: '1×' }]
   for (let e = step; e <= n; e += step) {
-    const text = base ** e >= 1e6 ? '10' + [...String(e)].map((c) => RAISED[c]).join('') + '×' : `${(base ** e).toLocaleString('en')}×`
+    const text =
+      base ** e >= 1e6
+        ? '10' + [...String(e)].map((c) => RAISED[c]).join('') + '×'
+        : `${(base ** e).toLocaleString('en')}×`
     found.push({ at: e * Math.log(base), text }, { at: -e * Math.log(base), text })
   }
   return found
@@ -165,6 +204,13 @@ export function ratioTicks(most: number, count: number): { at: number; text: str
 /** How many times likelier a difference means, whichever way. */
 export function times(difference: number): string {
   const ratio = Math.exp(Math.abs(difference))
-  const text = ratio >= 1e6 ? ratio.toExponential(1) : ratio >= 100 ? Math.round(ratio).toLocaleString('en') : ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(1)
+  const text =
+    ratio >= 1e6
+      ? ratio.toExponential(1)
+      : ratio >= 100
+        ? Math.round(ratio).toLocaleString('en')
+        : ratio >= 10
+          ? ratio.toFixed(0)
+          : ratio.toFixed(1)
   return `${text}×`
 }

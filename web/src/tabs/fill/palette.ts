@@ -31,4 +31,6 @@ export function binned(difference: Float32Array, reach: number): number[][] {
 }
 
 /** Steps from the middle outwards, so that what differs most is drawn last and seen. */
-export const ORDER: number[] = Array.from({ length: STEPS }, (_, i) => i).sort((a, b) => Math.abs(a - (STEPS - 1) / 2) - Math.abs(b - (STEPS - 1) / 2))
+export const ORDER: number[] = Array.from({ length: STEPS }, (_, i) => i).sort(
+  (a, b) => Math.abs(a - (STEPS - 1) / 2) - Math.abs(b - (STEPS - 1) / 2),
+)

@@ -11,14 +11,17 @@ export interface Piece {
 
 /** Letters without case and accents, as uncased models read them. Each character stays one. */
 function folded(text: string): string {
-  return [...text].map((c) => {
-    const base = c.normalize('NFD').replace(/\p{M}/gu, '').toLowerCase()
-    return base.length === c.length ? base : c
-  }).join('')
+  return [...text]
+    .map((c) => {
+      const base = c.normalize('NFD').replace(/\p{M}/gu, '').toLowerCase()
+      return base.length === c.length ? base : c
+    })
+    .join('')
 }
 
 /** A token's text with the blanks that are shown as signs. */
-export const unseen = (text: string): string => (/^[␣⏎⇥]+$/.test(text) ? text.replaceAll('␣', ' ').replaceAll('⏎', '\n').replaceAll('⇥', '\t') : text)
+export const unseen = (text: string): string =>
+  /^[␣⏎⇥]+$/.test(text) ? text.replaceAll('␣', ' ').replaceAll('⏎', '\n').replaceAll('⇥', '\t') : text
 
 /** The places of all tokens that are no special ones, or null where one cannot be found in its order. */
 export function place(text: string, tokens: Token[]): Piece[] | null {

@@ -10,11 +10,14 @@ export function plain(text: string): string {
 }
 
 /** Whether this `_`, of `count` together, is a blank: it touches no letter or digit. */
-const isBlank = (text: string, at: number, count: number) => !/[\p{L}\p{N}]/u.test((text[at - 1] ?? '') + (text[at + count] ?? ''))
+const isBlank = (text: string, at: number, count: number) =>
+  !/[\p{L}\p{N}]/u.test((text[at - 1] ?? '') + (text[at + count] ?? ''))
 
 /** What stands before and after the only blank of a text without brackets; null where it has another number of them. */
 export function aroundBlank(text: string): [string, string] | null {
-  const found = [...text.matchAll(/\\.|_+/gs)].filter((match) => match[0][0] === '_' && isBlank(text, match.index, match[0].length))
+  const found = [...text.matchAll(/\\.|_+/gs)].filter(
+    (match) => match[0][0] === '_' && isBlank(text, match.index, match[0].length),
+  )
   if (found.length !== 1) return null
   return [text.slice(0, found[0].index), text.slice(found[0].index + found[0][0].length)]
 }

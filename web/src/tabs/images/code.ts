@@ -8,13 +8,19 @@ import type { Wish } from './completing.svelte'
 const short = (image: Levels): Levels => image.map((row) => row.map((level) => Number(level.toFixed(4))))
 
 function pixels(image: Levels): string {
-  return `image = torch.tensor([\n${short(image).map((row) => `    ${py(row)},`).join('\n')}\n])`
+  return `image = torch.tensor([\n${short(image)
+    .map((row) => `    ${py(row)},`)
+    .join('\n')}\n])`
 }
 
 export function classifyCode(model: Model, image: Levels): Code {
   const channels = model.image!.channels
   const python = [
-    'import torch', '', 'import heedful', '', pixels(image),
+    'import torch',
+    '',
+    'import heedful',
+    '',
+    pixels(image),
     `pixels = (image * 2 - 1)${channels === 1 ? '[None]' : `.expand(${channels}, -1, -1)`}  # (channels, height, width)`,
     `for label in ${call('heedful.load', [model.id])}.classify(pixels):`,
     '    print(label.name, label.score)',
@@ -24,7 +30,11 @@ export function classifyCode(model: Model, image: Levels): Code {
 
 export function completeCode(model: Model, wish: Wish): Code {
   const python = [
-    'import torch', '', 'import heedful', '', pixels(wish.image),
+    'import torch',
+    '',
+    'import heedful',
+    '',
+    pixels(wish.image),
     `begun = (image.flatten()[:${wish.n_given}] * ${model.image!.levels - 1}).round().long()  # as the model counts levels`,
     `model = ${call('heedful.load', [model.id])}`,
     `images = model.complete_image(begun, ${call('', [wish.n], { temperature: wish.temperature, seed: wish.seed }).slice(1, -1)})`,

@@ -42,7 +42,9 @@ export class Completing {
   async #run(wish: Wish, classifier: string | null): Promise<void> {
     const control = (this.#control = new AbortController())
     const size = wish.image.length
-    const images = Array.from({ length: wish.n }, () => wish.image.map((row, r) => row.map((level, c) => (r * size + c < wish.n_given ? level : NaN))))
+    const images = Array.from({ length: wish.n }, () =>
+      wish.image.map((row, r) => row.map((level, c) => (r * size + c < wish.n_given ? level : NaN))),
+    )
     this.#show(images)
     Object.assign(this, { running: true, error: null, opinions: [], come: 0 })
     let come = 0
@@ -54,7 +56,7 @@ export class Completing {
         come++
         waiting ||= requestAnimationFrame(() => {
           waiting = 0
-          if (control === this.#control) this.#show(images), (this.come = come)
+          if (control === this.#control) (this.#show(images), (this.come = come))
         })
       }
       this.#show(images)
@@ -75,5 +77,7 @@ export class Completing {
 
 async function opinions(model: string, images: Levels[], signal: AbortSignal): Promise<string[]> {
   const answers = await Promise.all(images.map((image) => api.classifyImage({ model, image }, signal)))
-  return answers.map(({ labels }) => labels.reduce((most, one) => (one.probability > most.probability ? one : most)).label)
+  return answers.map(
+    ({ labels }) => labels.reduce((most, one) => (one.probability > most.probability ? one : most)).label,
+  )
 }

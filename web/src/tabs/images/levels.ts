@@ -9,19 +9,30 @@ const TOP = DIGITS.length - 1
 
 export const blank = (size: number): Levels => Array.from({ length: size }, () => new Array<number>(size).fill(0))
 
-export const write = (image: Levels): string => image.flat().map((level) => DIGITS[Math.round(Math.min(Math.max(level, 0), 1) * TOP)]).join('')
+export const write = (image: Levels): string =>
+  image
+    .flat()
+    .map((level) => DIGITS[Math.round(Math.min(Math.max(level, 0), 1) * TOP)])
+    .join('')
 
 /** The image of such a text; null where it is not one of this size. */
 export function read(text: string, size: number): Levels | null {
   if (text.length !== size * size || [...text].some((letter) => !DIGITS.includes(letter))) return null
-  return Array.from({ length: size }, (_, r) => Array.from({ length: size }, (_, c) => DIGITS.indexOf(text[r * size + c]) / TOP))
+  return Array.from({ length: size }, (_, r) =>
+    Array.from({ length: size }, (_, c) => DIGITS.indexOf(text[r * size + c]) / TOP),
+  )
 }
 
 /** The same image in another size, each pixel the nearest one. */
 export function resized(image: Levels, size: number): Levels {
   const [rows, columns] = [image.length, image[0].length]
   if (rows === size && columns === size) return image
-  return Array.from({ length: size }, (_, r) => Array.from({ length: size }, (_, c) => image[Math.floor(((r + 0.5) * rows) / size)][Math.floor(((c + 0.5) * columns) / size)]))
+  return Array.from({ length: size }, (_, r) =>
+    Array.from(
+      { length: size },
+      (_, c) => image[Math.floor(((r + 0.5) * rows) / size)][Math.floor(((c + 0.5) * columns) / size)],
+    ),
+  )
 }
 
 /** A touch of the brush at a point, in pixels from the corner: full in the middle, soft at the edge. */
@@ -38,7 +49,14 @@ export function touched(image: Levels, x: number, y: number, erase: boolean): Le
 export const isBlank = (image: Levels): boolean => image.every((row) => row.every((level) => level === 0))
 
 /** Paint levels on a canvas of so many CSS pixels a side. Pixels that are not known yet (NaN) stay empty. */
-export function paint(canvas: HTMLCanvasElement, image: Levels, side: number, paper: string, ink: string, line: string): CanvasRenderingContext2D {
+export function paint(
+  canvas: HTMLCanvasElement,
+  image: Levels,
+  side: number,
+  paper: string,
+  ink: string,
+  line: string,
+): CanvasRenderingContext2D {
   const pen = penOf(canvas, side, side)
   const cell = side / image.length
   image.forEach((row, r) =>
@@ -58,8 +76,8 @@ export function paint(canvas: HTMLCanvasElement, image: Levels, side: number, pa
     pen.lineWidth = 1
     pen.beginPath()
     for (let i = 1; i < image.length; i++) {
-      pen.moveTo(i * cell, 0), pen.lineTo(i * cell, side)
-      pen.moveTo(0, i * cell), pen.lineTo(side, i * cell)
+      ;(pen.moveTo(i * cell, 0), pen.lineTo(i * cell, side))
+      ;(pen.moveTo(0, i * cell), pen.lineTo(side, i * cell))
     }
     pen.stroke()
   }

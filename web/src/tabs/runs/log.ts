@@ -11,7 +11,16 @@ export interface Log {
   notes: { step: number; text: string }[]
 }
 
-export const empty = (): Log => ({ steps: [], losses: [], rates: [], tokens: [], seconds: [], speeds: [], validation: [], notes: [] })
+export const empty = (): Log => ({
+  steps: [],
+  losses: [],
+  rates: [],
+  tokens: [],
+  seconds: [],
+  speeds: [],
+  validation: [],
+  notes: [],
+})
 
 const real = (value: unknown): number => (typeof value === 'number' ? value : NaN)
 const perhaps = (value: unknown): number | null => (typeof value === 'number' ? value : null)
@@ -32,7 +41,12 @@ export function extended(log: Log, lines: Record<string, unknown>[]): Log {
       next.seconds.push((next.seconds.at(-1) ?? 0) + seconds)
       next.speeds.push(seconds > 0 ? tokens / seconds : NaN)
     } else if (line.kind === 'validation') {
-      next.validation.push({ step, loss: real(line.loss), perplexity: perhaps(line.perplexity), bits: perhaps(line.bits_per_byte) })
+      next.validation.push({
+        step,
+        loss: real(line.loss),
+        perplexity: perhaps(line.perplexity),
+        bits: perhaps(line.bits_per_byte),
+      })
     } else if (line.kind === 'note') next.notes.push({ step, text: String(line.text ?? '') })
   }
   return next
@@ -42,7 +56,8 @@ export type Along = 'step' | 'tokens' | 'time'
 export type Point = [x: number, y: number]
 
 /** The x of every logged step. */
-export const along = (log: Log, by: Along): number[] => (by === 'step' ? log.steps : by === 'tokens' ? log.tokens : log.seconds)
+export const along = (log: Log, by: Along): number[] =>
+  by === 'step' ? log.steps : by === 'tokens' ? log.tokens : log.seconds
 
 /** Where a step lies on that axis: at the last logged one that is not after it. */
 export function placeOf(log: Log, by: Along, step: number): number {
@@ -74,7 +89,7 @@ export function thinned(x: number[], y: number[], most = 500): Point[] {
   for (let i = 0; i < x.length; i += every) {
     let [sum, n] = [0, 0]
     const end = Math.min(i + every, x.length)
-    for (let j = i; j < end; j++) if (Number.isFinite(y[j])) (sum += y[j]), n++
+    for (let j = i; j < end; j++) if (Number.isFinite(y[j])) ((sum += y[j]), n++)
     if (n) points.push([x[end - 1], sum / n])
   }
   return points

@@ -32,5 +32,9 @@ export function codeOf({ model, text, layer, temperature, topK, topP }: Seen): C
     `print(${call('loaded.generate', [text], { max_tokens: 1, temperature, ...cuts })})`,
   ].join('\n')
   const flags = { 'max-tokens': 1, temperature, 'top-k': cuts.top_k, 'top-p': cuts.top_p }
-  return { python, shell: heedful('generate', [model.id, text], flags), curl: curl('/api/steps', { model: model.id, text }) }
+  return {
+    python,
+    shell: heedful('generate', [model.id, text], flags),
+    curl: curl('/api/steps', { model: model.id, text }),
+  }
 }

@@ -21,12 +21,17 @@ export interface Terms {
 }
 
 /** The columns for which there is room: all in their order, or the largest first, and then what the others come to. */
-export function fitting({ labels, rows, bias, chosen }: Terms, room: number): { labels: string[]; rows: (number | null)[][]; chosen?: number } {
+export function fitting(
+  { labels, rows, bias, chosen }: Terms,
+  room: number,
+): { labels: string[]; rows: (number | null)[][]; chosen?: number } {
   const last = rows[rows.length - 1].values
   const ends = bias === undefined ? 0 : 1
   const all = labels.map((_, i) => i)
   const whole = all.length + ends <= room
-  const order = all.toSorted((i, j) => Number(j === chosen) - Number(i === chosen) || Math.abs(last[j]) - Math.abs(last[i]))
+  const order = all.toSorted(
+    (i, j) => Number(j === chosen) - Number(i === chosen) || Math.abs(last[j]) - Math.abs(last[i]),
+  )
   const shown = whole ? all : order.slice(0, Math.max(1, room - ends - 1))
   const others = whole ? [] : [all.length - shown.length]
   return {

@@ -22,7 +22,10 @@ export interface Candidate {
 }
 
 /** All tokens, likeliest first. */
-export function candidates({ logits, vocabulary }: Pick<Steps, 'logits' | 'vocabulary'>, { temperature, topK, topP }: How): Candidate[] {
+export function candidates(
+  { logits, vocabulary }: Pick<Steps, 'logits' | 'vocabulary'>,
+  { temperature, topK, topP }: How,
+): Candidate[] {
   const greedy = temperature <= 0
   const order = logits.map((_, i) => i).sort((a, b) => logits[b] - logits[a] || a - b)
   // Top-k comes before top-p, whose mass is that of what is left.
@@ -35,7 +38,14 @@ export function candidates({ logits, vocabulary }: Pick<Steps, 'logits' | 'vocab
     const part = whole[i] / mass
     const cut = greedy ? (rank > 0 ? 'top-k' : '') : rank >= kept ? 'top-k' : rank > 0 && before >= topP ? 'top-p' : ''
     before += rank < kept ? part : 0
-    return { token: vocabulary[i], logit: logits[i], scaled: greedy ? logits[i] : logits[i] / temperature, probability: whole[i], cut, share: 0 }
+    return {
+      token: vocabulary[i],
+      logit: logits[i],
+      scaled: greedy ? logits[i] : logits[i] / temperature,
+      probability: whole[i],
+      cut,
+      share: 0,
+    }
   })
   const left = found.reduce((total, one) => total + (one.cut ? 0 : one.probability), 0)
   for (const one of found) one.share = one.cut ? 0 : one.probability / left
@@ -49,5 +59,8 @@ export function chosen(all: Candidate[], draw: number): number {
     end += all[i].share
     if (draw < end) return i
   }
-  return Math.max(0, all.findLastIndex((one) => one.share > 0))
+  return Math.max(
+    0,
+    all.findLastIndex((one) => one.share > 0),
+  )
 }

@@ -19,9 +19,11 @@ export class Counted {
   get problem(): string {
     const { model, text } = this.given()
     if (!text.trim()) return 'Write something first.'
-    if (unreadable(model, text)) return `${model.id} reads numbers from 0 to ${model.vocabulary - 1}, such as 3 1 4 1 5.`
+    if (unreadable(model, text))
+      return `${model.id} reads numbers from 0 to ${model.vocabulary - 1}, such as 3 1 4 1 5.`
     const n = this.answer.value?.tokens.length ?? 0
-    if (model.context !== null && n > model.context) return `This text has ${n} tokens, and ${model.id} reads at most ${model.context}. Shorten it.`
+    if (model.context !== null && n > model.context)
+      return `This text has ${n} tokens, and ${model.id} reads at most ${model.context}. Shorten it.`
     return ''
   }
 
@@ -33,7 +35,8 @@ export class Counted {
 }
 
 const unreadable = (model: Model, text: string) =>
-  model.reads === 'numbers' && (/[^\d\s,]/.test(text) || text.split(/[\s,]+/).some((number) => Number(number) >= model.vocabulary))
+  model.reads === 'numbers' &&
+  (/[^\d\s,]/.test(text) || text.split(/[\s,]+/).some((number) => Number(number) >= model.vocabulary))
 
 export function counted(given: () => { model: Model; text: string }): Counted {
   const answer = live(

@@ -52,5 +52,7 @@ export function tellsLanguages(model: Model): boolean {
 /** Whether a task is what a model was made for: a classifier of languages is for Language, not for Classify. */
 export function madeFor(task: string, model: Model): boolean {
   const languages = tellsLanguages(model)
-  return task === 'language' ? languages : (model.abilities as string[]).includes(task) && !(task === 'classify' && languages)
+  return task === 'language'
+    ? languages
+    : (model.abilities as string[]).includes(task) && !(task === 'classify' && languages)
 }

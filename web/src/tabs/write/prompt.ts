@@ -22,13 +22,19 @@ export function fit(text: string, tokens: Token[], context: number | null, lengt
   if (read === total) return { prompt: text, max_tokens, read, total }
   // A token that begins every text of this model begins the end of one, too.
   const first = read > 1 && tokens[0].special && tokens[0].raw !== '<unk>' ? [tokens[0].id] : []
-  return { prompt: [...first, ...tokens.slice(total - read + first.length).map((token) => token.id)], max_tokens, read, total }
+  return {
+    prompt: [...first, ...tokens.slice(total - read + first.length).map((token) => token.id)],
+    max_tokens,
+    read,
+    total,
+  }
 }
 
 /** The same, where the tokens are asked for only if the text may be too long. */
 export async function fitted(model: Model, text: string, length: number, signal?: AbortSignal): Promise<Fitted> {
   const bytes = new TextEncoder().encode(text).length // no text has more tokens than bytes, but for one at its beginning
-  if (model.context === null || bytes + length + 2 <= model.context) return { prompt: text, max_tokens: length, read: null, total: null }
+  if (model.context === null || bytes + length + 2 <= model.context)
+    return { prompt: text, max_tokens: length, read: null, total: null }
   const end = text.slice(-LONGEST).replace(/^[\udc00-\udfff]/, '') // the server cuts no longer texts into tokens
   return fit(end, (await api.tokens({ model: model.id, text: end }, signal)).tokens, model.context, length)
 }

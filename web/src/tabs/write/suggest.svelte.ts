@@ -121,6 +121,8 @@ export class Suggestions {
   }
 
   #keepDifferent(): void {
-    this.items = this.items.filter((item, i) => item.text !== '' && this.items.findIndex((other) => other.text === item.text) === i)
+    this.items = this.items.filter(
+      (item, i) => item.text !== '' && this.items.findIndex((other) => other.text === item.text) === i,
+    )
   }
 }

@@ -22,7 +22,9 @@ class Written {
 
   /** The marks for a link: where each begins and ends. */
   link(text: string): number[] {
-    const found = this.marks(text).slice(0, MOST).flatMap(({ start, end }) => [start, end])
+    const found = this.marks(text)
+      .slice(0, MOST)
+      .flatMap(({ start, end }) => [start, end])
     this.#linked = JSON.stringify(found)
     return found
   }
@@ -30,7 +32,11 @@ class Written {
   /** The address says this, which may be of another text than the one before. */
   follow(text: string, link: number[]): void {
     if (JSON.stringify(link) === this.#linked) return
-    const marks = link.flatMap((start, i) => (i % 2 === 0 && start >= 0 ? [{ start: Math.trunc(start), end: Math.min(Math.trunc(link[i + 1] ?? 0), text.length) }] : []))
+    const marks = link.flatMap((start, i) =>
+      i % 2 === 0 && start >= 0
+        ? [{ start: Math.trunc(start), end: Math.min(Math.trunc(link[i + 1] ?? 0), text.length) }]
+        : [],
+    )
     this.set(text, joined(marks))
   }
 }
