@@ -3,5 +3,4 @@ export default {
   semi: false,
   singleQuote: true,
   plugins: ['prettier-plugin-svelte'],
-  overrides: [{ files: '*.svelte', options: { parser: 'svelte' } }],
 }

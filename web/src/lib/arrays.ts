@@ -20,6 +20,7 @@ const KINDS = { float32: Float32Array, uint8: Uint8Array } // little-endian, as 
  */
 export function unpack(reply: ArrayBuffer): unknown {
   const length = new DataView(reply).getUint32(0, true)
+  // eslint-disable-next-line @typescript-eslint/no-explicit-any -- any JSON
   const place = (value: any): unknown => {
     if (value === null || typeof value !== 'object') return value
     if (value.at !== undefined && value.dtype in KINDS) {

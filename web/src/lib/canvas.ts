@@ -13,6 +13,12 @@ export function penOf(canvas: HTMLCanvasElement, width: number, height: number):
   return pen
 }
 
+/** Adds a line to the pen's path. */
+export function addLine(pen: CanvasRenderingContext2D, x: number, y: number, toX: number, toY: number): void {
+  pen.moveTo(x, y)
+  pen.lineTo(toX, toY)
+}
+
 /** An image with a pixel for each cell: drawn larger without smoothing, 512 x 512 cells cost one drawImage. */
 export function imageOf(rows: number, columns: number, fill: (pixels: Uint32Array) => void): HTMLCanvasElement {
   const found = new ImageData(columns, rows)

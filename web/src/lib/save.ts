@@ -1,5 +1,5 @@
-// Saving what is drawn. An <svg> is copied with its computed styles; anything else (chips, bars, canvases) is redrawn as
-// an SVG of plain rectangles, texts and images, which every program opens.
+// Saving what is drawn. An <svg> is copied with its computed styles; anything else (chips, bars, canvases) is redrawn
+// as an SVG of plain rectangles, texts and images, which every program opens.
 
 import type { Row } from './csv'
 import { colour } from './theme.svelte'

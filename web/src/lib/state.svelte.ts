@@ -1,7 +1,8 @@
 // What is on the screen, kept in the address: the tab, the model, the text, and the settings of each tab.
 //
-// Tabs share `page.model` and `page.text`; what is a tab's own comes from `settings('attention', {layer: 0})`, an object
-// whose fields may be read and set like any $state. Only what differs from the defaults is written to the address.
+// Tabs share `page.model` and `page.text`; what is a tab's own comes from `settings('attention', {layer: 0})`, an
+// object whose fields may be read and set like any $state. Only what differs from the defaults is written to the
+// address.
 
 import { untrack } from 'svelte'
 import { api, ApiError, type Model } from './api'
@@ -108,7 +109,8 @@ function goTo(hash: string): void {
   else waiting.set(page.tabId, own)
 }
 
-const PAUSE = 300 // milliseconds of quiet before the address is written: Safari allows a hundred changes in thirty seconds
+// Milliseconds of quiet before the address is written: Safari allows a hundred changes in thirty seconds.
+const PAUSE = 300
 
 /** Read the address, and from now on keep it and the state the same. */
 export function begin(): void {

@@ -1,5 +1,6 @@
-// Lines on a canvas, and the same as an SVG for those who want to print them. Where there are thousands, those of a head
-// and of about the same weight are one path of hairlines, which costs a tenth of wider ones; the strongest stay wide.
+// Lines on a canvas, and the same as an SVG for those who want to print them. Where there are thousands, those of a
+// head and of about the same weight are one path of hairlines, which costs a tenth of wider ones; the strongest stay
+// wide.
 
 import type { Lines } from './lines'
 

@@ -19,7 +19,7 @@ function encoded(branches: Branch[], current: Branch): string {
   return JSON.stringify([branches.indexOf(current), models, ...entries])
 }
 
-/** What a link says of a tree, and whether it is all of it. One that no model has written in is told by its text alone. */
+/** What a link says of a tree, and whether it is all of it. Of a tree with no written answer it has the text alone. */
 export function told(tree: Tree): { text: string; whole: boolean } {
   const all = tree.rows.map(({ branch }) => branch)
   if (all.every(({ by }) => by === null)) return { text: '', whole: true }

@@ -1,4 +1,5 @@
-// Words in two sentences: how much likelier each is in one than in the other, which are worth a label, and where it goes.
+// Words in two sentences: how much likelier each is in one than in the other, which are worth a label, and where it
+// goes.
 
 import type { Numbers } from '../../lib/arrays'
 
@@ -62,8 +63,8 @@ export function ranking(difference: Float32Array): Uint32Array {
   return Uint32Array.from(difference, (_, i) => i).sort((i, j) => difference[j] - difference[i])
 }
 
-/** The words that deserve a label, the first most: a word that is rare in both says less than a likely one with the same
- * difference, and of many words those that hardly differ get none. */
+/** The words that deserve a label, the first most: a word that is rare in both says less than a likely one with the
+ *  same difference, and of many words those that hardly differ get none. */
 export function striking(difference: Float32Array, x: Float32Array, y: Float32Array): number[] {
   const [low, high] = extent(x.map((p, i) => p + y[i]))
   const score = difference.map((d, i) => Math.abs(d) * (0.35 + 0.65 * ((x[i] + y[i] - low) / (high - low || 1))))

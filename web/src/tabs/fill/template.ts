@@ -1,6 +1,6 @@
-// Templates, as the server reads them (observe/template.py): [a|b] stands for a or b, a `_` of its own is the blank, and
-// a backslash makes the next character ordinary. The server expands them, and knows which brackets name models; here is
-// how what is on the screen is written as one template.
+// Templates, as the server reads them (observe/template.py): [a|b] stands for a or b, a `_` of its own is the blank,
+// and a backslash makes the next character ordinary. The server expands them, and knows which brackets name models;
+// here is how what is on the screen is written as one template.
 
 const MARKS = '_[]|\\'
 
@@ -22,7 +22,7 @@ export function aroundBlank(text: string): [string, string] | null {
   return [text.slice(0, found[0].index), text.slice(found[0].index + found[0][0].length)]
 }
 
-/** Two sentences as one template: "He ran _." and "She ran _." are "[He|She] ran _."; null where that is not possible. */
+/** Two sentences as one template: "He ran _." and "She ran _." are "[He|She] ran _."; null where it is impossible. */
 export function merged(a: string, b: string): string | null {
   const [first, second] = [aroundBlank(a), aroundBlank(b)]
   if (!first || !second || a === b || /[[\]|\\]/.test(a + b)) return null

@@ -56,7 +56,10 @@ export class Completing {
         come++
         waiting ||= requestAnimationFrame(() => {
           waiting = 0
-          if (control === this.#control) (this.#show(images), (this.come = come))
+          if (control === this.#control) {
+            this.#show(images)
+            this.come = come
+          }
         })
       }
       this.#show(images)

@@ -1,6 +1,6 @@
 // An image as rows of levels from 0 (paper) to 1 (ink), and as a short text for the address: a character per pixel.
 
-import { penOf } from '../../lib/canvas'
+import { addLine, penOf } from '../../lib/canvas'
 
 export type Levels = number[][]
 
@@ -76,8 +76,8 @@ export function paint(
     pen.lineWidth = 1
     pen.beginPath()
     for (let i = 1; i < image.length; i++) {
-      ;(pen.moveTo(i * cell, 0), pen.lineTo(i * cell, side))
-      ;(pen.moveTo(0, i * cell), pen.lineTo(side, i * cell))
+      addLine(pen, i * cell, 0, i * cell, side)
+      addLine(pen, 0, i * cell, side, i * cell)
     }
     pen.stroke()
   }

@@ -89,7 +89,11 @@ export function thinned(x: number[], y: number[], most = 500): Point[] {
   for (let i = 0; i < x.length; i += every) {
     let [sum, n] = [0, 0]
     const end = Math.min(i + every, x.length)
-    for (let j = i; j < end; j++) if (Number.isFinite(y[j])) ((sum += y[j]), n++)
+    for (let j = i; j < end; j++) {
+      if (!Number.isFinite(y[j])) continue
+      sum += y[j]
+      n++
+    }
     if (n) points.push([x[end - 1], sum / n])
   }
   return points

@@ -35,7 +35,7 @@ export function stages(pass: Steps, weights: StepsWeights, place: Place): Step[]
   ]
 }
 
-// --- into the layer ---------------------------------------------------------------------------------------------------
+// --- into the layer --------------------------------------------------------------------------------------------------
 
 function embedding({ tokens, embeddings, positions }: Steps, weights: StepsWeights, names: string[]): (Made | null)[] {
   const scale = weights.embedding_scale
@@ -142,7 +142,7 @@ function norm(
   }
 }
 
-// --- attention --------------------------------------------------------------------------------------------------------
+// --- attention -------------------------------------------------------------------------------------------------------
 
 /** The steps in which queries and keys are as attention compares them. */
 function ends({ rotation }: Steps, layer: StepsLayer): { q: string; k: string } {
@@ -434,7 +434,7 @@ function gathered(layer: StepsLayer, { head }: Place, own: LayerWeights): (Made 
   ]
 }
 
-// --- feed-forward -----------------------------------------------------------------------------------------------------
+// --- feed-forward ----------------------------------------------------------------------------------------------------
 
 function feedforward(layer: StepsLayer, own: LayerWeights): (Made | null)[] {
   const [before, beforeId] = layer.residual ? [layer.residual, 'residual'] : [layer.input, 'input']

@@ -5,7 +5,7 @@ export interface Mark {
   end: number
 }
 
-/** Where two texts differ: they are the same before `from`, and behind `oldEnd` of the one and `newEnd` of the other. */
+/** Where two texts differ: they are the same before `from`, and after `oldEnd` in the one and `newEnd` in the other. */
 function difference(before: string, after: string): { from: number; oldEnd: number; newEnd: number } {
   const shorter = Math.min(before.length, after.length)
   let from = 0

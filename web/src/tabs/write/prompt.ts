@@ -32,7 +32,8 @@ export function fit(text: string, tokens: Token[], context: number | null, lengt
 
 /** The same, where the tokens are asked for only if the text may be too long. */
 export async function fitted(model: Model, text: string, length: number, signal?: AbortSignal): Promise<Fitted> {
-  const bytes = new TextEncoder().encode(text).length // no text has more tokens than bytes, but for one at its beginning
+  // No text has more tokens than bytes, but for one at its beginning.
+  const bytes = new TextEncoder().encode(text).length
   if (model.context === null || bytes + length + 2 <= model.context)
     return { prompt: text, max_tokens: length, read: null, total: null }
   const end = text.slice(-LONGEST).replace(/^[\udc00-\udfff]/, '') // the server cuts no longer texts into tokens
