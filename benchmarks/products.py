@@ -5,7 +5,7 @@
 A decoder writes one token at a time and reads all its weights for it, so that memory bandwidth is the limit: the first
 line is what a plain copy of memory reaches. Every kernel has several matrices, more than the caches hold, and the
 kernels take turns; times are the medians over the runs, of what is done from Python, activations quantized where the
-kernel needs it. The rows are our own kernels (nn/kernels.c) and PyTorch's operators that were tried for them; a kernel
+kernel needs it. The rows are our own kernels (kernels/cpu) and PyTorch's operators that were tried for them; a kernel
 that cannot run here says why.
 """
 

@@ -11,7 +11,7 @@ import torch
 import heedful
 from heedful.generate.engine import Engine, Event
 from heedful.generate.request import Request, Sampling
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import library
 from heedful.kernels.pack import pack
 from heedful.models.base import DecoderModel
 from support.families import CASES
@@ -111,7 +111,7 @@ def test_a_step_that_fails_fails_for_the_row_at_fault_alone(bard, decoders, stat
     for i in 0, 2, 3, 4, 5:
         mine, theirs = found[i][-1].result.choices[0], want[i][-1].result.choices[0]
         assert mine.tokens == theirs.tokens
-        if kind == "float32" and native.library() is not None:
+        if kind == "float32" and library() is not None:
             assert mine == theirs  # to the last bit of its log-probabilities
     assert engine.reader.pool is None or engine.reader.pool.n_used == 0
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import heedful
 from heedful.generate.engine import greedy
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import library
 from heedful.kernels.pack import n_bytes, pack
 from heedful.models.base import GenerativeModel
 from heedful.nn.attention import Attention
@@ -140,7 +140,7 @@ def model_bytes(model: nn.Module, kind: str) -> int:
     """What the documentation promises, from the shapes of the plain model."""
     per_weight = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1 + 2 / 32, "int4": 0.625}[kind]
     outer = 1 + 2 / 32 if kind == "int4" else per_weight
-    n_outputs = (lambda n: n) if native.library() is None else (lambda n: -(-n // 32) * 32)  # by panels
+    n_outputs = (lambda n: n) if library() is None else (lambda n: -(-n // 32) * 32)  # by panels
     total = 0.0
     for name, p in model.named_parameters():
         if name.startswith("decoder.blocks") and p.ndim == 2:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from heedful.kernels.cpu import adamw as lists
+from heedful.kernels.cpu import adamw as kernels
+from heedful.kernels.cpu.library import library
 
-needs_kernels = pytest.mark.skipif(lists.library() is None, reason="our kernels need Linux, AVX-512 and a C compiler")
+needs_kernels = pytest.mark.skipif(library() is None, reason="our kernels need Linux, AVX-512 and a C compiler")
 SIZES = [(1,), (16,), (17, 3), (64, 65), (5, 4, 3), (1000,)]
 
 
@@ -28,9 +29,9 @@ def draw(seed: int) -> list[torch.Tensor]:
 def test_norm_and_scale(threads):
     tensors = draw(0)
     exact = torch.cat([t.flatten() for t in tensors]).double().norm().item()
-    assert lists.can(tensors)
-    assert abs(float(lists.total_norm(tensors)) / exact - 1) < 1e-6
-    lists.scale_(tensors, 0.25)
+    assert kernels.can(tensors)
+    assert abs(float(kernels.total_norm(tensors)) / exact - 1) < 1e-6
+    kernels.scale_(tensors, 0.25)
     assert all(torch.equal(t, 0.25 * before) for t, before in zip(tensors, draw(0), strict=True))
 
 
@@ -39,7 +40,7 @@ def test_norm_and_scale(threads):
 def test_a_norm_says_what_is_no_number(value):
     tensors = draw(0)
     tensors[3][-1, -1] = value
-    assert not torch.isfinite(lists.total_norm(tensors))
+    assert not torch.isfinite(kernels.total_norm(tensors))
 
 
 def adamw(kind: type[torch.optim.AdamW], weights: list[torch.nn.Parameter]) -> torch.optim.AdamW:
@@ -58,12 +59,12 @@ def take_steps(optimizer: torch.optim.AdamW, weights: list[torch.nn.Parameter], 
 def test_adamw_is_torchs(threads):
     """Step by step, and when either goes on with the state of the other."""
     ours, theirs = ([torch.nn.Parameter(t) for t in draw(9)] for _ in range(2))
-    one, two = adamw(lists.AdamW, ours), adamw(torch.optim.AdamW, theirs)
+    one, two = adamw(kernels.AdamW, ours), adamw(torch.optim.AdamW, theirs)
     take_steps(one, ours, range(6))
     take_steps(two, theirs, range(6))
     for a, b in zip(ours, theirs, strict=True):
         assert (a - b).abs().max() < 1e-6
-    three, four = adamw(lists.AdamW, theirs), adamw(torch.optim.AdamW, ours)
+    three, four = adamw(kernels.AdamW, theirs), adamw(torch.optim.AdamW, ours)
     three.load_state_dict(two.state_dict())
     four.load_state_dict(one.state_dict())
     take_steps(three, theirs, range(6, 9))
@@ -75,8 +76,8 @@ def test_adamw_is_torchs(threads):
 
 def test_what_the_kernels_do_not_take_is_torchs():
     weights = [torch.nn.Parameter(torch.ones(4, 3).double()), torch.nn.Parameter(torch.ones(3, 4).T)]
-    assert not lists.can(weights[:1]) and not lists.can(weights[1:])
-    optimizer = lists.AdamW(weights, lr=0.1)
+    assert not kernels.can(weights[:1]) and not kernels.can(weights[1:])
+    optimizer = kernels.AdamW(weights, lr=0.1)
     for _ in range(3):
         for p in weights:
             p.grad = torch.ones_like(p)

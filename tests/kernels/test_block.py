@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.kernels.cpu import adamw as lists
+from heedful.kernels.cpu import adamw
 from heedful.kernels.cpu import block as training
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import library
+from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.models.llama import Llama, LlamaConfig
@@ -19,9 +20,7 @@ from heedful.nn.norm import RMSNorm
 from heedful.nn.stack import Stack
 from heedful.train.objectives import causal
 
-needs_kernels = pytest.mark.skipif(
-    training.library() is None, reason="our kernels need Linux, AVX-512 and a C compiler"
-)
+needs_kernels = pytest.mark.skipif(library() is None, reason="our kernels need Linux, AVX-512 and a C compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +179,7 @@ def test_what_is_no_number_is_not_hidden(name, value):
 @needs_kernels
 def test_weights_that_changed_after_the_forward_pass_are_an_error():
     model, batch = gpt(), Batch(tokens(5, 20))
-    optimizer = lists.AdamW(model.parameters(), 1e-3)
+    optimizer = adamw.AdamW(model.parameters(), 1e-3)
     for _ in range(2):
         loss = causal(model, batch).sum
         gradients(model, loss)
@@ -199,7 +198,7 @@ def test_the_kernels_step_aside_for_what_they_do_not_know(calls):
         causal(model, batch).sum.backward()
         return len(calls)
 
-    expected = 0 if training.library() is None else 2
+    expected = 0 if library() is None else 2
     assert through(gpt()) == expected
     assert through(gpt().eval()) == 0  # nothing is trained
     assert through(gpt(dropout=0.1)) == 0
@@ -222,6 +221,6 @@ def test_the_kernels_step_aside_for_what_they_do_not_know(calls):
 
 
 def test_keeping_memory_is_no_more_than_a_wish():
-    native.keep_memory()
-    native.keep_memory()
+    keep_memory()
+    keep_memory()
     assert torch.ones(10**6).sum() == 10**6

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import heedful
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import library
 from heedful.kernels.pack import pack
 from heedful.models.base import Batch, EncoderDecoderModel
 from heedful.nn.paged import PagedState, Pool
 from heedful.nn.state import KeyValueState
 
 pytestmark = pytest.mark.skipif(
-    native.library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
+    library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
 )
 
 SMALL = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 96, "vocab_size": 50}
@@ -165,7 +165,7 @@ def test_a_text_may_be_cut_anywhere(kind, monkeypatch):
         at = state.lengths[0]
         parts.append(model.step(tokens[:, at : at + n], state))
     assert torch.equal(torch.cat(parts, dim=1), whole)
-    monkeypatch.setattr("heedful.kernels.cpu.decode.AT_ONCE", 6)
+    monkeypatch.setattr("heedful.kernels.cpu.decode_op.MAX_TOKENS", 6)
     assert torch.equal(model.step(tokens, pages(model, 1)), whole)
     beside = pages(model, 3)
     beside.lengths = [0, 0, 0]

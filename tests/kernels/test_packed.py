@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heedful.kernels import packed
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import library
 from heedful.kernels.packed import FASTER, FLOATS, PLAIN, Packed, Table, activations, agrees, product
 from heedful.nn.embed import Embedding
 
 SHAPES = [(64, 32), (96, 256), (50, 33), (1, 64), (257, 160)]  # outputs, inputs
 WAYS = [(k, w) for (device, k), ways in FASTER.items() if device == "cpu" for w in ways] + list(PLAIN.items())
-if native.library() is None:  # no AVX-512 with VNNI and BF16, or no compiler: there our kernels do not run
+if library() is None:  # no AVX-512 with VNNI and BF16, or no compiler: there our kernels do not run
     WAYS = [(k, w) for k, w in WAYS if not issubclass(w, packed.Panels)]
 every_way = pytest.mark.parametrize("kind, way", WAYS, ids=lambda x: x if isinstance(x, str) else x.__name__)
 

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from heedful.kernels.cpu import adamw as lists
-from heedful.kernels.cpu import block as training
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import library
 from heedful.paths import cache_folder
 from heedful.train.recipe import merged
 from heedful.train.trainer import Trainer
@@ -72,8 +70,7 @@ def changes(**tables: Any) -> dict[str, Any]:
 
 def own_cache(folder: Path) -> Path:
     """A cache folder for tests, with the kernels that are compiled already."""
-    for library in (native.library, lists.library, training.library):
-        library()
+    library()
     (folder / "heedful").mkdir(parents=True)
     for compiled in cache_folder().glob("*.so"):
         shutil.copy(compiled, folder / "heedful")

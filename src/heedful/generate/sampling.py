@@ -31,7 +31,7 @@ from torch import Tensor
 
 from heedful.generate.request import Sampling, TokenScore
 from heedful.generate.select import FEW, bits_of, draw, draw_heated, fewest, highest_of, leading
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.sampling import supports_logits
 
 
 class ImpossibleLogits(ValueError):
@@ -208,7 +208,7 @@ def _choose(logits: Tensor, highest: Sequence[float], samplers: Sequence[Sampler
     how = samplers[0].how
     n_tokens, places = logits.shape[-1], None
     numbers = [sampler.numbers(bits_of(n_tokens)) for sampler in samplers]
-    if (how.top_k, how.min_p, how.typical_p) == (None, 0, 1) and native.chooses(logits):
+    if (how.top_k, how.min_p, how.typical_p) == (None, 0, 1) and supports_logits(logits):
         return draw_heated(logits, highest, how.temperature, how.top_p, numbers)
     if how.top_k is not None and how.top_k <= 16 * FEW < n_tokens:
         # What top-k leaves is all that the other cuts see. Its width depends on the rows; see keep_typical for double.

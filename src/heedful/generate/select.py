@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.sampling import page_masses, row_argmax, supports_logits, top_p_cutoff
 
 FEW = 256  # so many tokens are tried first, where mass decides
 BLOCK = 32  # tokens that are judged together by their highest: faster than to look at each
@@ -24,8 +24,8 @@ PAGE_BITS, PAGE = 8, 256  # ids that share their high bits; their masses are sum
 
 def highest_of(logits: Tensor) -> tuple[list[float], list[int]]:
     """The highest logit of each row and the first token that has it; NaN where there is one."""
-    if native.chooses(logits):
-        values, ids = native.highest(logits)
+    if supports_logits(logits):
+        values, ids = row_argmax(logits)
         return values.tolist(), ids.tolist()
     n_blocks = logits.shape[-1] // BLOCK
     if not n_blocks or logits.numel() < 2**14:
@@ -148,7 +148,7 @@ def draw_heated(
     """What `draw` does with logits over a temperature and cut to their nucleus, where our kernels can read them: only
     of the page that is drawn from are single probabilities computed."""
     tops, heat = torch.tensor(highest), 1 / max(temperature, 1e-30)
-    kept = native.nucleus(logits, tops, heat, top_p) if top_p < 1 else None
+    kept = top_p_cutoff(logits, tops, heat, top_p) if top_p < 1 else None
 
     def inside(at: Tensor) -> Tensor:
         x = logits.gather(1, at)
@@ -158,7 +158,7 @@ def draw_heated(
         cut, last = kept[0][:, None], kept[1][:, None]
         return shares.masked_fill((x < cut) | ((x == cut) & (at > last)), 0)
 
-    return _by_pages(native.masses(logits, tops, heat, kept), logits.shape[-1], numbers, inside)
+    return _by_pages(page_masses(logits, tops, heat, kept), logits.shape[-1], numbers, inside)
 
 
 def _by_pages(

@@ -9,7 +9,7 @@
     int4      its nearest of 16 steps from a group's    our kernels           ATen                ATen
               least to its greatest value
 
-Our kernels are in kernels.c; where they cannot run (see native.py) the operators named next do, which are not part of
+Our kernels are in cpu/; where they cannot run (see cpu/library.py) the operators named next do, which are not part of
 PyTorch's public interface. Each is tried once, on a small product, and used only if it agrees with the plain one.
 
 On a CPU x is float32. bfloat16 rounds it for the product; for int8 and int4 our kernels round it to 8 bits, with a
@@ -31,7 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import library
+from heedful.kernels.cpu.linear import pack_int4_panels, pack_panels, packed_linear, packed_matrix
+from heedful.kernels.cpu.memory import in_huge_pages
 from heedful.kernels.quantize import GROUP, quantize_evenly, quantize_groups, quantize_rows
 from heedful.nn.embed import Embedding
 
@@ -234,20 +236,20 @@ class Panels(Packed):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, None if bias is None else bias.float())
         laid, scales = self.layout(weight.detach())
-        self.weight, self.scales = native.settled(laid), None if scales is None else native.settled(scales)
+        self.weight, self.scales = in_huge_pages(laid), None if scales is None else in_huge_pages(scales)
         self.nbytes += self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
-        self.matrix = native.matrix(self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales)
+        self.matrix = packed_matrix(self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales)
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
-        return native.library() is not None
+        return library() is not None
 
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        return native.panels(weight, 1), None
+        return pack_panels(weight, 1), None
 
     def product(self, x: Tensor) -> Tensor:
-        return native.product(self.matrix, x)
+        return packed_linear(self.matrix, x)
 
 
 class Float32Panels(Panels):
@@ -263,7 +265,7 @@ class BFloat16Panels(Panels):
 
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        return native.panels(weight, 2), None
+        return pack_panels(weight, 2), None
 
 
 class Int8Panels(Panels):
@@ -273,8 +275,8 @@ class Int8Panels(Panels):
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
         ints, scales = quantize_evenly(weight)
         ints = F.pad(ints, (0, -ints.shape[1] % GROUP))
-        bytes_ = native.panels(ints, 4).view(torch.uint8).bitwise_xor_(128)  # 128 more
-        return bytes_, native.panels(scales, 1)[..., 0]
+        bytes_ = pack_panels(ints, 4).view(torch.uint8).bitwise_xor_(128)  # 128 more
+        return bytes_, pack_panels(scales, 1)[..., 0]
 
 
 class Int4Panels(Panels):
@@ -287,8 +289,8 @@ class Int4Panels(Panels):
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
         steps, scale, middle = quantize_groups(weight)
-        both = [native.panels(t, 1)[..., 0] for t in (scale, middle)]  # (N/32, K/G, 32)
-        return native.half_panels(steps), torch.stack(both, dim=2)
+        both = [pack_panels(t, 1)[..., 0] for t in (scale, middle)]  # (N/32, K/G, 32)
+        return pack_int4_panels(steps), torch.stack(both, dim=2)
 
 
 # How a kind of weights is kept by plain PyTorch, and on which device there is something faster, the best first.

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.attention import single_query_attention, supports_single_query
 from heedful.nn.mask import Mask
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Rotation
@@ -39,8 +39,8 @@ def attend(
     `mask` is True where looking is allowed, `bias` is added to the scores, `scale` is 1/√D unless given.
     G may divide H: each key/value head then serves H/G query heads (grouped queries, Ainslie et al. 2023).
     """
-    if native.attends(q, k, v) and not causal and dropout == 0:
-        return native.attend_one(q, k, v, mask, bias, scale)
+    if supports_single_query(q, k, v) and not causal and dropout == 0:
+        return single_query_attention(q, k, v, mask, bias, scale)
     if bias is not None:
         if causal:
             mask = Mask(q.shape[-2], k.shape[-2], causal=True, device=q.device).dense()

@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from heedful.kernels.cpu.native import spacious
+from heedful.kernels.cpu.memory import huge_zeros
 from heedful.nn.state import Cache, KeyValueState, State, without
 
 Name = tuple[int, tuple[int, ...]]  # the number of the block before (-1: none), and the tokens in this one
@@ -59,7 +59,7 @@ class Pool:
 
     def _room(self, like: Tensor) -> Tensor:
         shape = self.n_blocks, like.shape[1], self.block, like.shape[3]
-        return spacious(shape, like.dtype) if like.device.type == "cpu" else like.new_empty(shape)
+        return huge_zeros(shape, like.dtype) if like.device.type == "cpu" else like.new_empty(shape)
 
     def take(self) -> int:
         """A block for one user to write to."""

@@ -29,7 +29,7 @@ from torch.backends import mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from heedful.kernels.cpu.block import rehearsed
+from heedful.kernels.cpu.block_op import rehearsed
 from heedful.models.base import Batch, Model
 from heedful.nn.embed import Embedding
 from heedful.nn.lora import NF4

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from heedful.data.dataset import Dataset
 from heedful.data.feed import Feed
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
 from heedful.train import compiled, cost, optim, schedule
@@ -180,7 +180,7 @@ class Trainer:
         """From where it is to the end of the recipe, or until it is stopped."""
         self.model.train()
         if self.processes.device.type == "cpu":
-            native.keep_memory()
+            keep_memory()
         reason = "finished"
         with self._interruptible():
             self._clock, self._began = time.perf_counter(), self.step

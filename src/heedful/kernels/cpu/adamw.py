@@ -1,4 +1,4 @@
-"""The norm of a list of tensors, scaling them, and AdamW on them, by one call each of our kernels (lists.c) on a CPU.
+"""The norm of a list of tensors, scaling them, and AdamW on them, by one call each of the C kernels.
 
 PyTorch goes from tensor to tensor, and a small model has a hundred of a few hundred numbers each. The kernels take a
 list of contiguous float32 tensors on a CPU (`can`); any other list goes to PyTorch's operators.
@@ -7,36 +7,19 @@ list of contiguous float32 tensors on a CPU (`can`); any other list goes to PyTo
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from heedful.kernels.cpu import native
+from heedful.kernels.cpu.library import DOUBLE, LONG, POINTER, library
 
-SOURCE = Path(__file__).with_name("lists.c")
-NEEDS = {"avx512f"}
 PLAIN = (Tensor, torch.nn.Parameter)
-_LONG, _POINTER, _INT, _DOUBLE = ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
 
 
 class _Settings(ctypes.Structure):
-    _fields_ = tuple((name, _DOUBLE) for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))
-
-
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """The kernels, or None where they cannot be had."""
-    loaded = native.load(SOURCE, NEEDS)
-    if loaded is not None:
-        loaded.squares.argtypes, loaded.squares.restype = (_LONG, _POINTER, _POINTER, _INT), _DOUBLE
-        loaded.scale.argtypes = (_LONG, _POINTER, _POINTER, ctypes.c_float, _INT)
-        loaded.adamw.argtypes = (_LONG, *[_POINTER] * 7, _INT)
-        loaded.scale.restype = loaded.adamw.restype = None
-    return loaded
+    _fields_ = tuple((name, DOUBLE) for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))
 
 
 def can(tensors: Sequence[Tensor]) -> bool:
@@ -107,8 +90,8 @@ class AdamW(torch.optim.AdamW):
 
 
 def _places(tensors: Sequence[Tensor]) -> Any:
-    return (_POINTER * len(tensors))(*[t.data_ptr() for t in tensors])
+    return (POINTER * len(tensors))(*[t.data_ptr() for t in tensors])
 
 
 def _sizes(tensors: Sequence[Tensor]) -> Any:
-    return (_LONG * len(tensors))(*[t.numel() for t in tensors])
+    return (LONG * len(tensors))(*[t.numel() for t in tensors])

@@ -1,4 +1,4 @@
-"""New tokens, one or several per row, through a whole pile of blocks by one call of our kernels (kernels.c).
+"""New tokens, one or several per row, through a whole pile of blocks by one call of our kernels (decode_op.py).
 
 A step of a small model is some two hundred operations on a few numbers each, and what PyTorch and Python need around
 every one of them adds up to as much as the arithmetic. `fuse` describes a pile of packed blocks to the kernels once;
@@ -13,16 +13,16 @@ It steps aside (`can`) for whatever it does not know: other states, gradients, a
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from heedful.kernels.cpu import native
 from heedful.kernels.cpu.block import ACTIVATIONS
-from heedful.kernels.cpu.native import Matrix, pointer
+from heedful.kernels.cpu.decode_op import SINGLE_BLOCK, DecodeLayer, DecodeStep, LayerCache, NormWeights, decode
+from heedful.kernels.cpu.library import LONG, pointer
+from heedful.kernels.cpu.linear import PackedMatrix
 from heedful.kernels.packed import Panels
 from heedful.nn.attention import Attention, View
 from heedful.nn.block import Block
@@ -32,41 +32,6 @@ from heedful.nn.paged import PagedState
 from heedful.nn.state import KeyValueState
 
 RESIDUALS = ("pre", "post", "parallel")
-ALL = 2**40  # positions in a block where a row is a single one, as in kernels.c
-AT_ONCE = 256  # tokens in one call of the kernels: more would only need more memory on the way
-_LONG, _POINTER, _DOUBLE = ctypes.c_long, ctypes.c_void_p, ctypes.c_double
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("kind", _LONG), ("size", _LONG), ("weight", _POINTER), ("bias", _POINTER), ("eps", _DOUBLE))
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, _LONG) for name in ("residual", "act", "gated", "window", "n_heads", "n_groups", "size")),
-        ("scale", _DOUBLE), ("cross_scale", _DOUBLE),
-        *((name, _Norm) for name in (
-            "attention_norm", "attention_after", "cross_norm", "feedforward_norm", "feedforward_after", "query_norm",
-            "key_norm",
-        )),
-        *((name, Matrix) for name in ("joint", "output", "cross_query", "cross_output", "up", "down")),
-    )  # fmt: skip
-
-
-class _Remembered(ctypes.Structure):
-    _fields_ = (
-        ("keys", _POINTER), ("values", _POINTER), ("stride", _LONG), ("head", _LONG), ("cross_keys", _POINTER),
-        ("cross_values", _POINTER), ("cross_row", _LONG), ("cross_head", _LONG), ("cross_key", _LONG),
-    )  # fmt: skip
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        ("n_tokens", _LONG), ("width", _LONG), ("rows", _POINTER), ("places", _POINTER), ("tables", _POINTER),
-        ("wide", _LONG), ("block", _LONG), ("fresh", _LONG), ("cos", _POINTER), ("sin", _POINTER), ("half", _LONG),
-        ("turn_row", _LONG), ("interleaved", _LONG), ("bias", _POINTER), ("bias_row", _LONG), ("bias_head", _LONG),
-        ("n_memory", _POINTER),
-    )  # fmt: skip
 
 
 class Unknown(Exception):
@@ -84,7 +49,7 @@ def fuse(blocks: Sequence[Block]) -> Fused | None:
 class Fused:
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.kept: list[Tensor] = []  # what the kernels read and nobody else keeps
-        self.layers = (_Layer * len(blocks))(*[self._layer(block) for block in blocks])
+        self.layers = (DecodeLayer * len(blocks))(*[self._layer(block) for block in blocks])
         modules = [m for block in blocks for m in block.modules()]
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.watches = [m.watch for m in modules if isinstance(m, Attention)]
@@ -106,55 +71,34 @@ class Fused:
         """x (B, T, E) after all blocks; the state has room for and holds the new keys and values. Padding stays as it
         is, and nothing is kept of it."""
         (n_rows, n, width), flat = x.shape, x.flatten(0, 1)
-        rows, places, real = self._tokens(state, n)
-        step = _Step(len(rows), width)
+        rows, positions, real = self._tokens(state, n)
+        step = DecodeStep(len(rows), width)
         kept: list[Any] = []  # what is pointed to
         out = flat.clone(memory_format=torch.contiguous_format) if real is None else flat[real]  # (M, E)
         if view.rotation is not None:
             cos, sin = (self._each(t[:, 0], x, real) for t in (view.rotation.cos, view.rotation.sin))
-            step.cos, step.sin, step.half = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
-            step.turn_row = 0 if len(cos) == 1 else cos.shape[-1]
+            step.cos, step.sin, step.n_rotated_pairs = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
+            step.rotation_stride = 0 if len(cos) == 1 else cos.shape[-1]
             step.interleaved = view.rotation.layout == "interleaved"
             kept += [cos, sin]
         if view.bias is not None:
             bias = self._each(view.bias.transpose(1, 2), x, real)  # (M or 1, H or 1, S)
             step.bias = bias.data_ptr()
-            step.bias_row, step.bias_head = (bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1))
+            step.bias_token_stride, step.bias_head_stride = (bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1))
             kept.append(bias)
         memory = None
         if self.cross:
             n_memory, lengths = state.cross[0].keys.shape[2], state.memory_lengths
             each = [n_memory] * n_rows if lengths is None else lengths.tolist()
-            memory = (_LONG * len(rows))(*[each[row] for row in rows])
-        tables, step.block, step.fresh = self._tables(state, n)
-        step.tables, step.wide = tables.data_ptr(), tables.shape[1]
+            memory = (LONG * len(rows))(*[each[row] for row in rows])
+        tables, step.block_size, step.clear_blocks = self._tables(state, n)
+        step.block_tables, step.max_blocks = tables.data_ptr(), tables.shape[1]
         kept.append(tables)
-        remembered = (_Remembered * len(self.layers))(*self._remembered(state, n_rows, n, kept))
-        self._run(step, remembered, (_LONG * len(rows))(*rows), (_LONG * len(rows))(*places), memory, out)
+        caches = (LayerCache * len(self.layers))(*self._caches(state, n_rows, n, kept))
+        decode(self.layers, caches, step, (LONG * len(rows))(*rows), (LONG * len(rows))(*positions), memory, out)
         if real is not None:
             out = flat.index_copy(0, real, out)
         return out.view(x.shape)
-
-    def _run(self, step: _Step, remembered: Any, rows: Any, places: Any, memory: Any, out: Tensor) -> None:
-        """All tokens, so many at a time: those that come later see those before."""
-        lib, threads, cos, sin, bias = (
-            native.library(),
-            torch.get_num_threads(),
-            step.cos,
-            step.sin,
-            step.bias,
-        )
-        assert lib is not None
-        for begin in range(0, len(rows), AT_ONCE):
-            step.n_tokens = min(AT_ONCE, len(rows) - begin)
-            at = begin * ctypes.sizeof(_LONG)
-            step.rows, step.places = ctypes.addressof(rows) + at, ctypes.addressof(places) + at
-            step.n_memory = None if memory is None else ctypes.addressof(memory) + at
-            step.cos, step.sin = (t and t + 4 * begin * step.turn_row for t in (cos, sin))
-            step.bias = bias and bias + 4 * begin * step.bias_row
-            place = out[begin].data_ptr()
-            if not lib.decode(self.layers, len(self.layers), remembered, ctypes.byref(step), place, threads):
-                raise MemoryError(f"no memory for a pass of {step.n_tokens} tokens")
 
     @staticmethod
     def _each(given: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
@@ -181,31 +125,31 @@ class Fused:
         """Every row's blocks (B, wide), how many positions are in one, and whether new ones hold something old."""
         if isinstance(state, PagedState):
             return state.table(n), state.pool.block, True
-        return torch.arange(state.n_rows)[:, None], ALL, False
+        return torch.arange(state.n_rows)[:, None], SINGLE_BLOCK, False
 
-    def _remembered(self, state: KeyValueState, n_rows: int, n: int, kept: list[Any]) -> list[_Remembered]:
+    def _caches(self, state: KeyValueState, n_rows: int, n: int, kept: list[Any]) -> list[LayerCache]:
         end, found = state.longest(n), []
         for i, (layer, cache) in enumerate(zip(self.layers, state.caches, strict=True)):
-            keys, values = cache.room(n_rows, end, layer.n_groups, layer.size)
-            one = _Remembered(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1))
+            keys, values = cache.room(n_rows, end, layer.n_kv_heads, layer.d_head)
+            one = LayerCache(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1))
             if self.cross:
                 k, v = (t.contiguous() for t in (state.cross[i].keys, state.cross[i].values))
                 one.cross_keys, one.cross_values = k.data_ptr(), v.data_ptr()
-                one.cross_row, one.cross_head, one.cross_key = k.stride()[:3]
+                one.cross_row_stride, one.cross_head_stride, one.cross_position_stride = k.stride()[:3]
                 kept += [k, v]
             found.append(one)
         return found
 
-    def _layer(self, block: Block) -> _Layer:
+    def _layer(self, block: Block) -> DecodeLayer:
         attention, cross, forward = block.attention, block.cross, block.feedforward
         if not isinstance(forward, FeedForward) or forward.act not in ACTIVATIONS:
             raise Unknown
-        layer = _Layer()
-        layer.residual, layer.act = RESIDUALS.index(block.residual), ACTIVATIONS[forward.act]
+        layer = DecodeLayer()
+        layer.residual, layer.activation = RESIDUALS.index(block.residual), ACTIVATIONS[forward.act]
         layer.gated, layer.window = forward.joint is not None, attention.window or 0
-        layer.n_heads, layer.n_groups, layer.size = attention.n_heads, attention.n_kv_heads, attention.d_head
+        layer.n_heads, layer.n_kv_heads, layer.d_head = attention.n_heads, attention.n_kv_heads, attention.d_head
         layer.scale = self._scale(attention)
-        layer.joint, layer.output = self._matrix(attention.joint), self._matrix(attention.output)
+        layer.qkv, layer.output = self._matrix(attention.joint), self._matrix(attention.output)
         layer.up = self._matrix(forward.joint or forward.up)
         layer.down = self._matrix(forward.down)
         if cross is not None:
@@ -218,8 +162,8 @@ class Fused:
         for name in ("attention_norm", "cross_norm", "feedforward_norm"):
             setattr(layer, name, self._norm(getattr(block, name)))
         if block.residual != "parallel":
-            layer.attention_after = self._norm(block.attention_after)
-            layer.feedforward_after = self._norm(block.feedforward_after)
+            layer.attention_post_norm = self._norm(block.attention_after)
+            layer.feedforward_post_norm = self._norm(block.feedforward_after)
         layer.query_norm, layer.key_norm = self._norm(attention.query_norm), self._norm(attention.key_norm)
         return layer
 
@@ -230,19 +174,19 @@ class Fused:
         return float(attention.d_head**-0.5 if attention.scale is None else attention.scale)
 
     @staticmethod
-    def _matrix(packed: nn.Module | None) -> Matrix:
+    def _matrix(packed: nn.Module | None) -> PackedMatrix:
         if not isinstance(packed, Panels):
             raise Unknown
         return packed.matrix
 
-    def _norm(self, norm: nn.Module | None) -> _Norm:
+    def _norm(self, norm: nn.Module | None) -> NormWeights:
         if norm is None:
-            return _Norm()
+            return NormWeights()
         if type(norm) is RMSNorm:
             weight = (norm.weight.detach() + norm.offset).float().contiguous()
             self.kept.append(weight)
-            return _Norm(2, len(weight), weight.data_ptr(), None, norm.eps)
+            return NormWeights(2, len(weight), weight.data_ptr(), None, norm.eps)
         if type(norm) is nn.LayerNorm and norm.weight is not None:
             self.kept += [t.detach() for t in (norm.weight, norm.bias) if t is not None]
-            return _Norm(1, len(norm.weight), norm.weight.data_ptr(), pointer(norm.bias), norm.eps)
+            return NormWeights(1, len(norm.weight), norm.weight.data_ptr(), pointer(norm.bias), norm.eps)
         raise Unknown

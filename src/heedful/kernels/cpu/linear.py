@@ -1,0 +1,60 @@
+"""Linear layers whose weights are packed for the C kernels: float32, float16, bfloat16, int8 and int4.
+
+They multiply nearly as fast as memory delivers the weights; RESULTS.md has them beside PyTorch's operators.
+
+    N outputs, K inputs, M rows
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from heedful.kernels.cpu.library import LONG, POINTER, library, pointer
+
+PANEL = 32  # outputs in a panel, as in kernels.c
+PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4")
+
+
+class PackedMatrix(ctypes.Structure):
+    """A packed weight with its scales and bias, as C has it."""
+
+    _fields_ = (
+        ("kind", LONG), ("n_inputs", LONG), ("n_outputs", LONG), ("w", POINTER), ("scales", POINTER), ("bias", POINTER),
+    )  # fmt: skip
+
+
+def pack_panels(weight: Tensor, size: int) -> Tensor:
+    """(N, K) -> (N/32, K/size, 32, size): panels of 32 outputs with `size` inputs adjacent, zero-padded. A view."""
+    n_outputs, n_inputs = weight.shape
+    if n_inputs % size or n_outputs % PANEL:
+        weight = F.pad(weight, (0, -n_inputs % size, 0, -n_outputs % PANEL))
+    return weight.reshape(-1, PANEL, weight.shape[1] // size, size).transpose(1, 2)
+
+
+def pack_int4_panels(steps: Tensor) -> Tensor:
+    """0 to 15 (N, K) -> (N/32, K/4, 16, 4) bytes: the low half of each is output n's, the high half output n + 16's."""
+    panels = pack_panels(steps, 4)
+    return panels[:, :, :16] | panels[:, :, 16:] << 4
+
+
+def packed_matrix(
+    precision: str, weight: Tensor, n_inputs: int, n_outputs: int, bias: Tensor | None, scales: Tensor | None
+) -> PackedMatrix:
+    """The argument of `packed_linear`; the tensors must outlive it."""
+    kind = PRECISIONS.index(precision)
+    return PackedMatrix(kind, n_inputs, n_outputs, weight.data_ptr(), pointer(scales), pointer(bias))
+
+
+def packed_linear(matrix: PackedMatrix, x: Tensor) -> Tensor:
+    """x (..., K) in float32 -> x Wᵀ + b (..., N)."""
+    x = x.contiguous()
+    y = x.new_empty(*x.shape[:-1], matrix.n_outputs)
+    lib = library()
+    assert lib is not None and x.shape[-1] == matrix.n_inputs and x.dtype == torch.float32
+    n_rows = x.numel() // matrix.n_inputs
+    lib.product(ctypes.byref(matrix), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads())
+    return y
