@@ -51,7 +51,7 @@ def heedful(batch: int) -> Callable[[int], None]:
     import numpy as np
 
     from heedful import create
-    from heedful.data.corpus import Corpus, Tokens
+    from heedful.data.corpus import Corpus, TokenWindows
     from heedful.train.objectives import causal
     from heedful.train.recipe import Recipe
     from heedful.train.trainer import Trainer
@@ -68,7 +68,7 @@ def heedful(batch: int) -> Callable[[int], None]:
             "optimizer": {"lr": 6e-4, "betas": [0.9, 0.95]},
         }
     )
-    data = Tokens(Corpus.of([np.random.default_rng(0).integers(0, VOCABULARY, 2**22)]), LENGTH)
+    data = TokenWindows(Corpus.of([np.random.default_rng(0).integers(0, VOCABULARY, 2**22)]), LENGTH)
     trainer = Trainer(create("gpt2", dropout=0.0), causal, data, None, recipe)
 
     def train(n: int) -> None:

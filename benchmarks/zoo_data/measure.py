@@ -22,8 +22,8 @@ import torch
 
 import heedful
 from heedful.data.dataset import IGNORED
-from heedful.data.frame import Frame
-from heedful.data.tagged import begin_entities, pieces_of_words, read_tagged
+from heedful.data.special_tokens import SpecialTokenTemplate
+from heedful.data.tagging import read_tagged, to_iob2, tokenize_tagged_words
 from heedful.evaluate.entities import EntityScore, entities
 from heedful.loaded import Loaded
 from heedful.models.base import Batch
@@ -88,7 +88,7 @@ def read_marked(line: str) -> tuple[list[str], list[str]]:
         found = re.findall(r"\w+|[^\w\s]", name or other)
         words += found
         tags += [f"I-{kind}" if kind else "O"] * len(found)
-    return words, begin_entities(tags)
+    return words, to_iob2(tags)
 
 
 def report(which: str, sentences: list[tuple[list[str], list[str]]], model: Loaded, show: bool) -> None:
@@ -114,15 +114,15 @@ def told(score: EntityScore) -> str:
 def predicted(model: Loaded, words: list[str]) -> list[str]:
     """A tag for each word; words past the model's length have none."""
     assert model.tokenizer is not None
-    frame = Frame(model.tokenizer)
-    ids, places = pieces_of_words(model.tokenizer, words, list(range(len(words))))
-    logits = model.model(Batch(torch.tensor(frame.one(ids, model.model.longest)[None]))).logits
+    frame = SpecialTokenTemplate(model.tokenizer)
+    ids, places = tokenize_tagged_words(model.tokenizer, words, list(range(len(words))))
+    logits = model.model(Batch(torch.tensor(frame.wrap(ids, model.model.longest)[None]))).logits
     names, best = model.model.config.labels, logits[0].argmax(dim=-1).tolist()
     tags = ["O"] * len(words)
     for at, word in enumerate(places, start=len(frame.before)):
         if word != IGNORED and at < len(best) - len(frame.after):
             tags[word] = names[best[at]]
-    return begin_entities(tags)
+    return to_iob2(tags)
 
 
 if __name__ == "__main__":

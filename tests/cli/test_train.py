@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.cli import main
-from heedful.data.feed import Feed
+from heedful.data.loader import BatchLoader
 from heedful.recipes.build import assemble
 from heedful.train.recipe import Recipe, read, shipped
 from support.trainings import (
@@ -170,8 +170,8 @@ def test_sources_are_mixed_by_weight(here, capfd):
     model = heedful.load("runs/mix-1")
     a, b = (model.tokenizer.encode(letter)[0] for letter in "ab")
     data = assemble(Recipe.from_dict(read(here / "runs/mix-1/recipe.toml")), model.tokenizer).train
-    feed = Feed(data, batch_size=8, seed=1)
-    tokens = torch.cat([batch.ids[:, 0] for step in range(60) for batch in feed.step(step)])
+    loader = BatchLoader(data, batch_size=8, seed=1)
+    tokens = torch.cat([batch.ids[:, 0] for step in range(60) for batch in loader.step(step)])
     assert (tokens == a).float().mean() == pytest.approx(0.75, abs=0.05)
     assert int((tokens == a).sum() + (tokens == b).sum()) == len(tokens)
     for wrong in ("weight = 0", 'weight = "x"', "wight = 2"):

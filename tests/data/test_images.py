@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from heedful.data.dataset import Draw
-from heedful.data.images import Images, Pictures, Pixels, digits, read, read_idx
+from heedful.data.images import ImageSet, LabelledImages, PixelSequences, load_digits, read_idx, read_images
 from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, to_image
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "mnist"
@@ -29,12 +29,12 @@ def idx(array):
 def test_idx_files_with_their_labels_beside_them(tmp_path):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(GREY))
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx([3, 1, 4, 1, 5, 0]))
-    found = read(tmp_path / "train-images-idx3-ubyte")
+    found = read_images(tmp_path / "train-images-idx3-ubyte")
     assert np.array_equal(found.pixels[:, 0], GREY) and found.labels.tolist() == [3, 1, 4, 1, 5, 0]
     assert found.names == ("0", "1", "2", "3", "4", "5")
     with gzip.open(tmp_path / "alone.gz", "wb") as file:
         file.write(idx(GREY))
-    assert read(tmp_path / "alone.gz").labels is None
+    assert read_images(tmp_path / "alone.gz").labels is None
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_damaged_idx_files_are_refused_without_asking_for_memory(tmp_path, conte
 
 
 def test_the_vision_transformer_gets_floats_from_minus_one_to_one():
-    data = Images(Pictures.of(COLOURED, [0, 1, 2, 0, 1, 2], names=["cat", "dog", "cow"]))
+    data = LabelledImages(ImageSet.of(COLOURED, [0, 1, 2, 0, 1, 2], names=["cat", "dog", "cow"]))
     batch = data.batch([Draw(0, 4), Draw(0, 0)], 0)
     assert batch.images.shape == (2, 3, 4, 5) and batch.targets.tolist() == [1, 0]
     want = torch.from_numpy(COLOURED[4].transpose(2, 0, 1) / 255.0 * 2 - 1).float()
     torch.testing.assert_close(batch.images[0], want)
     with pytest.raises(ValueError, match="labels"):
-        Images(Pictures.of(GREY))
+        LabelledImages(ImageSet.of(GREY))
 
 
 def test_shifts_move_the_image_another_way_each_epoch():
-    data = Images(Pictures.of(GREY, [0] * 6), shift=2)
+    data = LabelledImages(ImageSet.of(GREY, [0] * 6), shift=2)
     seen = [data.batch([Draw(e, 1)], 0).images[0, 0] for e in range(40)]
     assert torch.equal(seen[3], data.batch([Draw(3, 1)], 0).images[0, 0])
     wide = torch.full((8, 8), -1.0)
@@ -83,26 +83,26 @@ def test_shifts_move_the_image_another_way_each_epoch():
 
 
 def test_grey_pixels_have_even_levels_and_a_start():
-    data = Pixels(Pictures.of(np.array([[[0, 16], [8, 3]]]), top=16), 17)
+    data = PixelSequences(ImageSet.of(np.array([[[0, 16], [8, 3]]]), top=16), 17)
     assert (data.vocab_size, data.start_id) == (18, 17)
     batch = data.batch([Draw(0, 0)], 0)
     assert batch.targets.tolist() == [[0, 16, 8, 3]] and batch.tokens.tolist() == [[17, 0, 16, 8]]
-    coarse = Pixels(Pictures.of(np.array([[[0, 16], [8, 3]]]), top=16), 3)
+    coarse = PixelSequences(ImageSet.of(np.array([[[0, 16], [8, 3]]]), top=16), 3)
     assert coarse.batch([Draw(0, 0)], 0).targets.tolist() == [[0, 2, 1, 0]]
 
 
 def test_coloured_pixels_have_a_palette_that_validation_shares():
     colours = np.array([[250, 0, 0], [0, 250, 0], [0, 0, 250], [250, 250, 250]])
-    pictures = Pictures.of(colours[random.integers(0, 4, (8, 5, 4))])
-    data = Pixels(pictures, 4)
+    pictures = ImageSet.of(colours[random.integers(0, 4, (8, 5, 4))])
+    data = PixelSequences(pictures, 4)
     images = to_image(data.batch([Draw(0, 3)], 0).targets, data.palette, height=5)
     torch.testing.assert_close(images[0], pictures.scaled([3])[0], atol=1e-5, rtol=0)
-    again = Pixels(pictures, palette=data.palette)
+    again = PixelSequences(pictures, palette=data.palette)
     assert again.fingerprint == data.fingerprint
 
 
 def test_pixels_are_what_image_gpt_wants():
-    data = Pixels(Pictures.of(GREY), 8)
+    data = PixelSequences(ImageSet.of(GREY), 8)
     model = ImageGPT.create(ImageGPTConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=data.vocab_size, max_len=16))
     batch, lesson = data.batch([Draw(0, 2)], 0), model.lesson(data.batch([Draw(0, 2)], 0).targets)
     assert torch.equal(batch.tokens, lesson.tokens) and torch.equal(batch.targets, lesson.targets)
@@ -110,25 +110,25 @@ def test_pixels_are_what_image_gpt_wants():
 
 def test_arrays_that_are_no_images_are_refused():
     with pytest.raises(ValueError, match="whole numbers from 0 to 255"):
-        Pictures.of(np.full((2, 3, 3), 0.5))
+        ImageSet.of(np.full((2, 3, 3), 0.5))
     with pytest.raises(ValueError, match="whole numbers from 0 to 16"):
-        Pictures.of(np.full((2, 3, 3), 17), top=16)
+        ImageSet.of(np.full((2, 3, 3), 17), top=16)
     with pytest.raises(ValueError, match="6 images and 2 labels"):
-        Pictures.of(GREY, [0, 1])
+        ImageSet.of(GREY, [0, 1])
     with pytest.raises(ValueError, match=r"\(N, C, H, W\)"):
-        Pictures.of(np.zeros((3, 3)))
+        ImageSet.of(np.zeros((3, 3)))
 
 
 def test_digits_come_with_scikit_learn():
     pytest.importorskip("sklearn", reason="wants scikit-learn")
-    found = digits()
+    found = load_digits()
     assert found.pixels.shape == (1797, 1, 8, 8) and found.top == 16 and len(found.names) == 10
     assert np.bincount(found.labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="wants MNIST in ../shared/data")
 def test_mnist_is_read_whole():
-    found = read(SHARED / "t10k-images-idx3-ubyte.gz")
+    found = read_images(SHARED / "t10k-images-idx3-ubyte.gz")
     assert found.pixels.shape == (10000, 1, 28, 28) and np.bincount(found.labels)[1] == 1135
 
 
@@ -160,20 +160,20 @@ def folder(tmp_path):
 def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
     with pytest.raises(ValueError, match="pip install pillow"):
-        read(folder)
+        read_images(folder)
 
 
 def test_a_folder_for_each_class(folder):
     pytest.importorskip("PIL", reason="wants Pillow")
     (folder / "dog" / "2.png").write_bytes(red(4))
     (folder / "dog" / "notes.txt").write_text("no image")
-    found = read(folder)
+    found = read_images(folder)
     assert found.names == ("cat", "dog") and found.labels.tolist() == [0, 1, 1]
     assert found.pixels.shape == (3, 3, 4, 4) and found.pixels[0, :, 0, 0].tolist() == [255, 0, 0]
     (folder / "dog" / "3.png").write_bytes(red(6))
     with pytest.raises(ValueError, match="differ in size"):
-        read(folder)
-    assert read(folder, size=8).pixels.shape == (4, 3, 8, 8)
+        read_images(folder)
+    assert read_images(folder, size=8).pixels.shape == (4, 3, 8, 8)
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's own, which says the same
@@ -191,4 +191,4 @@ def test_large_and_damaged_images_are_refused_before_decoding(folder, content, m
     pytest.importorskip("PIL", reason="wants Pillow")
     (folder / "cat" / "2.png").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read(folder)
+        read_images(folder)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from heedful.data.answers import Answers, read_squad
+from heedful.data.classification import LabelledTexts, read_labelled
 from heedful.data.dataset import Draw
-from heedful.data.labelled import Labelled, read_labelled
-from heedful.data.rows import split
-from heedful.data.tagged import Tagged, begin_entities, read_tagged
+from heedful.data.ragged import random_split
+from heedful.data.squad import SquadWindows, read_squad
+from heedful.data.tagging import TaggedSentences, read_tagged, to_iob2
 from heedful.text import train_bpe, train_unigram, train_wordpiece
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -46,7 +46,7 @@ def written(folder, name, content):
     ],
 )
 def test_columns_are_found(tmp_path, name, content, tokenizer):
-    data = Labelled.read(written(tmp_path, name, content), tokenizer)
+    data = LabelledTexts.read(written(tmp_path, name, content), tokenizer)
     assert data.names == ("neg", "pos")
     batch = data.batch([Draw(0, 0), Draw(0, 1)], 0)
     assert batch.targets.tolist() == [1, 0]
@@ -58,7 +58,7 @@ def test_columns_are_found(tmp_path, name, content, tokenizer):
 def test_rows_of_a_csv_may_run_over_lines_and_are_counted_by_their_first(tmp_path, tokenizer):
     path = written(tmp_path, "a.csv", 'text,label\n"it\nwas\ngood",1\nbad,x,0\n')
     with pytest.raises(ValueError, match="line 5: 3 columns, and the first line names 2"):
-        Labelled.read(path, tokenizer)
+        LabelledTexts.read(path, tokenizer)
     path = written(tmp_path, "a.csv", 'text,label\n"it\nwas\ngood",1\nbad,0\n')
     assert read_labelled(path)[0] == ["it\nwas\ngood", "bad"]
 
@@ -79,36 +79,36 @@ def test_rows_of_a_csv_may_run_over_lines_and_are_counted_by_their_first(tmp_pat
 )
 def test_mistakes_say_where_they_are(tmp_path, content, options, message, tokenizer):
     with pytest.raises(ValueError, match=message):
-        Labelled.read(written(tmp_path, "a.csv", content), tokenizer, **options)
+        LabelledTexts.read(written(tmp_path, "a.csv", content), tokenizer, **options)
 
 
 def test_labels_that_are_numbers_are_in_their_order(tokenizer):
-    data = Labelled(["x"] * 3, [10, 9, 2], tokenizer)
+    data = LabelledTexts(["x"] * 3, [10, 9, 2], tokenizer)
     assert data.names == ("2", "9", "10") and data.targets.tolist() == [2, 1, 0]
 
 
 def test_regression_and_several_labels(tmp_path, tokenizer):
-    numbers = Labelled(["it", "was", "good"], [1, "2.5", -3], tokenizer, kind="regress")
+    numbers = LabelledTexts(["it", "was", "good"], [1, "2.5", -3], tokenizer, kind="regress")
     assert numbers.batch([Draw(0, 1), Draw(0, 2)], 0).targets.tolist() == [2.5, -3.0]
     path = written(tmp_path, "a.csv", "text,mean,rude\nit,0,1\nwas,true,false\n")
-    several = Labelled.read(path, tokenizer, text="text", label=["rude", "mean"], kind="multi_label")
+    several = LabelledTexts.read(path, tokenizer, text="text", label=["rude", "mean"], kind="multi_label")
     assert several.names == ("rude", "mean")
     assert several.batch([Draw(0, 0), Draw(0, 1)], 0).targets.tolist() == [[1, 0], [0, 1]]
 
 
 def test_two_texts_are_one_input_with_segments(tmp_path, tokenizer):
     path = written(tmp_path, "a.csv", "premise,hypothesis,label\nthe cat,sat on,1\na dog ran over,it,0\n")
-    data = Labelled.read(path, tokenizer)
+    data = LabelledTexts.read(path, tokenizer)
     batch = data.batch([Draw(0, 1), Draw(0, 0)], 0)
     for row, texts in (0, ("a dog ran over", "it")), (1, ("the cat", "sat on")):
         ids, segments = tokenizer.encode_pair(*texts)
         assert batch.tokens[row, : len(ids)].tolist() == ids
         assert batch.segments[row, : len(ids)].tolist() == segments
-    assert Labelled.read(path, tokenizer, segments=False).batch([Draw(0, 0)], 0).segments is None
+    assert LabelledTexts.read(path, tokenizer, segments=False).batch([Draw(0, 0)], 0).segments is None
 
 
 def test_what_is_too_long_loses_its_end_and_that_is_told(tokenizer):
-    data = Labelled(["the cat sat", "the cat sat on the mat"], [0, 1], tokenizer, longest=6)
+    data = LabelledTexts(["the cat sat", "the cat sat on the mat"], [0, 1], tokenizer, max_length=6)
     batch = data.batch([Draw(0, 0), Draw(0, 1)], 0)
     assert batch.tokens[1].tolist() == [
         tokenizer.cls_id,
@@ -116,7 +116,7 @@ def test_what_is_too_long_loses_its_end_and_that_is_told(tokenizer):
         tokenizer.sep_id,
     ]
     assert data.notes == ["1 of 2 texts are longer than 6 tokens: their ends are cut"]
-    pair = Labelled(["the cat sat on the mat"] * 2, [0, 1], tokenizer, seconds=["a dog", "it"], longest=9)
+    pair = LabelledTexts(["the cat sat on the mat"] * 2, [0, 1], tokenizer, seconds=["a dog", "it"], max_length=9)
     row = pair.batch([Draw(0, 0)], 0).tokens[0].tolist()
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     assert row == [cls, *tokenizer.encode("the cat sat on"), sep, *tokenizer.encode("a dog"), sep]
@@ -159,7 +159,7 @@ def test_the_tag_stands_on_the_first_piece_of_its_word(tmp_path, kind, tokenizer
         "bpe": lambda: train_bpe([TEXT], 280),
         "unigram": lambda: train_unigram([TEXT] * 3, 60),
     }[kind]()
-    data = Tagged.read(written(tmp_path, "a.txt", CONLL), made)
+    data = TaggedSentences.read(written(tmp_path, "a.txt", CONLL), made)
     assert data.names == ("O", "B-MISC", "B-ORG", "B-PER")
     batch = data.batch([Draw(0, 0), Draw(0, 1)], 0)
     for row, words, tags in (0, "EU rejects German lamb", [2, 0, 1, 0]), (1, "it EU", [3, 3]):
@@ -174,19 +174,19 @@ def test_the_tag_stands_on_the_first_piece_of_its_word(tmp_path, kind, tokenizer
 
 def test_entities_begin_with_b():
     """The first row is CoNLL-2003's own IOB1; what has it already, or has no such tags, stays."""
-    assert begin_entities(["I-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-ORG"]) == [
+    assert to_iob2(["I-PER", "I-PER", "O", "I-LOC", "B-LOC", "I-ORG"]) == [
         "B-PER", "I-PER", "O", "B-LOC", "B-LOC", "B-ORG",
     ]  # fmt: skip
-    assert begin_entities(["B-PER", "I-PER", "O"]) == ["B-PER", "I-PER", "O"]
-    assert begin_entities(["NNP", "O"]) == ["NNP", "O"]
+    assert to_iob2(["B-PER", "I-PER", "O"]) == ["B-PER", "I-PER", "O"]
+    assert to_iob2(["NNP", "O"]) == ["NNP", "O"]
 
 
 def test_tags_mistakes(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="line 2: a word and its tag"):
         read_tagged(written(tmp_path, "a.txt", "EU I-ORG\nalone\n"))
     with pytest.raises(ValueError, match="sentence 1: the label 'I-X' is not one of O"):
-        Tagged([(["it"], ["I-X"])], tokenizer, names=["O"])
-    cut = Tagged([(["the", "cat", "sat"], ["O", "O", "O"])], tokenizer, longest=4)
+        TaggedSentences([(["it"], ["I-X"])], tokenizer, names=["O"])
+    cut = TaggedSentences([(["the", "cat", "sat"], ["O", "O", "O"])], tokenizer, max_length=4)
     assert cut.batch([Draw(0, 0)], 0).targets.tolist() == [[-100, 0, 0, -100]] and "ends are cut" in cut.notes[0]
 
 
@@ -214,7 +214,7 @@ def squad(folder, *questions):
 
 
 def test_answers_are_found_by_their_characters(tmp_path, tokenizer):
-    data = Answers.read(squad(tmp_path, ("it sat on", "the mat"), ("was it bad", None)), tokenizer)
+    data = SquadWindows.read(squad(tmp_path, ("it sat on", "the mat"), ("was it bad", None)), tokenizer)
     batch = data.batch([Draw(0, 0), Draw(0, 1)], 0)
     ids, segments = tokenizer.encode_pair("it sat on", PASSAGE)
     assert batch.tokens[0, : len(ids)].tolist() == ids and batch.segments[0, : len(ids)].tolist() == segments
@@ -226,7 +226,7 @@ def test_answers_are_found_by_their_characters(tmp_path, tokenizer):
 
 
 def test_long_passages_are_read_in_windows_that_overlap(tmp_path, tokenizer):
-    data = Answers.read(squad(tmp_path, ("it", "once while EU")), tokenizer, longest=14, stride=4)
+    data = SquadWindows.read(squad(tmp_path, ("it", "once while EU")), tokenizer, max_length=14, stride=4)
     room = 14 - 3 - len(tokenizer.encode("it"))
     whole = tokenizer.encode(PASSAGE)
     begins = [w[1] for w in data.windows.tolist()]
@@ -242,7 +242,7 @@ def test_long_passages_are_read_in_windows_that_overlap(tmp_path, tokenizer):
             found += 1
     assert found >= 1 and batch.tokens.shape[1] <= 14
     with pytest.raises(ValueError, match="length higher"):
-        Answers.read(squad(tmp_path, ("it", "once")), tokenizer, longest=14, stride=12)
+        SquadWindows.read(squad(tmp_path, ("it", "once")), tokenizer, max_length=14, stride=12)
 
 
 def test_answers_mistakes(tmp_path, tokenizer):
@@ -257,7 +257,7 @@ def test_answers_mistakes(tmp_path, tokenizer):
         ('[{"context": "x", "qas": []}]', "no question"),
     ):
         with pytest.raises(ValueError, match=message):
-            Answers.read(written(tmp_path, "a.json", content), tokenizer)
+            SquadWindows.read(written(tmp_path, "a.json", content), tokenizer)
 
 
 @shared
@@ -274,13 +274,13 @@ def test_real_answers_come_back_from_their_tokens():
     passages, questions, _ = read_squad(SHARED / "squad" / "xquad.en.json")
     questions = [q for q in questions if q.passage < 20]
     tokenizer = train_wordpiece(passages[:20], 2000)
-    data = Answers(passages[:20], questions, tokenizer, longest=128, stride=32)
+    data = SquadWindows(passages[:20], questions, tokenizer, max_length=128, stride=32)
     batch = data.batch([Draw(0, i) for i in range(len(data))], 0)
     inside = [(i, a, b) for i, (a, b) in enumerate(batch.targets.tolist()) if a]
     answered = {int(data.windows[i, 0]) for i, _, _ in inside}
     assert len(answered) >= 0.97 * len(questions)
     right = [data.text(i, a, b) == questions[data.windows[i, 0]].answers[0] for i, a, b in inside]
     assert sum(right) >= 0.97 * len(right)  # a token may reach past the answer ("$10" of "$10m")
-    train, validation = split(data, 0.2)
+    train, validation = random_split(data, 0.2)
     assert not set(data.groups[train.indices]) & set(data.groups[validation.indices])
     assert torch.equal(validation.batch([Draw(0, 0)], 0).targets[0], batch.targets[validation.indices[0]])

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from heedful.data.corpus import Corpus, Tokens
+from heedful.data.corpus import Corpus, TokenWindows
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.feed import Feed
-from heedful.data.mixture import Mixture, joined
+from heedful.data.loader import BatchLoader
+from heedful.data.mixture import Mixture, concatenate_batches
 from heedful.models.base import Batch
 from support.numbers import Numbers
 
 
 def found(mixture, n_steps, batch_size, seed=1):
     """(source, epoch, index) of all draws of the steps."""
-    feed = Feed(mixture, batch_size=batch_size, seed=seed)
-    draws = [draw for step in range(n_steps) for draw in feed.order(step)]
+    loader = BatchLoader(mixture, batch_size=batch_size, seed=seed)
+    draws = [draw for step in range(n_steps) for draw in loader.sampler(step)]
     source, own = mixture.find(draws, seed)
     return [(k, draw.epoch, draw.index) for k, draw in zip(source.tolist(), own, strict=True)]
 
@@ -53,10 +53,10 @@ def test_a_late_step_is_as_cheap_as_an_early_one():
     made = []
     shuffle = mixture._permutation
     mixture._permutation = lambda *key: made.append(key) or shuffle(*key)
-    feed = Feed(mixture, batch_size=8, seed=1)
-    feed.step(10)
+    loader = BatchLoader(mixture, batch_size=8, seed=1)
+    loader.step(10)
     early, made[:] = len(made), []
-    feed.step(10**6)
+    loader.step(10**6)
     assert len(made) <= early + 2
     assert max(key[2] for key in made) > 10**5
 
@@ -71,9 +71,9 @@ def test_weights_by_size_are_one_after_the_other():
 
 def test_rows_come_back_in_their_order_with_the_right_targets():
     low, high = (Corpus.of([np.arange(a, a + 101)], 300) for a in (0, 1000))
-    mixture = Mixture([(Tokens(low, 10), 1.0), (Tokens(high, 5), 1.0)])
-    feed = Feed(mixture, batch_size=10, seed=1)
-    draws = feed.order(0)
+    mixture = Mixture([(TokenWindows(low, 10), 1.0), (TokenWindows(high, 5), 1.0)])
+    loader = BatchLoader(mixture, batch_size=10, seed=1)
+    draws = loader.sampler(0)
     source, _ = mixture.find(draws, 1)
     batch = mixture.batch(draws, 1)
     assert ((batch.ids[:, 0] >= 1000).numpy() == (source == 1)).all()
@@ -87,15 +87,15 @@ def test_rows_come_back_in_their_order_with_the_right_targets():
 def test_joining_batches():
     packed = Batch(tokens=torch.ones(1, 3).long(), documents=torch.tensor([[0, 0, 1]]), targets=torch.ones(1, 3).long())
     plain = Batch(tokens=torch.ones(2, 2).long(), targets=torch.ones(2, 2).long())
-    both = joined([packed, plain], torch.tensor([1, 0, 2]))
+    both = concatenate_batches([packed, plain], torch.tensor([1, 0, 2]))
     assert both.documents.tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
     assert both.lengths.tolist() == [2, 3, 2]
-    same = joined([plain, plain], torch.arange(4))
+    same = concatenate_batches([plain, plain], torch.arange(4))
     assert same.lengths is None and same.documents is None
     with pytest.raises(ValueError, match="only some have tokens"):
-        joined([plain, Batch(images=torch.ones(1, 1, 2, 2))], torch.arange(3))
+        concatenate_batches([plain, Batch(images=torch.ones(1, 1, 2, 2))], torch.arange(3))
     with pytest.raises(ValueError, match="their targets have other shapes"):
-        joined([plain, Batch(tokens=plain.tokens, targets=torch.ones(2).long())], torch.arange(4))
+        concatenate_batches([plain, Batch(tokens=plain.tokens, targets=torch.ones(2).long())], torch.arange(4))
 
 
 def test_mixtures_that_cannot_be():

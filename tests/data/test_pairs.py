@@ -9,7 +9,7 @@ import torch
 
 from heedful.data.dataset import Draw
 from heedful.data.pairs import Pairs, read_pairs
-from heedful.data.rows import split
+from heedful.data.ragged import random_split
 from heedful.text import train_unigram, words
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
@@ -104,7 +104,7 @@ def test_the_source_has_what_its_family_puts_around_a_text(tmp_path):
 
 def test_empty_and_long_pairs_are_left_out_and_told(tmp_path):
     path = parallel(tmp_path, "a\n\nb c d e\nf\n", "A\nB\nC\nF\n")
-    data = Pairs.read(path, words(["a b c d e f A B C F"]), target="x.en", start_id=1, longest=3)
+    data = Pairs.read(path, words(["a b c d e f A B C F"]), target="x.en", start_id=1, max_length=3)
     assert len(data) == 2
     assert data.notes == [
         "1 of 4 pairs have an empty side and are left out",
@@ -116,7 +116,7 @@ def test_empty_and_long_pairs_are_left_out_and_told(tmp_path):
 
 def test_a_part_is_kept_for_validation():
     data = Pairs([[i] for i in range(3, 103)], [[i] for i in range(3, 103)], start_id=0, eos_id=1)
-    train, validation = split(data, 0.1)
+    train, validation = random_split(data, 0.1)
     assert (len(train), len(validation)) == (90, 10)
     seen = [int(p.batch([Draw(0, i)], 0).source) for p in (train, validation) for i in range(len(p))]
     assert sorted(seen) == list(range(3, 103))

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data import sources
-from heedful.data.sources import Source
+from heedful.data.sources import TextSource
 
 
-def documents(source: Source) -> list[str]:
+def documents(source: TextSource) -> list[str]:
     found, parts = [], []
     for text, ends in source.pieces():
         assert text
@@ -39,7 +39,7 @@ def test_a_folder_of_five_odd_files(tmp_path):
     written(tmp_path / "3-latin.txt", "Ångström für 5 £\n".encode("latin-1"))
     written(tmp_path / "4-line.txt", long_line)
     written(tmp_path / "5-empty.txt", "")
-    source = Source(tmp_path)
+    source = TextSource(tmp_path)
     assert documents(source) == ["one\ntwo\n", "café\n", "Ångström für 5 £\n", long_line]
     assert source.notes == [
         "5-empty.txt is empty; left out",
@@ -63,7 +63,7 @@ def test_a_folder_of_five_odd_files(tmp_path):
     ],
 )
 def test_encodings(tmp_path, content, text):
-    assert documents(Source(written(tmp_path / "a.txt", content))) == [text]
+    assert documents(TextSource(written(tmp_path / "a.txt", content))) == [text]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_encodings(tmp_path, content, text):
 def test_what_is_no_text_is_refused_alone_and_left_out_of_a_folder(tmp_path, name, content, match, monkeypatch):
     path = written(tmp_path / name, content)
     with pytest.raises(ValueError, match=match):
-        Source(path)
+        TextSource(path)
     with pytest.raises(ValueError, match="no text in the folder"):
-        Source(path.parent)
+        TextSource(path.parent)
     written(path.parent / "good.txt", "good")
-    source = Source(path.parent)
+    source = TextSource(path.parent)
     assert documents(source) == ["good"]
     assert len(source.notes) == 1 and source.notes[0].startswith(name) and "left out" in source.notes[0]
 
@@ -107,16 +107,16 @@ def test_what_is_found_while_reading_is_refused_in_a_folder_too(tmp_path, name, 
     """Part of the file was used already, so leaving it out is too late."""
     monkeypatch.setattr(sources, "ROW", 100)
     with pytest.raises(ValueError, match=f"{name}: .*{match}"):
-        documents(Source(written(tmp_path / name, content)))
+        documents(TextSource(written(tmp_path / name, content)))
     with pytest.raises(ValueError, match=f"{name}: .*{match}"):
-        documents(Source(tmp_path))
+        documents(TextSource(tmp_path))
 
 
 def test_a_row_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "ROW", 2**20)
     path = written(tmp_path / "a.jsonl", '{"text": "fine"}\n"' + "x" * 2**21)
     with pytest.raises(ValueError, match="a row is longer than 1,048,576 characters"):
-        documents(Source(path))
+        documents(TextSource(path))
 
 
 def test_links_and_other_things_in_a_folder(tmp_path):
@@ -127,19 +127,19 @@ def test_links_and_other_things_in_a_folder(tmp_path):
     os.mkfifo(folder / "pipe")  # opening it would wait for ever
     (folder / "again.txt").symlink_to(folder / "a.txt")
     (folder / "nowhere").symlink_to(folder / "missing")
-    source = Source(folder)
+    source = TextSource(folder)
     assert documents(source) == ["a", "a"]
     assert len(source.notes) == 3
     written(tmp_path / "secret.txt", "secret")
     (folder / "out.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(ValueError, match=r"out\.txt is a link out of the folder"):
-        Source(folder)
+        TextSource(folder)
     (folder / "out.txt").unlink()
     (folder / "up").symlink_to(tmp_path, target_is_directory=True)
     with pytest.raises(ValueError, match="link out of the folder"):
-        Source(folder)
+        TextSource(folder)
     with pytest.raises(ValueError, match="no file or folder"):
-        Source(tmp_path / "missing")
+        TextSource(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_links_and_other_things_in_a_folder(tmp_path):
 )  # fmt: skip
 def test_kinds(tmp_path, name, content, field, expected, suffix, pack):
     path = written(tmp_path / (name + suffix), pack(content.encode()))
-    assert documents(Source(path, field=field)) == expected
+    assert documents(TextSource(path, field=field)) == expected
 
 
 def test_a_field_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="no text 'body'; it has: text"):
-        Source(written(tmp_path / "a.jsonl", '{"text": "a"}'), field="body")
+        TextSource(written(tmp_path / "a.jsonl", '{"text": "a"}'), field="body")
     with pytest.raises(ValueError, match="no column 'body'; its columns are: text"):
-        Source(written(tmp_path / "a.csv", "text\nb"), field="body")
+        TextSource(written(tmp_path / "a.csv", "text\nb"), field="body")
 
 
 @settings(deadline=None)
@@ -183,7 +183,7 @@ def test_pieces_join_to_the_text_wherever_reading_stops(tmp_path_factory, texts,
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("CHUNK", 2**20), ("PIECE", 4), ("LONGEST", longest)):
             patch.setattr(sources, name, value)
-        source = Source(path)
+        source = TextSource(path)
         patch.setattr(sources, "CHUNK", chunk)
         found = documents(source)
         sizes = [len(piece) for piece in source.texts()]
@@ -205,7 +205,7 @@ def test_a_long_line_is_never_in_memory(tmp_path):
     with open(path, "wb") as file:
         for _ in range(24):
             file.write(b"x" * 2**19 + b"word " * (2**19 // 5))
-    source = Source(path)
+    source = TextSource(path)
     tracemalloc.start()
     total = sum(len(text) for text in source.texts())
     peak = tracemalloc.get_traced_memory()[1]
@@ -215,11 +215,11 @@ def test_a_long_line_is_never_in_memory(tmp_path):
 
 
 def test_fingerprint(tmp_path):
-    a = Source(written(tmp_path / "a.txt", "one text"))
-    assert a.fingerprint() == Source(written(tmp_path / "b.txt", "one text")).fingerprint()
-    assert a.fingerprint() != Source(written(tmp_path / "c.txt", "one Text")).fingerprint()
-    assert a.fingerprint() != Source(written(tmp_path / "c.jsonl", '"one text"')).fingerprint()
-    whole = Source(tmp_path).fingerprint()
-    assert whole == Source(tmp_path).fingerprint()
+    a = TextSource(written(tmp_path / "a.txt", "one text"))
+    assert a.fingerprint() == TextSource(written(tmp_path / "b.txt", "one text")).fingerprint()
+    assert a.fingerprint() != TextSource(written(tmp_path / "c.txt", "one Text")).fingerprint()
+    assert a.fingerprint() != TextSource(written(tmp_path / "c.jsonl", '"one text"')).fingerprint()
+    whole = TextSource(tmp_path).fingerprint()
+    assert whole == TextSource(tmp_path).fingerprint()
     (tmp_path / "b.txt").rename(tmp_path / "d.txt")
-    assert whole != Source(tmp_path).fingerprint()
+    assert whole != TextSource(tmp_path).fingerprint()

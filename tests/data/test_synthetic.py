@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from heedful.data.dataset import Draw
-from heedful.data.synthetic import Markov, Reversal
+from heedful.data.synthetic import MarkovChain, Reversal
 
 
 def test_reversal_is_the_lectures_task():
@@ -45,7 +45,7 @@ def test_more_sequences_than_there_are_is_refused():
 
 def test_two_symbols_have_the_entropy_of_the_formula():
     """A chain that changes with probability p and q: h = (q H(p) + p H(q)) / (p + q) (Cover & Thomas, section 4.2)."""
-    source = Markov(2)
+    source = MarkovChain(2)
     p, q = 0.1, 0.3
     source.table = np.array([[1 - p, p], [q, 1 - q]])
 
@@ -57,7 +57,7 @@ def test_two_symbols_have_the_entropy_of_the_formula():
 
 
 def test_what_markov_draws_has_its_table():
-    source = Markov(n_symbols=5, length=63, n_examples=2000)
+    source = MarkovChain(n_symbols=5, length=63, n_examples=2000)
     batch = source.batch([Draw(0, i) for i in range(2000)], 0)
     pairs = torch.zeros(5, 5).index_put_(
         (batch.tokens.flatten(), batch.targets.flatten()), torch.ones(()), accumulate=True
@@ -72,7 +72,7 @@ def test_what_markov_draws_has_its_table():
 
 
 def test_epochs_of_markov_do_not_repeat():
-    source = Markov()
+    source = MarkovChain()
     one, other = (source.batch([Draw(e, 7)], 0).tokens for e in (0, 1))
     assert not torch.equal(one, other) and torch.equal(one, source.batch([Draw(0, 7)], 0).tokens)
-    assert source.fingerprint != Markov(seed=1).fingerprint
+    assert source.fingerprint != MarkovChain(seed=1).fingerprint

@@ -10,7 +10,7 @@ import torch
 
 import heedful
 from heedful.cli import main
-from heedful.data.tagged import Tagged
+from heedful.data.tagging import TaggedSentences
 from heedful.evaluate.entities import are_entities, entities, score_entities
 from heedful.evaluate.probe import ROWS, probe, spread, table
 from support.tiny import tiny
@@ -38,14 +38,14 @@ def tokenizer():
 WORDS = ["king", "queen", "house", "river", "night", "stone"]
 
 
-def tagged(tokenizer, n: int, seed: int) -> Tagged:
+def tagged(tokenizer, n: int, seed: int) -> TaggedSentences:
     """The tag of a word is the next word's: nothing about the word itself says it."""
     random, sentences = Random(seed), []
     for _ in range(n):
         words = random.choices(WORDS, k=random.randint(4, 9))
         after = [*words[1:], words[0]]
         sentences.append((words, ["B-X" if word in WORDS[:3] else "O" for word in after]))
-    return Tagged(sentences, tokenizer, names=["O", "B-X"])
+    return TaggedSentences(sentences, tokenizer, names=["O", "B-X"])
 
 
 def hidden_in(model, tokenizer, layer: int) -> None:
@@ -94,7 +94,7 @@ def test_what_one_layer_alone_knows_is_found_there(tokenizer):
 
 def test_tags_that_are_no_entities_are_counted_by_words(tokenizer):
     sentences = [(WORDS, ["NN" if word == "king" else "XX" for word in WORDS])] * 4
-    data = Tagged(sentences, tokenizer)
+    data = TaggedSentences(sentences, tokenizer)
     model = tiny("bert", vocab_size=len(tokenizer), n_layers=1).eval()
     rows = probe(model, data, data)
     assert [row.which for row in rows] == [

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from heedful.data.answers import Answers, Question
+from heedful.data.classification import LabelledTexts
 from heedful.data.corpus import Corpus
-from heedful.data.corrupt import MaskedSentences, Neighbours, Spans
+from heedful.data.corruption import CBOWWindows, MaskedWindows, SpanCorruption
 from heedful.data.dataset import Draw
-from heedful.data.images import Images, Pictures, Pixels
-from heedful.data.labelled import Labelled
-from heedful.data.order import Order
+from heedful.data.images import ImageSet, LabelledImages, PixelSequences
+from heedful.data.loader import BatchSampler
 from heedful.data.pairs import Pairs
-from heedful.data.synthetic import Markov, Reversal
-from heedful.data.tagged import Tagged
+from heedful.data.squad import Question, SquadWindows
+from heedful.data.synthetic import MarkovChain, Reversal
+from heedful.data.tagging import TaggedSentences
 from heedful.models.bert import Bert, BertConfig
 from heedful.models.cbow import CBOW, CBOWConfig
 from heedful.models.gpt import GPT, GPTConfig
@@ -57,7 +57,7 @@ def learn(model, objective, data, steps, *, batch_size=16, rate=1e-2, again=Fals
     """The plainest training there is; `again`: every epoch shows what the first did."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, steps)
-    order = Order(len(data), batch_size, seed=1)
+    order = BatchSampler(len(data), batch_size, seed=1)
     model.train()
     for step in range(steps):
         draws = [Draw(0, d.index) if again else d for d in order(step)]
@@ -83,7 +83,7 @@ def entropy(p):
 
 
 def test_causal_comes_to_the_entropy_of_the_source():
-    source, objective = Markov(n_symbols=6, length=32, spread=0.4), make({"name": "causal"})
+    source, objective = MarkovChain(n_symbols=6, length=32, spread=0.4), make({"name": "causal"})
     model = create(GPT, GPTConfig(d_model=32, n_heads=2, n_layers=1, vocab_size=6, max_len=32, dropout=0.0))
     before, _ = judged(model, objective, source, epoch=10**6)
     learn(model, objective, source, 150, batch_size=32)
@@ -98,7 +98,7 @@ def test_masked_comes_to_the_entropy_that_hiding_leaves(tokenizer):
     p = np.array([0.5, 0.25, 0.15, 0.1])
     ids = [tokenizer.encode(w)[0] for w in ("red", "green", "blue", "cat")]
     text = Corpus.of([np.random.default_rng(0).choice(ids, 20000, p=p).tolist()])
-    data = MaskedSentences(text, tokenizer, 32, pairs=False)
+    data = MaskedWindows(text, tokenizer, 32, pairs=False)
     n = len(data.ordinary)
     joint = 0.5 * np.diag(p) + 0.5 * np.outer(p, np.full(4, 1 / n))  # true, shown (of the four)
     others = p * 0.5 * (n - 4) / n  # shown is a token the text never has: nothing is known
@@ -114,7 +114,7 @@ def test_masked_comes_to_the_entropy_that_hiding_leaves(tokenizer):
 def test_next_sentences_are_told(tokenizer):
     """Each document is one word over and over: what is hidden is known, and so is whether B follows A."""
     ids = [tokenizer.encode(w)[0] for w in ("red", "green", "blue", "cat")]
-    data = MaskedSentences(Corpus.of([[i] * 200 for i in ids]), tokenizer, 16)
+    data = MaskedWindows(Corpus.of([[i] * 200 for i in ids]), tokenizer, 16)
     objective = make({"name": "masked"})
     model = learn(bert(tokenizer, n_layers=2), objective, data, 200, rate=3e-3, batch_size=32)
     loss, metrics = judged(model, objective, data, epoch=100)
@@ -127,7 +127,7 @@ def test_spans_are_learned_by_heart(tokenizer):
     words = train_wordpiece([WORDS] * 3, 200)
     words.eos_id = words.sep_id
     n = tokenizer.vocab_size
-    data = Spans(text, words, 20, start_id=0, vocab_size=n + 10, shifted=False)
+    data = SpanCorruption(text, words, 20, start_id=0, vocab_size=n + 10, shifted=False)
     config = T5Config(d_model=32, n_layers=1, n_heads=2, d_head=16, d_ff=64, vocab_size=n + 10, dropout=0.0)
     objective = make({"name": "spans"})
     model = learn(create(T5, config), objective, data, 200, batch_size=len(data), again=True)
@@ -173,7 +173,7 @@ def reviews(longest=6):
 
 def test_classification_comes_to_all_right(tokenizer):
     texts, good, bad = reviews()
-    data = Labelled(texts, ["up" if g > b else "down" for g, b in zip(good, bad, strict=True)], tokenizer)
+    data = LabelledTexts(texts, ["up" if g > b else "down" for g, b in zip(good, bad, strict=True)], tokenizer)
     model, objective = bert(tokenizer, head="classify"), make({"name": "classify"})
     learn(model, objective, data, 100, rate=5e-3)
     loss, metrics = judged(model, objective, data)
@@ -182,7 +182,7 @@ def test_classification_comes_to_all_right(tokenizer):
 
 def test_regression_comes_to_no_error(tokenizer):
     texts, good, bad = reviews()
-    data = Labelled(texts, [g - b for g, b in zip(good, bad, strict=True)], tokenizer, kind="regress")
+    data = LabelledTexts(texts, [g - b for g, b in zip(good, bad, strict=True)], tokenizer, kind="regress")
     objective = make({"name": "regress"})
     model = learn(bert(tokenizer, head="classify", n_labels=1), objective, data, 200, rate=3e-3)
     assert judged(model, objective, data)[0] < 0.02 * float(data.targets.var())
@@ -191,7 +191,7 @@ def test_regression_comes_to_no_error(tokenizer):
 def test_several_labels_come_to_be_right(tokenizer):
     texts, good, bad = reviews(longest=3)
     labels = [[int(g > 0), int(b > 0), int("cat" in t)] for t, g, b in zip(texts, good, bad, strict=True)]
-    data = Labelled(texts, labels, tokenizer, kind="multi_label")
+    data = LabelledTexts(texts, labels, tokenizer, kind="multi_label")
     objective = make({"name": "multi_label"})
     model = learn(bert(tokenizer, head="classify", n_labels=3), objective, data, 200, rate=5e-3)
     loss, metrics = judged(model, objective, data)
@@ -209,7 +209,7 @@ def test_tags_come_to_all_right(tokenizer):
             for last, word in zip(["", *words[:-1]], words, strict=True)
         ]
         sentences.append((words, tags))
-    data = Tagged(sentences, tokenizer)
+    data = TaggedSentences(sentences, tokenizer)
     objective = make({"name": "tag"})
     model = learn(bert(tokenizer, head="tag", n_labels=3), objective, data, 120, rate=5e-3)
     loss, metrics = judged(model, objective, data)
@@ -225,7 +225,7 @@ def test_answers_come_to_all_right(tokenizer):
         passages.append(" ".join(words))
         begin = passages[-1].index(asked)
         questions.append(Question(str(i), asked, i, (asked,), begin, begin + len(asked)))
-    data = Answers(passages, questions, tokenizer, longest=32, stride=4)
+    data = SquadWindows(passages, questions, tokenizer, max_length=32, stride=4)
     objective = make({"name": "answer"})
     model = learn(bert(tokenizer, head="answer"), objective, data, 200, rate=5e-3)
     loss, metrics = judged(model, objective, data)
@@ -240,12 +240,12 @@ def quadrants():
     for image, label in zip(images, labels, strict=True):
         top, left = 4 * (label // 2), 4 * (label % 2)
         image[top : top + 4, left : left + 4] += 60
-    return Pictures.of(images, labels)
+    return ImageSet.of(images, labels)
 
 
 def test_images_come_to_all_right():
     config = ViTConfig(**SIZES, n_layers=1, image_size=8, patch_size=4, n_channels=1, n_labels=4)
-    data, objective = Images(quadrants()), make({"name": "classify"})
+    data, objective = LabelledImages(quadrants()), make({"name": "classify"})
     model = learn(create(ViT, config), objective, data, 100, rate=5e-3)
     loss, metrics = judged(model, objective, data)
     assert metrics["accuracy"] == 1 and loss < 0.05
@@ -254,7 +254,7 @@ def test_images_come_to_all_right():
 def test_pixels_come_to_the_entropy_of_the_images():
     """Eight images, one as likely as the other: log 8 nats for an image, however many pixels it has."""
     images = np.random.default_rng(0).integers(0, 2, (8, 4, 4)) * 255
-    data, objective = Pixels(Pictures.of(images), 2), make({"name": "pixels"})
+    data, objective = PixelSequences(ImageSet.of(images), 2), make({"name": "pixels"})
     config = ImageGPTConfig(**SIZES, n_layers=2, vocab_size=data.vocab_size, max_len=16)
     model = learn(create(ImageGPT, config, times=6), objective, data, 150, batch_size=8, rate=5e-3)
     assert judged(model, objective, data)[0] == pytest.approx(math.log(8) / 16, rel=0.03)
@@ -274,7 +274,7 @@ def test_cbow_comes_to_the_entropy_between_two_neighbours():
     text = [0]
     for chance in random.random(40000):
         text.append(int(np.searchsorted(steps[text[-1]][:-1], chance, side="right")))
-    data, objective = Neighbours(Corpus.of([text]), 200), make({"name": "cbow"})
+    data, objective = CBOWWindows(Corpus.of([text]), 200), make({"name": "cbow"})
     model = create(CBOW, CBOWConfig(vocab_size=n, d_model=16, window=1))
     learn(model, objective, data, 300, batch_size=16, rate=3e-2)
     assert judged(model, objective, data)[0] == pytest.approx(least, rel=0.02)
@@ -287,10 +287,10 @@ def test_a_student_comes_to_say_what_its_teacher_says(family, tokenizer):
     if family == "bert":
         teacher = bert(tokenizer, times=1, head="masked", n_layers=2, max_len=16)
         text = Corpus.of([np.random.default_rng(0).integers(5, n, 4000).tolist()])
-        data = MaskedSentences(text, tokenizer, 16, pairs=False)
+        data = MaskedWindows(text, tokenizer, 16, pairs=False)
     else:
         teacher = create(GPT, GPTConfig(**SIZES, n_layers=2, vocab_size=8, max_len=16))
-        data = Markov(n_symbols=8, length=16)
+        data = MarkovChain(n_symbols=8, length=16)
     with torch.no_grad():  # a teacher with opinions
         for p in teacher.parameters():
             p.mul_(4 if p.ndim > 1 else 1)

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch._inductor.config
 
-from heedful.data.corpus import Corpus, Tokens
-from heedful.data.corrupt import MaskedSentences
+from heedful.data.corpus import Corpus, TokenWindows
+from heedful.data.corruption import MaskedWindows
 from heedful.data.pairs import Pairs
 from heedful.text import train_wordpiece
 from heedful.train import compiled, loss
@@ -83,11 +83,11 @@ def sentences():
     texts = story(30).split("\n\f\n")
     tokenizer = train_wordpiece([" ".join(WORDS)] * 3, 60)
     ids = [tokenizer.encode(text) for text in texts]
-    return MaskedSentences(Corpus.of(ids), tokenizer, 24)
+    return MaskedWindows(Corpus.of(ids), tokenizer, 24)
 
 
 # 32 windows of 8 tokens and one of 3: a step of 32 meets it, and no step of 8 is without padding elsewhere.
-WINDOWS = Tokens(Corpus.of([[1 + i * i % (V - 1) for i in range(32 * 8 + 4)]]), 8, shifted=False)
+WINDOWS = TokenWindows(Corpus.of([[1 + i * i % (V - 1) for i in range(32 * 8 + 4)]]), 8, shifted=False)
 ROWS = [[1 + i * j % (V - 1) for j in range(1, 3 + 5 * i % 10)] for i in range(1, 51)]
 PAIRS = Pairs(ROWS, ROWS[::-1], start_id=0, eos_id=1)
 IN_PARTS = {

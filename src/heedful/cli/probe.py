@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     import heedful
-    from heedful.data.tagged import Tagged, read_tagged
+    from heedful.data.tagging import TaggedSentences, read_tagged
     from heedful.evaluate import probe as probing
 
     def few(path: Path, most: int | None) -> list[tuple[list[str], list[str]]]:
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     longest = loaded.model.longest
     tags = {tag for _, found in (*train, *dev) for tag in found}
     names = sorted(tags, key=lambda tag: (tag != "O", tag))
-    known, tested = (Tagged(part, loaded.tokenizer, names=names, longest=longest) for part in (train, dev))
+    known, tested = (TaggedSentences(part, loaded.tokenizer, names=names, max_length=longest) for part in (train, dev))
     console = Console(stderr=True)
     for path, data in ((options.train, known), (options.dev, tested)):
         for note in data.notes:

@@ -118,9 +118,9 @@ def _image(model: Model, path: Path) -> Tensor:
     """A file's pixels from -1 to 1 in the model's size; grey where it has one channel."""
     import torch
 
-    from heedful.data.images import decode
+    from heedful.data.images import decode_image
 
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
-    pixels = torch.from_numpy(decode(path, model.config.image_size).copy()).permute(2, 0, 1).float() / 127.5 - 1
+    pixels = torch.from_numpy(decode_image(path, model.config.image_size).copy()).permute(2, 0, 1).float() / 127.5 - 1
     return pixels.mean(dim=0, keepdim=True) if model.config.n_channels == 1 else pixels

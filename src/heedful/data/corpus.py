@@ -18,7 +18,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.order import random_bits
+from heedful.data.loader import random_bits
 from heedful.models.base import Batch
 
 
@@ -46,7 +46,7 @@ class Corpus:
         return self.n_bytes / max(len(self.tokens), 1)
 
 
-class Tokens:
+class TokenWindows:
     """Windows of `length` tokens, each token's target the one after it.
 
     For training (`shifted`) the windows of every epoch begin at another offset, so that what stood at the edge of a
@@ -82,7 +82,7 @@ class Tokens:
 
     @property
     def fingerprint(self) -> str:
-        return digest([self.corpus.fingerprint, self.length, self.shifted, self.documents])
+        return json_digest([self.corpus.fingerprint, self.length, self.shifted, self.documents])
 
     @property
     def lengths(self) -> None:
@@ -139,7 +139,7 @@ class Tokens:
         return np.cumsum(marks[:, :-1], axis=1)
 
 
-def uniform(vocab_size: int) -> float:
+def uniform_cross_entropy(vocab_size: int) -> float:
     """Nats per token of who knows nothing but the vocabulary."""
     return math.log(vocab_size)
 
@@ -157,6 +157,6 @@ def unigram_entropy(tokens: np.ndarray, n_most: int = 2**24) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
-def digest(made_of: Any) -> str:
+def json_digest(made_of: Any) -> str:
     """A name for what JSON can write."""
     return hashlib.blake2b(json.dumps(made_of, sort_keys=True).encode(), digest_size=16).hexdigest()

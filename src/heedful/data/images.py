@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from heedful.data.dataset import Draw
-from heedful.data.rows import digest
+from heedful.data.ragged import content_digest
 from heedful.models.base import Batch
 from heedful.models.image_gpt import find_clusters, quantize
 
@@ -36,7 +36,7 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".t
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageSet:
     """Images as they come: whole numbers from 0 to `top`, and what is on each."""
 
     pixels: np.ndarray  # (N, C, H, W) uint8
@@ -52,7 +52,7 @@ class Pictures:
             raise ValueError(f"{len(self.pixels)} images and {len(self.labels)} labels: each image needs one")
 
     @classmethod
-    def of(cls, images: Any, labels: Any = None, *, names: Sequence[str] = (), top: int = 255) -> Pictures:
+    def of(cls, images: Any, labels: Any = None, *, names: Sequence[str] = (), top: int = 255) -> ImageSet:
         """From an array (N, H, W), (N, H, W, C) or (N, C, H, W) of whole numbers from 0 to `top`."""
         found = np.asarray(images)
         if found.ndim == 3:
@@ -71,19 +71,19 @@ class Pictures:
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest("pictures", self.pixels, self.labels, self.names, self.top)
+        return content_digest("pictures", self.pixels, self.labels, self.names, self.top)
 
-    def part(self, indices: np.ndarray) -> Pictures:
+    def part(self, indices: np.ndarray) -> ImageSet:
         """Some of them."""
         labels = None if self.labels is None else self.labels[indices]
-        return Pictures(self.pixels[indices], labels, self.names, self.top)
+        return ImageSet(self.pixels[indices], labels, self.names, self.top)
 
     def scaled(self, indices: Sequence[int] | slice) -> Tensor:
         """Some images as floats from -1 to 1 (N, C, H, W)."""
         return torch.from_numpy(self.pixels[indices]).float() * (2 / self.top) - 1
 
 
-class Images:
+class LabelledImages:
     """Images from -1 to 1, the mean 1/2 and deviation 1/2 that ViT's checkpoints have, and their labels.
 
     `shift` moves each by up to so many pixels in training, another way in each epoch; what comes in is black.
@@ -91,7 +91,7 @@ class Images:
 
     lengths: None = None
 
-    def __init__(self, pictures: Pictures, *, shift: int = 0) -> None:
+    def __init__(self, pictures: ImageSet, *, shift: int = 0) -> None:
         if pictures.labels is None:
             raise ValueError("to tell what is on an image, examples with labels are needed, and these have none")
         if not 0 <= shift < min(pictures.pixels.shape[2:]):
@@ -103,7 +103,7 @@ class Images:
 
     @property
     def fingerprint(self) -> str:
-        return digest("images", self.pictures.fingerprint, self.shift)
+        return content_digest("images", self.pictures.fingerprint, self.shift)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         indices = [d.index for d in draws]
@@ -119,7 +119,7 @@ class Images:
         return wide[:, down : down + image.shape[1], right : right + image.shape[2]]
 
 
-class Pixels:
+class PixelSequences:
     """Images as sequences of colours, row by row, for image GPT: each pixel from those before it.
 
     Grey images have `n_colours` even levels, coloured ones a palette by k-means (Chen et al. 2020, section 3.2). The
@@ -128,7 +128,7 @@ class Pixels:
 
     lengths: None = None
 
-    def __init__(self, pictures: Pictures, n_colours: int = 16, *, palette: Tensor | None = None) -> None:
+    def __init__(self, pictures: ImageSet, n_colours: int = 16, *, palette: Tensor | None = None) -> None:
         self.pictures = pictures
         self.palette = find_palette(pictures, n_colours) if palette is None else palette
         if len(self.palette) >= 2**16:
@@ -153,7 +153,7 @@ class Pixels:
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest("pixels", self.ids, self.palette.numpy())
+        return content_digest("pixels", self.ids, self.palette.numpy())
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         ids = torch.from_numpy(self.ids[[d.index for d in draws]].astype(np.int64))
@@ -161,7 +161,7 @@ class Pixels:
         return Batch(torch.cat([first, ids[:, :-1]], dim=1), targets=ids)
 
 
-def find_palette(pictures: Pictures, n_colours: int, n_images: int = 2000) -> Tensor:
+def find_palette(pictures: ImageSet, n_colours: int, n_images: int = 2000) -> Tensor:
     """Colours (K, C) from -1 to 1: even levels of grey, or the centres of clusters of some images' colours."""
     if not 2 <= n_colours < 2**16:
         raise ValueError(f"{n_colours} colours: 2 to {2**16 - 1} are possible")
@@ -174,31 +174,31 @@ def find_palette(pictures: Pictures, n_colours: int, n_images: int = 2000) -> Te
 # --- where they come from --------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path, *, size: int | None = None) -> Pictures:
+def read_images(path: str | Path, *, size: int | None = None) -> ImageSet:
     """The images of an idx file or of a folder; `size` resizes those of a folder to squares."""
     path = Path(path)
     if path.is_dir():
-        return read_folder(path, size=size)
+        return read_image_folder(path, size=size)
     pixels = read_idx(path)
     if pixels.ndim not in (3, 4):
         raise ValueError(f"{path} has {pixels.ndim} dimensions and holds no images: is it the file of the labels?")
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
     if beside == path or not beside.is_file():
-        return Pictures.of(pixels)
+        return ImageSet.of(pixels)
     labels = read_idx(beside)
     if labels.ndim != 1:
         raise ValueError(f"{beside} has {labels.ndim} dimensions and holds no labels")
-    return Pictures.of(pixels, labels)
+    return ImageSet.of(pixels, labels)
 
 
-def digits() -> Pictures:
+def load_digits() -> ImageSet:
     """The 8 x 8 digits of scikit-learn: 1,797 images in 17 levels of grey, of 10 classes."""
     try:
         sets = import_module("sklearn.datasets")
     except ImportError:
         raise ValueError("the digits come with scikit-learn: pip install scikit-learn") from None
     found = sets.load_digits()
-    return Pictures.of(found.images, found.target, top=16)
+    return ImageSet.of(found.images, found.target, top=16)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -229,7 +229,7 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(sizes)
 
 
-def read_folder(folder: Path, *, size: int | None = None) -> Pictures:
+def read_image_folder(folder: Path, *, size: int | None = None) -> ImageSet:
     """Each subfolder is a class, named as it is. Pillow decodes the images."""
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     files = [
@@ -240,14 +240,14 @@ def read_folder(folder: Path, *, size: int | None = None) -> Pictures:
     ]
     if len(names) < 2 or not files:
         raise ValueError(f"{folder} should have a folder with images for each class, at least two")
-    found = [decode(path, size) for path, _ in files]
+    found = [decode_image(path, size) for path, _ in files]
     shapes = sorted({image.shape for image in found})
     if len(shapes) > 1:
         raise ValueError(f"the images of {folder} differ in size ({shapes[0]}, {shapes[-1]}): set a size for all")
-    return Pictures.of(np.stack(found), [label for _, label in files], names=names)
+    return ImageSet.of(np.stack(found), [label for _, label in files], names=names)
 
 
-def decode(path: Path, size: int | None = None) -> np.ndarray:
+def decode_image(path: Path, size: int | None = None) -> np.ndarray:
     """One image as (H, W, 3), resized to a square if asked for; refused before decoding if it is too large."""
     try:
         pillow = import_module("PIL.Image")

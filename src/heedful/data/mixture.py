@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.data.corpus import digest
+from heedful.data.corpus import json_digest
 from heedful.data.dataset import IGNORED, Dataset, Draw
-from heedful.data.order import Permutation
+from heedful.data.loader import Permutation
 from heedful.models.base import Batch
 
 
@@ -51,7 +51,7 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        return digest([[d.fingerprint, w] for d, w in zip(self.datasets, self.weights, strict=True)])
+        return json_digest([[d.fingerprint, w] for d, w in zip(self.datasets, self.weights, strict=True)])
 
     @property
     def lengths(self) -> None:
@@ -88,10 +88,10 @@ class Mixture:
             if len(mine):
                 rows.append(mine)
                 batches.append(dataset.batch([found[row] for row in mine], seed))
-        return joined(batches, torch.from_numpy(np.concatenate(rows)))
+        return concatenate_batches(batches, torch.from_numpy(np.concatenate(rows)))
 
 
-def joined(batches: Sequence[Batch], rows: Tensor) -> Batch:
+def concatenate_batches(batches: Sequence[Batch], rows: Tensor) -> Batch:
     """One batch of several, padded to the longest; what they have after each other goes to these rows."""
     result = Batch()
     for field in fields(Batch):

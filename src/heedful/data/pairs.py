@@ -17,13 +17,13 @@ import numpy as np
 
 from heedful.data import tables
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.rows import Ids, Ragged, digest, lengths_of, padded
+from heedful.data.ragged import Ids, RaggedArray, content_digest, pad_rows, row_lengths
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
 
 class Pairs:
-    """Sources and targets as ids. Pairs with an empty side, or one longer than `longest`, are left out (`notes`)."""
+    """Sources and targets as ids. Pairs with an empty side, or one longer than `max_length`, are left out (`notes`)."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class Pairs:
         *,
         start_id: int,
         eos_id: int,
-        longest: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         if len(sources) != len(targets):
             raise ValueError(f"{len(sources)} sources and {len(targets)} targets: they come in pairs")
-        limit = longest or 2**62
+        limit = max_length or 2**62
         sizes = [(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         kept = [i for i, (s, t) in enumerate(sizes) if 0 < s <= limit and 0 < t < limit]
         n_empty = sum(0 in size for size in sizes)
@@ -45,11 +45,11 @@ class Pairs:
         if n_empty:
             self.notes.append(f"{n_empty} of {len(sizes)} pairs have an empty side and are left out")
         if n_long:
-            self.notes.append(f"{n_long} of {len(sizes)} pairs are longer than {longest} tokens and are left out")
+            self.notes.append(f"{n_long} of {len(sizes)} pairs are longer than {max_length} tokens and are left out")
         if not kept:
             raise ValueError("no pair of texts is left: " + ("; ".join(self.notes) or "there is none"))
-        self.sources = Ragged(sources[i] for i in kept)
-        self.targets = Ragged(targets[i] for i in kept)
+        self.sources = RaggedArray(sources[i] for i in kept)
+        self.targets = RaggedArray(targets[i] for i in kept)
         self.start_id, self.eos_id = start_id, eos_id
 
     @classmethod
@@ -61,7 +61,7 @@ class Pairs:
         start_id: int,
         target: str = "",
         source: str = "",
-        longest: int | None = None,
+        max_length: int | None = None,
     ) -> Pairs:
         """`target` is the file with the other language's lines, or the column or field of it in `path`."""
         pairs = read_pairs(Path(path), source, target)
@@ -76,7 +76,7 @@ class Pairs:
             other.encode_batch([t for _, t in pairs]),
             start_id=start_id,
             eos_id=other.eos_id,
-            longest=longest,
+            max_length=max_length,
         )
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class Pairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest("pairs", self.sources, self.targets, self.start_id, self.eos_id)
+        return content_digest("pairs", self.sources, self.targets, self.start_id, self.eos_id)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -111,11 +111,11 @@ def pair_batch(
     said = [np.concatenate([np.asarray(t, dtype=np.int64), end]) for t in targets]
     begun = [np.concatenate([[start_id], t[:-1]]) for t in said]
     return Batch(
-        tokens=padded(begun, 0, length),
-        lengths=lengths_of(begun, length),
-        source=padded(sources, 0),
-        source_lengths=lengths_of(sources),
-        targets=padded(said, IGNORED, length),
+        tokens=pad_rows(begun, 0, length),
+        lengths=row_lengths(begun, length),
+        source=pad_rows(sources, 0),
+        source_lengths=row_lengths(sources),
+        targets=pad_rows(said, IGNORED, length),
     )
 
 
@@ -123,7 +123,7 @@ def read_pairs(path: Path, source: str = "", target: str = "") -> list[tuple[str
     """(source, target) texts of two parallel files, or of two columns of one."""
     if target and _is_file(path, target):
         return _parallel(path, path.parent / target if not Path(target).is_file() else Path(target))
-    kind = tables.kind_of(path)
+    kind = tables.file_kind(path)
     if kind not in ("csv", "tsv", "jsonl", "ndjson"):
         missing = f"there is no file {target}, and " if target else ""
         raise ValueError(
@@ -133,7 +133,7 @@ def read_pairs(path: Path, source: str = "", target: str = "") -> list[tuple[str
     columns = _columns(path, source, target)
     named = isinstance(columns[0], str)
     found = []
-    for row in tables.rows(path, named=named):
+    for row in tables.read_rows(path, named=named):
         texts = tuple(row.get(path, column) for column in columns)
         for column, text in zip(columns, texts, strict=True):
             if not isinstance(text, str):
@@ -150,7 +150,7 @@ def _is_file(path: Path, target: str) -> bool:
 def _parallel(first: Path, second: Path) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     counts = [0, 0]
-    for a, b in zip_longest(tables.lines(first), tables.lines(second)):
+    for a, b in zip_longest(tables.read_lines(first), tables.read_lines(second)):
         counts = [counts[0] + (a is not None), counts[1] + (b is not None)]
         if a is not None and b is not None:
             pairs.append((a[1].strip(), b[1].strip()))
@@ -165,7 +165,7 @@ def _columns(path: Path, source: str, target: str) -> tuple[str, str] | tuple[in
     """Both columns, by name if any is named or the first row has names; else the first two."""
     if source and target:
         return source, target
-    names = tables.header(path)
+    names = tables.column_names(path)
     if names is None and not (source or target):
         return 0, 1
     others = [name for name in names or [] if name not in (source, target)]

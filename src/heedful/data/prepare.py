@@ -28,9 +28,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from heedful.data.corpus import Corpus, digest
-from heedful.data.order import Permutation
-from heedful.data.sources import AFTER_LINE, BEFORE_SPACE, Source
+from heedful.data.corpus import Corpus, json_digest
+from heedful.data.loader import Permutation
+from heedful.data.sources import AFTER_LINE, BEFORE_SPACE, TextSource
 from heedful.paths import cache_folder
 from heedful.text.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ CHECKED = 2**28  # bytes of tokens up to which their checksum is compared when t
 
 
 def prepare(
-    source: Source, tokenizer: Tokenizer, *, share: float = 0.0, cache: Path | None = None
+    source: TextSource, tokenizer: Tokenizer, *, share: float = 0.0, cache: Path | None = None
 ) -> tuple[Corpus, Corpus | None]:
     """The tokens to train on, and those to validate with if a `share` of the text is held out for that."""
     if not 0 <= share < 1:
@@ -55,7 +55,7 @@ def prepare(
         "share": share,
     }
     folder = _writable(cache_folder() / "data" if cache is None else cache)
-    place = folder / digest(made_of)
+    place = folder / json_digest(made_of)
     found = _stored(place, made_of)
     if found is None:
         with _alone(folder):
@@ -70,7 +70,7 @@ def prepare(
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """Another one if any text might become other tokens, or documents another end."""
     state = tokenizer.__getstate__()
-    return digest([state["backend"], state["unknown_from"], tokenizer.eos_id])
+    return json_digest([state["backend"], state["unknown_from"], tokenizer.eos_id])
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _part(place: Path, name: str, meta: dict[str, Any]) -> Corpus:
         if path.stat().st_size <= CHECKED and _checksum(path) != about[f"{kind}_checksum"]:
             raise ValueError(f"{path} is damaged")
         arrays.append(found)
-    fingerprint = digest([meta["made_of"], name])
+    fingerprint = json_digest([meta["made_of"], name])
     return Corpus(arrays[0], arrays[1], int(about["n_bytes"]), fingerprint, tuple(map(str, meta["notes"])))
 
 
@@ -130,7 +130,7 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _make(place: Path, source: Source, tokenizer: Tokenizer, made_of: dict[str, Any]) -> None:
+def _make(place: Path, source: TextSource, tokenizer: Tokenizer, made_of: dict[str, Any]) -> None:
     """Write the folder aside, then rename it: nobody sees half of it."""
     for old in place.parent.glob("aside-*"):  # of a process that was killed
         if time.time() - old.stat().st_mtime > 86400:
@@ -167,7 +167,7 @@ class _Survey:
     sample: str = ""  # from documents of several pieces
 
 
-def _survey(source: Source) -> _Survey:
+def _survey(source: TextSource) -> _Survey:
     found, length, cut = _Survey(), 0, False
     with _progress(f"reading {source.path.name}", None) as advance:
         for text, ends in source.pieces():
@@ -183,12 +183,12 @@ def _survey(source: Source) -> _Survey:
     return found
 
 
-def _tokenize(folder: Path, source: Source, tokenizer: Tokenizer, share: float) -> tuple[dict[str, Any], list[str]]:
+def _tokenize(folder: Path, source: TextSource, tokenizer: Tokenizer, share: float) -> tuple[dict[str, Any], list[str]]:
     """Write the token files of all parts; what meta.json says of them, and the notes."""
     survey = _survey(source)
     notes = source.notes
     eos = tokenizer.eos_id if survey.n_documents > 1 else None
-    way = way_to_join(tokenizer, survey.sample)
+    way = piece_join_mode(tokenizer, survey.sample)
     pieces = source.pieces()
     if way == "whole":
         pieces = _merged(pieces)
@@ -215,7 +215,7 @@ def _tokenize(folder: Path, source: Source, tokenizer: Tokenizer, share: float) 
     return parts, notes
 
 
-def way_to_join(tokenizer: Tokenizer, sample: str) -> str:
+def piece_join_mode(tokenizer: Tokenizer, sample: str) -> str:
     """How the pieces of a document are given to a tokenizer so that their tokens are those of the whole.
 
     Pieces begin with a space, and most tokenizers want to "keep" it. SentencePiece's write a space before every text,

@@ -54,7 +54,7 @@ WINDOWS = {  # what "surrogateescape" makes of a byte -> its character
 CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b")) + b"\x7f"  # ESC colours the logs of terminals
 
 
-class Source:
+class TextSource:
     """The text of a file, or of all files in a folder, in the order of their names.
 
     `notes` tells what was decided: encodings, files left out. Reading adds to them.

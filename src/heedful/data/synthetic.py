@@ -16,7 +16,7 @@ import torch
 
 from heedful.data.dataset import Draw
 from heedful.data.pairs import pair_batch
-from heedful.data.rows import Ids, digest
+from heedful.data.ragged import Ids, content_digest
 from heedful.models.base import Batch
 
 
@@ -72,7 +72,7 @@ class Reversal:
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest("reversal", *self.sources, self.eos_id, self.blanked)
+        return content_digest("reversal", *self.sources, self.eos_id, self.blanked)
 
     @cached_property
     def lengths(self) -> np.ndarray | None:
@@ -89,7 +89,7 @@ class Reversal:
         return batch
 
 
-class Markov:
+class MarkovChain:
     """Symbols of which each depends on the one before it by a fixed table of probabilities.
 
     Every draw is new: epochs do not repeat, nothing can be learned by heart, and no model's loss can be below
@@ -141,7 +141,7 @@ class Markov:
 
     @property
     def fingerprint(self) -> str:
-        return digest("markov", self.table, self.length, self.n_examples, self.seed)
+        return content_digest("markov", self.table, self.length, self.n_examples, self.seed)
 
     def sequences(self, draws: Sequence[Draw], seed: int) -> np.ndarray:
         """length + 1 symbols for each draw (B, T + 1); the first is drawn from the long run."""

@@ -26,7 +26,7 @@ FIRST = ("text_a", "sentence1", "text1", "first", "premise", "source")
 LARGEST_FIELD = 2**27  # characters
 
 
-def kind_of(path: Path) -> str:
+def file_kind(path: Path) -> str:
     """The ending that says what is inside: "csv" of a.csv.gz."""
     inner = path.with_suffix("") if path.suffix in OPENERS else path
     return inner.suffix.removeprefix(".").lower()
@@ -39,7 +39,7 @@ def open_text(path: Path) -> IO[str]:
     return opened
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Every line with its number, without its end (LF or CRLF)."""
     number = 0
     with open_text(path) as file:
@@ -53,7 +53,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row of a table and where it stands."""
 
     number: int  # of its first line
@@ -70,9 +70,9 @@ class Row:
         raise ValueError(f"{path}, line {self.number}: no column {column!r} ({hint})")
 
 
-def rows(path: Path, *, named: bool) -> Iterator[Row]:
+def read_rows(path: Path, *, named: bool) -> Iterator[TableRow]:
     """The rows of a csv, tsv or jsonl file; `named`: the first row of csv and tsv has the columns' names."""
-    kind = kind_of(path)
+    kind = file_kind(path)
     if kind in ("jsonl", "ndjson"):
         yield from _objects(path)
         return
@@ -83,30 +83,30 @@ def rows(path: Path, *, named: bool) -> Iterator[Row]:
         if named and names is None:
             names = cells
         elif names is None:
-            yield Row(number, cells)
+            yield TableRow(number, cells)
         elif len(cells) != len(names):
             raise ValueError(f"{path}, line {number}: {len(cells)} columns, and the first line names {len(names)}")
         else:
-            yield Row(number, dict(zip(names, cells, strict=True)))
+            yield TableRow(number, dict(zip(names, cells, strict=True)))
 
 
-def header(path: Path) -> list[str] | None:
+def column_names(path: Path) -> list[str] | None:
     """The names of the columns if the first row looks like names, for jsonl those of the first object."""
-    if kind_of(path) in ("jsonl", "ndjson"):
+    if file_kind(path) in ("jsonl", "ndjson"):
         first = next(_objects(path), None)
         return None if first is None else list(first.cells)
-    top = next(_tabbed(path) if kind_of(path) != "csv" else _quoted(path), (0, []))[1]
+    top = next(_tabbed(path) if file_kind(path) != "csv" else _quoted(path), (0, []))[1]
     known = {*TEXT, *LABEL, *FIRST, *SECOND}
     return top if any(cell.strip().lower() in known for cell in top) else None
 
 
-def find(names: Sequence[str], usual: Sequence[str]) -> str | None:
+def find_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
     """The column with one of the usual names."""
     return next((n for u in usual for n in names if n.strip().lower() == u), None)
 
 
-def _objects(path: Path) -> Iterator[Row]:
-    for number, line in lines(path):
+def _objects(path: Path) -> Iterator[TableRow]:
+    for number, line in read_lines(path):
         if not line.strip():
             continue
         try:
@@ -115,18 +115,18 @@ def _objects(path: Path) -> Iterator[Row]:
             raise ValueError(f"{path}, line {number}: not JSON ({problem.msg})") from None
         if not isinstance(found, dict):
             raise ValueError(f"{path}, line {number}: a JSON object is expected, with a name for each value")
-        yield Row(number, found)
+        yield TableRow(number, found)
 
 
 def _tabbed(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in lines(path):
+    for number, line in read_lines(path):
         if line.strip():
             yield number, line.split("\t")
 
 
 def _quoted(path: Path) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), LARGEST_FIELD))
-    reader = csv.reader((line + "\n" for _, line in lines(path)), strict=True)
+    reader = csv.reader((line + "\n" for _, line in read_lines(path)), strict=True)
     begin = 1
     try:
         for cells in reader:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.tagged import Tagged
+from heedful.data.tagging import TaggedSentences
 from heedful.evaluate.entities import are_entities, score_entities
 from heedful.models.base import Batch, EncoderDecoderModel, Model
 from heedful.models.seq2seq import Seq2Seq
@@ -64,8 +64,8 @@ class Row:
 
 def probe(
     model: Model,
-    train: Tagged,
-    dev: Tagged,
+    train: TaggedSentences,
+    dev: TaggedSentences,
     choices: Sequence[str] | None = None,
     *,
     progress: Progress = lambda what, done, of: None,
@@ -116,7 +116,7 @@ def spread(n: int, most: int | None) -> list[int]:
 
 @torch.no_grad()
 def read(
-    model: Model, data: Tagged, progress: Callable[[int, int], None] = lambda done, of: None
+    model: Model, data: TaggedSentences, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> tuple[Tensor, Tensor, list[int]]:
     """The embeddings by layer (L + 1, N, E) of every word, of its first piece, their tags (N,), and how many words each
     sentence has."""

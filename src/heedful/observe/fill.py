@@ -22,7 +22,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from heedful.data.frame import Frame
+from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.nn.head import MaskedHead
@@ -206,12 +206,12 @@ class _Blanks:
     """Sentences whose blanks are filled with pieces and masks."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, sentences: Sequence[Sentence], mask: int) -> None:
-        self.model, self.mask, self.frame = model, mask, Frame(tokenizer)
+        self.model, self.mask, self.frame = model, mask, SpecialTokenTemplate(tokenizer)
         self.around = [(tokenizer.encode(s.before.rstrip()), tokenizer.encode(s.after)) for s in sentences]
 
     def logprobs(self, shown: Sequence[Sequence[int]], step: int) -> Tensor:
         """Log probabilities (N, V) of piece `step`, or of the last where there are fewer."""
-        rows = [self.frame.one([*a, *p, *b]).tolist() for (a, b), p in zip(self.around, shown, strict=True)]
+        rows = [self.frame.wrap([*a, *p, *b]).tolist() for (a, b), p in zip(self.around, shown, strict=True)]
         begin = len(self.frame.before)
         at = [begin + len(a) + min(step, len(p) - 1) for (a, _), p in zip(self.around, shown, strict=True)]
         return _logprobs_at(self.model, rows, at)
@@ -266,7 +266,7 @@ def _fill_causal(
     rescore: bool | None,
 ) -> Filled:
     sentences = template.sentences
-    begin = Frame(tokenizer).before
+    begin = SpecialTokenTemplate(tokenizer).before
     if not begin and not all(s.before.strip() for s in sentences):  # a blank at the beginning is after something too
         begin = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
     if rescore is None:

@@ -16,9 +16,9 @@ from typing import Any
 import tokenizers
 import torch
 
-from heedful.data.corpus import digest
+from heedful.data.corpus import json_digest
 from heedful.data.dataset import Dataset
-from heedful.data.sources import Source
+from heedful.data.sources import TextSource
 from heedful.loaded import Loaded, load
 from heedful.models.base import DecoderModel, Model
 from heedful.models.cbow import CBOW
@@ -170,7 +170,7 @@ def kept_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
         spans,
         read_from(recipe),
     ]
-    place = cache_folder() / "tokenizers" / digest(made_of)
+    place = cache_folder() / "tokenizers" / json_digest(made_of)
     with suppress(OSError, ValueError):  # not there, or damaged
         return Tokenizer.from_folder(place)
     tokenizer = make_tokenizer(kind, n, recipe)
@@ -186,7 +186,7 @@ def kept_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
 def read_from(recipe: Recipe) -> list[str]:
     """Other ones if the text that a tokenizer is made from is another."""
     if recipe.data.kind == "text":
-        return [Source(path, field=recipe.data.text).fingerprint() for path, _ in sources(recipe.data)]
+        return [TextSource(path, field=recipe.data.text).fingerprint() for path, _ in sources(recipe.data)]
     content = hashlib.blake2b(digest_size=16)
     for text in texts(recipe):
         content.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))

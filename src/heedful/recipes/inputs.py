@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from heedful.data import images
-from heedful.data.answers import Answers, read_squad
-from heedful.data.corpus import Corpus, Tokens, uniform, unigram_entropy
-from heedful.data.corrupt import MaskedSentences, Neighbours, Spans
+from heedful.data.classification import LabelKind, LabelledTexts, read_labelled
+from heedful.data.corpus import Corpus, TokenWindows, uniform_cross_entropy, unigram_entropy
+from heedful.data.corruption import CBOWWindows, MaskedWindows, SpanCorruption
 from heedful.data.dataset import Dataset
-from heedful.data.labelled import Kind, Labelled, read_labelled
 from heedful.data.mixture import Mixture
 from heedful.data.pairs import Pairs, read_pairs
 from heedful.data.prepare import prepare
-from heedful.data.rows import split
-from heedful.data.sources import Source
+from heedful.data.ragged import random_split
+from heedful.data.sources import TextSource
+from heedful.data.squad import SquadWindows, read_squad
 from heedful.data.synthetic import Reversal
-from heedful.data.tagged import Tagged, read_tagged
+from heedful.data.tagging import TaggedSentences, read_tagged
 from heedful.text import Tokenizer
 from heedful.train.recipe import DataSettings, Recipe
 
@@ -96,7 +96,7 @@ def texts(recipe: Recipe) -> Iterator[str]:
     data = recipe.data
     if data.kind == "text":
         for path, _ in sources(data):
-            yield from Source(path, field=data.text).texts()
+            yield from TextSource(path, field=data.text).texts()
         return
     path = one_source(data)
     if data.kind == "pairs":
@@ -117,7 +117,7 @@ def texts(recipe: Recipe) -> Iterator[str]:
 
 def is_one_document(recipe: Recipe) -> bool:
     """Whether running text is one document: then nothing has to say where one ends."""
-    ends = (ends for path, _ in sources(recipe.data) for _, ends in Source(path, field=recipe.data.text).pieces())
+    ends = (ends for path, _ in sources(recipe.data) for _, ends in TextSource(path, field=recipe.data.text).pieces())
     return sum(islice(filter(None, ends), 2)) < 2
 
 
@@ -129,13 +129,13 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     share = 0.0 if data.validation else data.share
     parts, notes = [], list[str]()
     for path, weight in sources(data):
-        source = Source(path, field=data.text)
+        source = TextSource(path, field=data.text)
         train, held_out = prepare(source, tokenizer, share=share)
         notes += dict.fromkeys([*source.notes, *train.notes])
         parts.append((train, held_out, weight))
     held = [held_out for _, held_out, _ in parts if held_out is not None and len(held_out.tokens) > 1]
     if data.validation:
-        held = [prepare(Source(located(data.validation), field=data.text), tokenizer)[0]]
+        held = [prepare(TextSource(located(data.validation), field=data.text), tokenizer)[0]]
     examples = [(_examples(recipe, train, tokenizer, True, segments), weight) for train, _, weight in parts]
     told = held or [train for train, _, _ in parts]
     bytes_per_token = sum(c.n_bytes for c in told) / max(1, sum(len(c.tokens) for c in told))
@@ -156,7 +156,7 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
             **({"start_id": first_id(tokenizer)} if recipe.objective.name == "spans" else {}),
         },
         bytes_per_token if recipe.objective.name == "causal" else None,
-        {"uniform": uniform(len(tokenizer)), "unigram": unigram_entropy(heaviest.tokens)},
+        {"uniform": uniform_cross_entropy(len(tokenizer)), "unigram": unigram_entropy(heaviest.tokens)},
         notes,
     )
 
@@ -175,15 +175,15 @@ def _examples(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bo
     if name == "distill":
         name = "causal" if tokenizer.mask_id is None else "masked"
     if name == "causal":
-        return Tokens(corpus, data.length, shifted=training, documents=data.documents)
+        return TokenWindows(corpus, data.length, shifted=training, documents=data.documents)
     if name == "masked":
         options: dict[str, Any] = {"pairs": data.pairs, "share": data.masked, "documents": data.documents}
-        return MaskedSentences(corpus, tokenizer, data.length, shifted=training, segments=segments, **options)
+        return MaskedWindows(corpus, tokenizer, data.length, shifted=training, segments=segments, **options)
     if name == "spans":
         rates: dict[str, Any] = {"share": data.masked, "mean": data.span}
-        return Spans(corpus, tokenizer, data.length, start_id=first_id(tokenizer), shifted=training, **rates)
+        return SpanCorruption(corpus, tokenizer, data.length, start_id=first_id(tokenizer), shifted=training, **rates)
     if name == "cbow":
-        return Neighbours(corpus, data.length, shifted=training)
+        return CBOWWindows(corpus, data.length, shifted=training)
     raise ValueError(f"running text has no {name} to learn: set data.kind, or another objective")
 
 
@@ -204,7 +204,7 @@ def _held_out(recipe: Recipe, train: Any, again: Callable[[Path], Any]) -> tuple
         return train, again(located(recipe.data.validation))
     if recipe.data.share == 0:
         return train, None
-    return split(train, recipe.data.share)
+    return random_split(train, recipe.data.share)
 
 
 def other_side(target: str) -> str:
@@ -215,7 +215,7 @@ def other_side(target: str) -> str:
 def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     data = recipe.data
     start = first_id(tokenizer.target)
-    options: dict[str, Any] = {"start_id": start, "source": data.text, "longest": data.length}
+    options: dict[str, Any] = {"start_id": start, "source": data.text, "max_length": data.length}
     made = Pairs.read(one_source(data), tokenizer, target=other_side(data.target), **options)
     other = other_side(data.validation_target or data.target)
     train, validation = _held_out(recipe, made, lambda p: Pairs.read(p, tokenizer, target=other, **options))
@@ -228,14 +228,14 @@ def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
         validation,
         n_tokens,
         settings,
-        baselines={"uniform": uniform(len(tokenizer.target))},
+        baselines={"uniform": uniform_cross_entropy(len(tokenizer.target))},
         notes=made.notes,
     )
 
 
-def _columns(recipe: Recipe) -> tuple[str | None, str | None, Any, Kind]:
+def _columns(recipe: Recipe) -> tuple[str | None, str | None, Any, LabelKind]:
     data, name = recipe.data, recipe.objective.name
-    kind: Kind = name if name in ("regress", "multi_label") else "classify"  # type: ignore[assignment]
+    kind: LabelKind = name if name in ("regress", "multi_label") else "classify"  # type: ignore[assignment]
     several = [column.strip() for column in data.label.split(",")]
     return (
         data.text or None,
@@ -248,18 +248,18 @@ def _columns(recipe: Recipe) -> tuple[str | None, str | None, Any, Kind]:
 def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     text, second, label, kind = _columns(recipe)
     options: dict[str, Any] = {
-        "text": text, "second": second, "label": label, "kind": kind, "longest": recipe.data.length,
+        "text": text, "second": second, "label": label, "kind": kind, "max_length": recipe.data.length,
         "segments": segments,
     }  # fmt: skip
-    made = Labelled.read(one_source(recipe.data), tokenizer, **options)
+    made = LabelledTexts.read(one_source(recipe.data), tokenizer, **options)
     again = {**options, "names": None if kind == "regress" else made.names}
-    train, validation = _held_out(recipe, made, lambda path: Labelled.read(path, tokenizer, **again))
+    train, validation = _held_out(recipe, made, lambda path: LabelledTexts.read(path, tokenizer, **again))
     problem = {"classify": "single_label_classification", "multi_label": "multi_label_classification"}
     n_labels = 1 if kind == "regress" else len(made.names)
     settings = {"n_labels": n_labels, "problem_type": problem.get(kind, "regression")}
     if kind != "regress":
         settings["labels"] = list(made.names)
-    baselines = {"uniform": uniform(n_labels)} if kind == "classify" else {}
+    baselines = {"uniform": uniform_cross_entropy(n_labels)} if kind == "classify" else {}
     n_tokens = int(made.lengths.sum())
     return Read(
         train,
@@ -272,34 +272,34 @@ def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
 
 
 def _tagged(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
-    longest = recipe.data.length
-    made = Tagged.read(one_source(recipe.data), tokenizer, longest=longest)
-    again: dict[str, Any] = {"names": made.names, "longest": longest}
-    train, validation = _held_out(recipe, made, lambda path: Tagged.read(path, tokenizer, **again))
+    max_length = recipe.data.length
+    made = TaggedSentences.read(one_source(recipe.data), tokenizer, max_length=max_length)
+    again: dict[str, Any] = {"names": made.names, "max_length": max_length}
+    train, validation = _held_out(recipe, made, lambda path: TaggedSentences.read(path, tokenizer, **again))
     settings = {"vocab_size": len(tokenizer), "n_labels": len(made.names), "labels": list(made.names)}
-    baselines = {"uniform": uniform(len(made.names))}
+    baselines = {"uniform": uniform_cross_entropy(len(made.names))}
     return Read(train, validation, int(made.lengths.sum()), settings, baselines=baselines, notes=made.notes)
 
 
 def _answers(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     options: dict[str, Any] = {
-        "longest": recipe.data.length,
+        "max_length": recipe.data.length,
         "stride": recipe.data.stride,
         "segments": segments,
     }
-    made = Answers.read(one_source(recipe.data), tokenizer, **options)
-    train, validation = _held_out(recipe, made, lambda path: Answers.read(path, tokenizer, **options))
+    made = SquadWindows.read(one_source(recipe.data), tokenizer, **options)
+    train, validation = _held_out(recipe, made, lambda path: SquadWindows.read(path, tokenizer, **options))
     return Read(train, validation, len(made) * recipe.data.length, {"vocab_size": len(tokenizer)}, notes=made.notes)
 
 
-def _pictures(recipe: Recipe) -> tuple[images.Pictures, images.Pictures | None]:
+def _pictures(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None]:
     data = recipe.data
     if data.source == "digits":
-        every = images.digits()
+        every = images.load_digits()
     else:
-        every = images.read(one_source(data))
+        every = images.read_images(one_source(data))
     if data.validation:
-        return every, images.read(located(data.validation))
+        return every, images.read_images(located(data.validation))
     if data.share == 0:
         return every, None
     order = np.random.default_rng(0).permutation(len(every))
@@ -316,17 +316,17 @@ def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read
         "n_channels": train.pixels.shape[1],
         "image_size": train.pixels.shape[2],
     }
-    validation = None if held is None else images.Images(held)
-    made = images.Images(train, shift=recipe.data.shift)
-    return Read(made, validation, 0, settings, baselines={"uniform": uniform(n_labels)})
+    validation = None if held is None else images.LabelledImages(held)
+    made = images.LabelledImages(train, shift=recipe.data.shift)
+    return Read(made, validation, 0, settings, baselines={"uniform": uniform_cross_entropy(n_labels)})
 
 
 def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read:
     train, held = _pictures(recipe)
-    made = images.Pixels(train, recipe.data.levels)
-    validation = None if held is None else images.Pixels(held, palette=made.palette)
+    made = images.PixelSequences(train, recipe.data.levels)
+    validation = None if held is None else images.PixelSequences(held, palette=made.palette)
     settings = {"vocab_size": made.vocab_size, "max_len": made.ids.shape[1]}
-    baselines = {"uniform": uniform(len(made.palette)), "unigram": unigram_entropy(made.ids.reshape(-1))}
+    baselines = {"uniform": uniform_cross_entropy(len(made.palette)), "unigram": unigram_entropy(made.ids.reshape(-1))}
     return Read(made, validation, made.ids.size, settings, baselines=baselines)
 
 
@@ -334,9 +334,17 @@ def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Re
     data = recipe.data
     size = (data.n_symbols, data.length, data.n_examples, recipe.train.seed)
     made, plain = Reversal(*size, blanked=data.blanked), Reversal(*size)  # nothing is hidden in validation
-    train, validation = (split(made, data.share)[0], split(plain, data.share)[1]) if data.share else (made, None)
+    train, validation = (
+        (random_split(made, data.share)[0], random_split(plain, data.share)[1]) if data.share else (made, None)
+    )
     settings = {"vocab_size": made.vocab_size, "start_id": made.start_id}
-    return Read(train, validation, len(made) * data.length, settings, baselines={"uniform": uniform(data.n_symbols)})
+    return Read(
+        train,
+        validation,
+        len(made) * data.length,
+        settings,
+        baselines={"uniform": uniform_cross_entropy(data.n_symbols)},
+    )
 
 
 READERS: dict[str, Callable[[Recipe, Tokenizer, bool], Read]] = {

@@ -13,10 +13,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from heedful.data.answers import Answers, Question
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.frame import Frame
-from heedful.data.tagged import pieces_of_words
+from heedful.data.special_tokens import SpecialTokenTemplate
+from heedful.data.squad import Question, SquadWindows
+from heedful.data.tagging import tokenize_tagged_words
 from heedful.generate.engine import generate
 from heedful.generate.request import Sampling
 from heedful.models.base import Batch, Model
@@ -94,9 +94,9 @@ def answer(model: EncoderModel, tokenizer: Tokenizer, question: str, passage: st
     asked = Question("", question, 0, (), None, None)
     longest = min(384, model.longest)
     stride, segments = min(STRIDE, longest // 4), tells_apart(model)
-    windows = Answers([passage], [asked], tokenizer, longest=longest, stride=stride, segments=segments)
+    windows = SquadWindows([passage], [asked], tokenizer, max_length=longest, stride=stride, segments=segments)
     best, told = Span("", 0, 0, 0.0), -torch.inf
-    before = len(windows.frame.pair_before) + int(windows.asked.lengths[0]) + len(windows.frame.between)
+    before = windows.passage_offset(0)
     for i, (_, first, last) in enumerate(windows.windows.tolist()):
         batch = windows.batch([Draw(0, i)], seed=0)
         batch = Batch(batch.ids.to(model.device), segments=_moved(batch.segments, model.device))
@@ -125,9 +125,9 @@ def tag(model: EncoderModel, tokenizer: Tokenizer, text: str) -> list[Span]:
     found = list(re.finditer(r"\w+|[^\w\s]", text))
     if not found:
         return []
-    ids, words = pieces_of_words(tokenizer, [m.group() for m in found], list(range(len(found))))
-    frame = Frame(tokenizer)
-    row = frame.one(ids).tolist()
+    ids, words = tokenize_tagged_words(tokenizer, [m.group() for m in found], list(range(len(found))))
+    frame = SpecialTokenTemplate(tokenizer)
+    row = frame.wrap(ids).tolist()
     model.check_length(len(row))
     logits = model(Batch(torch.tensor([row], device=model.device))).logits
     assert logits is not None, "the ability promises a head"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.data.dataset import Dataset, Draw
-from heedful.data.feed import once
+from heedful.data.loader import validation_batches
 from heedful.models.base import Batch
 from heedful.train.distributed import Processes
 from heedful.train.loss import Loss
@@ -30,7 +30,7 @@ def evaluate(task: nn.Module, data: Dataset, *, batch_size: int, n_batches: int 
     task.eval()
     sums: dict[str, Tensor] = {}
     share = {"seed": 0, "rank": processes.rank, "world": processes.world}
-    mine = once(data, batch_size=batch_size, n_batches=n_batches, **share)
+    mine = validation_batches(data, batch_size=batch_size, n_batches=n_batches, **share)
     total = -(-len(data) // batch_size)
     for _ in range(-(-min(n_batches or total, total) // processes.world)):
         # All processes call the task equally often, for they may need each other in it; what is too much counts 0.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.data.dataset import Dataset
-from heedful.data.feed import Feed
+from heedful.data.loader import BatchLoader
 from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
@@ -111,7 +111,7 @@ class Trainer:
             raise ValueError("nothing is left to train: every parameter is frozen (see [adapter])")
         self.optimizer = optim.make(model, recipe.optimizer)
         self.ema = optim.Ema(model, self.settings.ema) if self.settings.ema else None
-        self.feed = Feed(
+        self.loader = BatchLoader(
             train,
             batch_size=self.settings.batch_size,
             seed=self.settings.seed,
@@ -184,7 +184,7 @@ class Trainer:
         reason = "finished"
         with self._interruptible():
             self._clock, self._began = time.perf_counter(), self.step
-            for batches in self.feed.steps(self.step, self.settings.steps):
+            for batches in self.loader.steps(self.step, self.settings.steps):
                 with memory_advice(self.recipe, self.model, self.task.objective, batches, world=self.processes.world):
                     self._step(batches)
                 last = self.step == self.settings.steps

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heedful.data.rows import Ids
+from heedful.data.ragged import Ids
 from heedful.text import Tokenizer
 
 
-class Frame:
+class SpecialTokenTemplate:
     def __init__(self, tokenizer: Tokenizer) -> None:
         text = next((c for c in "a0.字" if tokenizer.encode(c)), "")
         probe = tokenizer.encode(text)
@@ -28,7 +28,7 @@ class Frame:
             rest[second + len(probe) :],
         )
         # Where the second text's segment begins, counted from the end of the first text.
-        self.told_apart = any(segments)
+        self.has_segments = any(segments)
         self.same_segment = sum(s == 0 for s in segments[place + len(probe) : place + len(probe) + second])
 
     @property
@@ -36,23 +36,23 @@ class Frame:
         """How many tokens surround two texts."""
         return len(self.pair_before) + len(self.between) + len(self.pair_after)
 
-    def one(self, ids: Ids, longest: int | None = None) -> np.ndarray:
-        """A text with what surrounds it, its end cut off so that it has at most `longest` tokens."""
-        if longest is not None:
-            ids = ids[: max(0, longest - len(self.before) - len(self.after))]
+    def wrap(self, ids: Ids, max_length: int | None = None) -> np.ndarray:
+        """A text with what surrounds it, its end cut off so that it has at most `max_length` tokens."""
+        if max_length is not None:
+            ids = ids[: max(0, max_length - len(self.before) - len(self.after))]
         return _joined(self.before, ids, self.after)
 
-    def two(self, first: Ids, second: Ids, longest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def wrap_pair(self, first: Ids, second: Ids, max_length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Two texts and the segment of every token; what does not fit is cut off the longer one (BERT's way)."""
-        if longest is not None:
-            room = max(0, longest - self.n_pair)
+        if max_length is not None:
+            room = max(0, max_length - self.n_pair)
             half = room // 2
             n_first = max(half, room - len(second))
             first = first[:n_first]
             second = second[: room - len(first)]
         ids = _joined(self.pair_before, first, self.between, second, self.pair_after)
         segments = np.zeros(len(ids), dtype=np.int64)
-        if self.told_apart:
+        if self.has_segments:
             segments[len(self.pair_before) + len(first) + self.same_segment :] = 1
         return ids, segments
 

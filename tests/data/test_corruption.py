@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from heedful.data.corpus import Corpus
-from heedful.data.corrupt import (
-    MaskedSentences,
-    Neighbours,
-    Spans,
+from heedful.data.corruption import (
+    CBOWWindows,
+    MaskedWindows,
+    SpanCorruption,
     corrupt_spans,
     find_sentinels,
     noise_mask,
@@ -48,7 +48,7 @@ def find(tokens, part):
 
 def test_bert_rows_are_two_spans_that_follow_each_other_or_do_not(tokenizer):
     text = corpus(tokenizer)
-    data = MaskedSentences(text, tokenizer, 32)
+    data = MaskedWindows(text, tokenizer, 32)
     owner = np.searchsorted(text.starts, np.arange(len(text.tokens)), side="right")
     follows = []
     for epoch in range(8):
@@ -74,7 +74,7 @@ def test_bert_rows_are_two_spans_that_follow_each_other_or_do_not(tokenizer):
 
 
 def test_fifteen_percent_are_chosen_and_80_10_10_become_of_them(tokenizer):
-    data = MaskedSentences(corpus(tokenizer, (4000, 4000)), tokenizer, 64, short=0.0)
+    data = MaskedWindows(corpus(tokenizer, (4000, 4000)), tokenizer, 64, short=0.0)
     batches = [whole(data, epoch) for epoch in range(4)]
     tokens = torch.cat([b.tokens for b in batches])
     targets = torch.cat([b.targets for b in batches])
@@ -91,7 +91,7 @@ def test_fifteen_percent_are_chosen_and_80_10_10_become_of_them(tokenizer):
 
 
 def test_the_same_draw_is_the_same_and_another_epoch_another(tokenizer):
-    data = MaskedSentences(corpus(tokenizer), tokenizer, 32)
+    data = MaskedWindows(corpus(tokenizer), tokenizer, 32)
     alone = data.batch([Draw(1, 4)], 3)
     among = data.batch([Draw(0, 2), Draw(1, 4), Draw(1, 5)], 3)
     assert torch.equal(alone.tokens[0], among.tokens[1])
@@ -104,7 +104,7 @@ def test_the_same_draw_is_the_same_and_another_epoch_another(tokenizer):
 def test_windows_cover_every_token_of_a_document_once(tokenizer, shifted):
     text = corpus(tokenizer)
     for size, least in (29, 2), (7, 2), (3, 2), (8, 1):
-        data = Neighbours(text, size, shifted=shifted)
+        data = CBOWWindows(text, size, shifted=shifted)
         data.cuts = type(data.cuts)(text.starts, len(text.tokens), size, least=least, shifted=shifted)
         for epoch in 0, 1, 2:
             begin, end, _ = data.cuts.at([Draw(epoch, i) for i in range(len(data.cuts))], 5)
@@ -117,7 +117,7 @@ def test_windows_cover_every_token_of_a_document_once(tokenizer, shifted):
 
 def test_without_pairs_documents_share_rows_and_keep_apart(tokenizer):
     text = corpus(tokenizer, (10, 3, 40, 6))
-    data = MaskedSentences(text, tokenizer, 20, pairs=False, shifted=False)
+    data = MaskedWindows(text, tokenizer, 20, pairs=False, shifted=False)
     batch = whole(data)
     assert batch.segments is None and batch.next_sentence is None
     rows, n_rows = restored(batch), batch.lengths.tolist()
@@ -129,9 +129,9 @@ def test_without_pairs_documents_share_rows_and_keep_apart(tokenizer):
 
 def test_bert_needs_two_documents_and_a_mask(tokenizer):
     with pytest.raises(ValueError, match="two documents"):
-        MaskedSentences(corpus(tokenizer, (100,)), tokenizer, 32)
+        MaskedWindows(corpus(tokenizer, (100,)), tokenizer, 32)
     with pytest.raises(ValueError, match=r"no \[(MASK|CLS)\]"):
-        MaskedSentences(corpus(tokenizer), train_unigram([TEXT] * 5, 60), 32)
+        MaskedWindows(corpus(tokenizer), train_unigram([TEXT] * 5, 60), 32)
 
 
 def test_spans_are_those_of_the_papers_figure_2():
@@ -172,7 +172,7 @@ def test_noise_hides_the_share_in_spans_of_the_mean_length():
 def test_spans_put_back_together_are_the_text():
     tokenizer = byte_tokens(extra=100)
     text = Corpus.of([list(range(3, 203)), list(range(30, 130))])
-    data = Spans(text, tokenizer, 40, start_id=0, shifted=False)
+    data = SpanCorruption(text, tokenizer, 40, start_id=0, shifted=False)
     batch = whole(data)
     n_sources = batch.source_lengths if batch.source_lengths is not None else torch.full((len(data),), 40)
     top = tokenizer.id("<extra_id_0>")
@@ -209,7 +209,7 @@ def test_sentinels_are_the_tokenizers_or_the_models_last_tokens():
 
 def test_neighbours_are_their_own_targets_within_documents(tokenizer):
     text = corpus(tokenizer, (10, 3, 40, 6))
-    batch = whole(Neighbours(text, 16, shifted=False))
+    batch = whole(CBOWWindows(text, 16, shifted=False))
     counts = batch.targets != -100
     assert torch.equal(batch.tokens[counts], batch.targets[counts])
     assert batch.targets[counts].tolist() == text.tokens.tolist()
@@ -220,12 +220,12 @@ def test_neighbours_are_their_own_targets_within_documents(tokenizer):
 def test_fingerprints_follow_the_data_and_how_it_is_cut(tokenizer):
     text, other = corpus(tokenizer), corpus(tokenizer, seed=1)
     made = [
-        MaskedSentences(text, tokenizer, 32),
-        MaskedSentences(other, tokenizer, 32),
-        MaskedSentences(text, tokenizer, 33),
-        MaskedSentences(text, tokenizer, 32, pairs=False),
-        Neighbours(text, 32),
-        Neighbours(text, 33),
+        MaskedWindows(text, tokenizer, 32),
+        MaskedWindows(other, tokenizer, 32),
+        MaskedWindows(text, tokenizer, 33),
+        MaskedWindows(text, tokenizer, 32, pairs=False),
+        CBOWWindows(text, 32),
+        CBOWWindows(text, 33),
     ]
     assert len({m.fingerprint for m in made}) == len(made)
-    assert made[0].fingerprint == MaskedSentences(text, tokenizer, 32).fingerprint
+    assert made[0].fingerprint == MaskedWindows(text, tokenizer, 32).fingerprint

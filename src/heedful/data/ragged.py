@@ -19,7 +19,7 @@ from heedful.models.base import Batch
 Ids = Sequence[int] | np.ndarray
 
 
-class Ragged:
+class RaggedArray:
     """Rows of ids of unequal length, one after the other in one array: a million lists would be a million objects."""
 
     def __init__(self, rows: Iterable[Ids]) -> None:
@@ -37,7 +37,7 @@ class Ragged:
         return row
 
 
-def padded(rows: Sequence[Ids], fill: int, length: int | None = None) -> Tensor:
+def pad_rows(rows: Sequence[Ids], fill: int, length: int | None = None) -> Tensor:
     """Rows as one int64 tensor (B, T), `fill` on the right; T is the longest row unless given."""
     width = max((len(row) for row in rows), default=0) if length is None else length
     out = np.full((len(rows), width), fill, dtype=np.int64)
@@ -46,7 +46,7 @@ def padded(rows: Sequence[Ids], fill: int, length: int | None = None) -> Tensor:
     return torch.from_numpy(out)
 
 
-def lengths_of(rows: Sequence[Ids], length: int | None = None) -> Tensor | None:
+def row_lengths(rows: Sequence[Ids], length: int | None = None) -> Tensor | None:
     """How long each row is (B,), or None if none is padded."""
     lengths = [len(row) for row in rows]
     if all(n == (max(lengths) if length is None else length) for n in lengths):
@@ -54,12 +54,12 @@ def lengths_of(rows: Sequence[Ids], length: int | None = None) -> Tensor | None:
     return torch.tensor(lengths)
 
 
-def digest(*parts: Any) -> str:
+def content_digest(*parts: Any) -> str:
     """A fingerprint of arrays, texts and numbers, in this order."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
-        if isinstance(part, Ragged):
-            found.update(digest(part.values, part.lengths).encode())
+        if isinstance(part, RaggedArray):
+            found.update(content_digest(part.values, part.lengths).encode())
         elif isinstance(part, np.ndarray):
             found.update(f"{part.dtype.str}{part.shape}".encode())
             flat = part.reshape(-1)
@@ -70,7 +70,7 @@ def digest(*parts: Any) -> str:
     return found.hexdigest()
 
 
-class Part:
+class Subset:
     """Some examples of a dataset as a dataset of their own."""
 
     def __init__(self, dataset: Dataset, indices: np.ndarray) -> None:
@@ -81,7 +81,7 @@ class Part:
 
     @property
     def fingerprint(self) -> str:
-        return digest(self.dataset.fingerprint, self.indices)
+        return content_digest(self.dataset.fingerprint, self.indices)
 
     @property
     def lengths(self) -> np.ndarray | None:
@@ -92,7 +92,7 @@ class Part:
         return self.dataset.batch([Draw(d.epoch, int(self.indices[d.index])) for d in draws], seed)
 
 
-def split(dataset: Dataset, share: float, seed: int = 0) -> tuple[Part, Part]:
+def random_split(dataset: Dataset, share: float, seed: int = 0) -> tuple[Subset, Subset]:
     """A dataset in two, the second with about `share` of the examples, drawn at random.
 
     Examples that belong together (`groups`: windows of one passage) stay together.
@@ -106,4 +106,4 @@ def split(dataset: Dataset, share: float, seed: int = 0) -> tuple[Part, Part]:
         )
     chosen = np.random.default_rng(seed).permutation(names)[:n_second]
     second = np.isin(groups, chosen)
-    return Part(dataset, np.flatnonzero(~second)), Part(dataset, np.flatnonzero(second))
+    return Subset(dataset, np.flatnonzero(~second)), Subset(dataset, np.flatnonzero(second))

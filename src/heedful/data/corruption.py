@@ -17,14 +17,14 @@ from torch import Tensor
 
 from heedful.data.corpus import Corpus
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.order import random_bits
+from heedful.data.loader import random_bits
 from heedful.data.pairs import pair_batch
-from heedful.data.rows import digest
+from heedful.data.ragged import content_digest
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
 
-class Cuts:
+class DocumentWindows:
     """Documents cut into windows of at most `size` and at least `least` tokens that cover everything.
 
     What the last window has to spare shifts the cuts, in each epoch by another amount if `shifted`.
@@ -72,7 +72,7 @@ def _bits(seed: int, epoch: int, document: int) -> np.uint64:
     return bits
 
 
-class MaskedSentences:
+class MaskedWindows:
     """BERT's lesson (Devlin et al. 2019, section 3.1): [CLS] A [SEP] B [SEP], some tokens hidden.
 
     A and B are spans of text that touch, or B comes from another document, half of the time each. A "sentence" is what
@@ -111,7 +111,7 @@ class MaskedSentences:
         if room < 4:
             raise ValueError(f"rows of {length} tokens leave no room for a text: set data.length to 8 or more")
         starts = corpus.starts if pairs else np.zeros(1, dtype=np.int64)
-        self.cuts = Cuts(starts, len(self.tokens), room, least=2, shifted=shifted)
+        self.cuts = DocumentWindows(starts, len(self.tokens), room, least=2, shifted=shifted)
         self.documents = documents and not pairs and len(corpus.starts) > 1
         if pairs and len(self.cuts.begins) < 2:
             raise ValueError(
@@ -133,7 +133,7 @@ class MaskedSentences:
             self.segments,
             self.documents,
         )
-        return digest("masked", self.corpus.fingerprint, self.mask_id, self.cls_id, self.sep_id, *made)
+        return content_digest("masked", self.corpus.fingerprint, self.mask_id, self.cls_id, self.sep_id, *made)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         # Six numbers say what is read, three for each position what becomes of it.
@@ -214,7 +214,7 @@ def _needed(token: int | None, name: str) -> int:
     return token
 
 
-class Spans:
+class SpanCorruption:
     """T5's lesson (Raffel et al. 2020, section 3.1.4): spans of text are hidden, the target says what they were.
 
         Thank you <X> me to your party <Y> week.       ->       <X> for inviting <Y> last <Z>
@@ -246,7 +246,7 @@ class Spans:
         self.size = uncorrupted_length(length, share, mean)
         n_spans = span_counts(self.size, share, mean)[1]
         self.sentinels = find_sentinels(tokenizer, vocab_size, n_spans + 1)
-        self.cuts = Cuts(np.zeros(1, dtype=np.int64), len(self.tokens), self.size, least=2, shifted=shifted)
+        self.cuts = DocumentWindows(np.zeros(1, dtype=np.int64), len(self.tokens), self.size, least=2, shifted=shifted)
 
     def __len__(self) -> int:
         return len(self.cuts)
@@ -254,7 +254,7 @@ class Spans:
     @cached_property
     def fingerprint(self) -> str:
         made = (self.size, self.share, self.mean, self.start_id, self.eos_id, self.cuts.shifted)
-        return digest("spans", self.corpus.fingerprint, self.sentinels, *made)
+        return content_digest("spans", self.corpus.fingerprint, self.sentinels, *made)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         begins, ends, _ = self.cuts.at(draws, seed)
@@ -336,7 +336,7 @@ def find_sentinels(tokenizer: Tokenizer, vocab_size: int | None, n: int) -> np.n
     return np.array(found)
 
 
-class Neighbours:
+class CBOWWindows:
     """CBOW's lesson (Mikolov et al. 2013): stretches of text in which every word is to be found from its neighbours."""
 
     lengths: None = None
@@ -346,14 +346,14 @@ class Neighbours:
             raise ValueError(f"a stretch of {length} word has no neighbours: set data.length to 2 or more")
         self.corpus, self.length = corpus, length
         self.tokens = corpus.tokens.view(np.ndarray)
-        self.cuts = Cuts(np.zeros(1, dtype=np.int64), len(self.tokens), length, least=1, shifted=shifted)
+        self.cuts = DocumentWindows(np.zeros(1, dtype=np.int64), len(self.tokens), length, least=1, shifted=shifted)
 
     def __len__(self) -> int:
         return len(self.cuts)
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest("neighbours", self.corpus.fingerprint, self.length, self.cuts.shifted)
+        return content_digest("neighbours", self.corpus.fingerprint, self.length, self.cuts.shifted)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         begin, end, _ = self.cuts.at(draws, seed)

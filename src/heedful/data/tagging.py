@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from heedful.data import tables
+from heedful.data.classification import label_ids
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.frame import Frame
-from heedful.data.labelled import label_numbers
-from heedful.data.rows import Ragged, digest, lengths_of, padded
+from heedful.data.ragged import RaggedArray, content_digest, pad_rows, row_lengths
+from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
 
-class Tagged:
+class TaggedSentences:
     """Sentences with a tag for each word. The tag stands on the first piece of its word, other pieces do not count.
 
     `names` are the tags in the order of their numbers, "O" first.
@@ -32,7 +32,7 @@ class Tagged:
         tokenizer: Tokenizer,
         *,
         names: Sequence[str] | None = None,
-        longest: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         pairs = [(list(words), list(tags)) for words, tags in sentences]
         if not pairs:
@@ -41,25 +41,27 @@ class Tagged:
         found = sorted({tag for _, tags in pairs for tag in tags}, key=lambda tag: (tag != "O", tag))
         self.names = tuple(found if names is None else names)
         self.notes: list[str] = []
-        frame = Frame(tokenizer)
+        template = SpecialTokenTemplate(tokenizer)
         rows, targets, n_cut, n_lost = [], [], 0, 0
         for place, (words, tags) in zip(at, pairs, strict=True):
             if len(words) != len(tags):
                 raise ValueError(f"{place}: {len(words)} words and {len(tags)} tags")
-            numbers = label_numbers(tags, list(self.names), [place] * len(tags)).tolist()
-            ids, marks = pieces_of_words(tokenizer, words, numbers)
+            numbers = label_ids(tags, list(self.names), [place] * len(tags)).tolist()
+            ids, marks = tokenize_tagged_words(tokenizer, words, numbers)
             n_lost += len(words) - sum(mark != IGNORED for mark in marks)
-            row = frame.one(ids, longest)
-            n_inside = len(row) - len(frame.before) - len(frame.after)
+            row = template.wrap(ids, max_length)
+            n_inside = len(row) - len(template.before) - len(template.after)
             n_cut += n_inside < len(ids)
-            around = [IGNORED] * len(frame.before), [IGNORED] * len(frame.after)
+            around = [IGNORED] * len(template.before), [IGNORED] * len(template.after)
             rows.append(row)
             targets.append([*around[0], *marks[:n_inside], *around[1]])
         if n_cut:
-            self.notes.append(f"{n_cut} of {len(rows)} sentences are longer than {longest} tokens: their ends are cut")
+            self.notes.append(
+                f"{n_cut} of {len(rows)} sentences are longer than {max_length} tokens: their ends are cut"
+            )
         if n_lost:
             self.notes.append(f"{n_lost} words have no piece in this tokenizer, and no tag is learned from them")
-        self.rows, self.marks = Ragged(rows), Ragged(targets)
+        self.rows, self.marks = RaggedArray(rows), RaggedArray(targets)
 
     @classmethod
     def read(
@@ -69,17 +71,17 @@ class Tagged:
         *,
         column: int = -1,
         names: Sequence[str] | None = None,
-        longest: int | None = None,
-    ) -> Tagged:
+        max_length: int | None = None,
+    ) -> TaggedSentences:
         """CoNLL's columns: the word is the first, the tag the last unless `column` says otherwise."""
-        return cls(read_tagged(Path(path), column), tokenizer, names=names, longest=longest)
+        return cls(read_tagged(Path(path), column), tokenizer, names=names, max_length=max_length)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest("tagged", self.rows, self.marks, self.names)
+        return content_digest("tagged", self.rows, self.marks, self.names)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -87,8 +89,8 @@ class Tagged:
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         rows = [self.rows[d.index] for d in draws]
-        targets = padded([self.marks[d.index] for d in draws], IGNORED)
-        return Batch(padded(rows, 0), lengths_of(rows), targets=targets)
+        targets = pad_rows([self.marks[d.index] for d in draws], IGNORED)
+        return Batch(pad_rows(rows, 0), row_lengths(rows), targets=targets)
 
 
 def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]]]:
@@ -96,7 +98,7 @@ def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]
     sentences: list[tuple[list[str], list[str]]] = []
     words: list[str] = []
     tags: list[str] = []
-    for number, line in [*tables.lines(path), (0, "")]:
+    for number, line in [*tables.read_lines(path), (0, "")]:
         cells = line.split()
         if cells and cells[0] != "-DOCSTART-":
             if len(cells) < 2 or not -len(cells) <= column < len(cells):
@@ -104,12 +106,12 @@ def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]
             words.append(cells[0])
             tags.append(cells[column])
         elif words:
-            sentences.append((words, begin_entities(tags)))
+            sentences.append((words, to_iob2(tags)))
             words, tags = [], []
     return sentences
 
 
-def begin_entities(tags: list[str]) -> list[str]:
+def to_iob2(tags: list[str]) -> list[str]:
     """Tags in which every entity begins with B-, as in IOB2. CoNLL-2003's own files have IOB1: a B- only where two
     entities of a kind touch. Other tags (parts of speech) stay as they are."""
     if not all(tag == "O" or tag.startswith(("B-", "I-")) for tag in tags):
@@ -121,7 +123,9 @@ def begin_entities(tags: list[str]) -> list[str]:
     ]
 
 
-def pieces_of_words(tokenizer: Tokenizer, words: Sequence[str], marks: Sequence[int]) -> tuple[list[int], list[int]]:
+def tokenize_tagged_words(
+    tokenizer: Tokenizer, words: Sequence[str], marks: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """The ids of a sentence, and for each the mark of the word it is the first piece of, else IGNORED."""
     text = " ".join(words)
     ends = np.cumsum([len(word) + 1 for word in words])  # where the space after each word ends

@@ -1,24 +1,34 @@
-"""Which examples a step of training reads: a function of the seed and the step, entered anywhere at the same price.
+"""Batches for training: which examples each step reads, and a loader that makes them ahead of time.
 
-An epoch is a permutation of the examples, and epochs follow each other without a gap: step s reads the places
-s x batch_size to (s + 1) x batch_size of that endless row, and a batch may straddle the border of two epochs.
+Which examples step s reads is a function of the seed and s alone, so training resumes at any step without replaying the
+ones before. An epoch is a permutation of the examples, and epochs follow each other without a gap: step s reads the
+examples s x batch_size to (s + 1) x batch_size of that endless sequence, and a batch may straddle two epochs.
 
-Up to a million examples the permutation is a list. Beyond, it is a Feistel network: a place is written as two digits
-(l, r), and in turn each digit is moved round its circle by a keyed hash of the other. Every round can be undone, so the
-whole is a permutation of the pairs; the few pairs past the last example walk on until they are inside (Black and
-Rogaway 2002, "Ciphers with Arbitrary Finite Domains": their generalized Feistel cipher and cycle walking). Any place
-costs eight hashes, and no memory.
+Up to a million examples the permutation is a list. Beyond, it is a Feistel network, which needs no memory: an index is
+written as two digits (l, r), and in each round one digit is shifted, modulo its range, by a keyed hash of the other. A
+round is invertible, so the network permutes all pairs; results past the last example are encrypted again until they
+are in range (cycle walking; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
+
+`batch_size` examples make one optimizer step, on any number of processes: the examples of a step are cut into
+processes x accumulate nearly equal parts, and each process takes its own, so one process or eight read the same data.
+Worker threads make batches ahead: they share the memory-mapped data and hand over tensors without copying.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
-from heedful.data.dataset import Draw
+from heedful.data.dataset import Dataset, Draw
+from heedful.models.base import Batch
 
+AHEAD = 2  # steps that each worker prefetches
 LISTED = 2**20  # examples up to which a permutation is a list
 ROUNDS = 8
 POOL = 64  # batches among which examples of like length look for each other
@@ -68,7 +78,7 @@ def _hash(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-class Order:
+class BatchSampler:
     """The draws of every step of training, over all processes.
 
     With the examples' `lengths` a batch has examples of like length: each pool of 64 batches of the shuffled epoch is
@@ -134,3 +144,74 @@ class Order:
             order = np.argsort(random_bits(n_whole, self.seed, 1, epoch, number), kind="stable")
             members = np.concatenate([batches[order].reshape(-1), members[n_whole * self.batch_size :]])
         return members
+
+
+class BatchLoader:
+    """What one process (`rank` of `world`) reads in each step, as `accumulate` batches."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        seed: int,
+        accumulate: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 1,
+    ) -> None:
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} of {world} processes")
+        if accumulate < 1 or workers < 0:
+            raise ValueError(f"accumulate={accumulate} must be at least 1, workers={workers} at least 0")
+        if batch_size < world * accumulate:
+            raise ValueError(
+                f"a batch of {batch_size} cannot be cut into {world} processes x {accumulate} parts;"
+                f" set train.batch_size to {world * accumulate} or more"
+            )
+        self.dataset, self.seed, self.workers = dataset, seed, workers
+        self.sampler = BatchSampler(len(dataset), batch_size, seed, dataset.lengths)
+        bounds = [batch_size * i // (world * accumulate) for i in range(world * accumulate + 1)]
+        mine = range(rank * accumulate, (rank + 1) * accumulate)
+        self._parts = [slice(bounds[i], bounds[i + 1]) for i in mine]
+
+    def draws(self, step: int) -> list[list[Draw]]:
+        """Which examples this process reads in a step."""
+        draws = self.sampler(step)
+        return [draws[part] for part in self._parts]
+
+    def step(self, step: int) -> list[Batch]:
+        """This process's batches of a step."""
+        return [self.dataset.batch(part, self.seed) for part in self.draws(step)]
+
+    def steps(self, begin: int, end: int) -> Iterator[list[Batch]]:
+        """`step` of begin, begin + 1 ... end - 1, made ahead by the workers. What fails there fails here."""
+        if self.workers == 0:
+            yield from map(self.step, range(begin, end))
+            return
+        pool = ThreadPoolExecutor(self.workers, thread_name_prefix="heedful-loader")
+        try:
+            made: Iterator[Future[list[Batch]]] = (pool.submit(self.step, s) for s in range(begin, end))
+            ahead = deque(islice(made, AHEAD * self.workers))
+            while ahead:
+                batches = ahead.popleft().result()
+                ahead.extend(islice(made, 1))
+                yield batches
+        finally:  # also when the caller stops early, by an error or by Ctrl-C
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def validation_batches(
+    dataset: Dataset, *, batch_size: int, seed: int, n_batches: int = 0, rank: int = 0, world: int = 1
+) -> Iterator[Batch]:
+    """Every example once, as validation reads them: in order, or by length; the last batch may be smaller.
+
+    `n_batches` of them (0: all), spread evenly over the data; each process of several takes every world-th.
+    """
+    n, lengths = len(dataset), dataset.lengths
+    total = -(-n // batch_size)
+    wanted = min(n_batches, total) if n_batches else total
+    order = range(n) if lengths is None else np.argsort(lengths, kind="stable").tolist()
+    for i in range(rank, wanted, world):
+        begin = (i * total // wanted) * batch_size
+        yield dataset.batch([Draw(0, index) for index in order[begin : begin + batch_size]], seed)

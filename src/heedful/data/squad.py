@@ -22,8 +22,8 @@ import torch
 
 from heedful.data import tables
 from heedful.data.dataset import Draw
-from heedful.data.frame import Frame
-from heedful.data.rows import Ragged, digest, lengths_of, padded
+from heedful.data.ragged import RaggedArray, content_digest, pad_rows, row_lengths
+from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
@@ -42,7 +42,7 @@ class Question:
     end: int | None
 
 
-class Answers:
+class SquadWindows:
     """Windows over passages with questions. `questions` and `window` say what was asked and what stands where."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Answers:
         questions: Sequence[Question],
         tokenizer: Tokenizer,
         *,
-        longest: int = 384,
+        max_length: int = 384,
         stride: int = 128,
         segments: bool = True,
     ) -> None:
@@ -59,17 +59,17 @@ class Answers:
             raise ValueError("there is no question")
         self.passages, self.questions = list(passages), list(questions)
         self.notes: list[str] = []
-        self.frame, self.told_apart = Frame(tokenizer), segments
+        self.template, self.has_segments = SpecialTokenTemplate(tokenizer), segments
         told = [tokenizer.encode_with_offsets(passage) for passage in passages]
-        self.ids = Ragged([index for index, _, _ in rows] for rows in told)
-        self.begins = Ragged([begin for _, begin, _ in rows] for rows in told)
-        self.ends = Ragged([end for _, _, end in rows] for rows in told)
+        self.ids = RaggedArray([index for index, _, _ in rows] for rows in told)
+        self.begins = RaggedArray([begin for _, begin, _ in rows] for rows in told)
+        self.ends = RaggedArray([end for _, _, end in rows] for rows in told)
         asked = tokenizer.encode_batch([q.text for q in questions])
-        self.asked = Ragged(ids[:LONGEST_QUESTION] for ids in asked)
+        self.asked = RaggedArray(ids[:LONGEST_QUESTION] for ids in asked)
         n_long = sum(len(ids) > LONGEST_QUESTION for ids in asked)
         if n_long:
             self.notes.append(f"{n_long} questions are longer than {LONGEST_QUESTION} tokens: their ends are cut")
-        self.windows = self._cut(longest, stride)  # (B, 3): question, first token, last token + 1
+        self.windows = self._cut(max_length, stride)  # (B, 3): question, first token, last token + 1
         self.targets = np.array([self._find(*w) for w in self.windows.tolist()], dtype=np.int64)
 
     @classmethod
@@ -78,25 +78,25 @@ class Answers:
         path: str | Path,
         tokenizer: Tokenizer,
         *,
-        longest: int = 384,
+        max_length: int = 384,
         stride: int = 128,
         segments: bool = True,
-    ) -> Answers:
+    ) -> SquadWindows:
         """SQuAD's json, of either version, or a list of {context, qas: [{question, answer}]} without positions."""
         passages, questions, notes = read_squad(Path(path))
-        found = cls(passages, questions, tokenizer, longest=longest, stride=stride, segments=segments)
+        found = cls(passages, questions, tokenizer, max_length=max_length, stride=stride, segments=segments)
         found.notes = notes + found.notes
         return found
 
-    def _cut(self, longest: int, stride: int) -> np.ndarray:
+    def _cut(self, max_length: int, stride: int) -> np.ndarray:
         """Windows of every question; the next begins where `stride` tokens of the last are left."""
         windows = []
         for number, question in enumerate(self.questions):
             n = int(self.ids.lengths[question.passage])
-            room = longest - self.frame.n_pair - int(self.asked.lengths[number])
+            room = max_length - self.template.n_pair - int(self.asked.lengths[number])
             if room < 1 or (n > room and room <= stride):
                 raise ValueError(
-                    f"{longest} tokens are too few for the question {question.text[:50]!r} and a window of its "
+                    f"{max_length} tokens are too few for the question {question.text[:50]!r} and a window of its "
                     f"passage that moves on by more than 0 with a stride of {stride}: set data.length higher"
                 )
             begin = 0
@@ -116,24 +116,24 @@ class Answers:
         last = int(np.searchsorted(begins, question.end, side="left")) - 1  # the last that begins before it ends
         if not begin <= first <= last < end:
             return 0, 0
-        shift = self._before(number) - begin
+        shift = self.passage_offset(number) - begin
         return first + shift, last + shift
 
-    def _before(self, number: int) -> int:
-        """How many tokens stand before the passage."""
-        return len(self.frame.pair_before) + int(self.asked.lengths[number]) + len(self.frame.between)
+    def passage_offset(self, number: int) -> int:
+        """How many tokens of a window come before the passage: special tokens and the question."""
+        return len(self.template.pair_before) + int(self.asked.lengths[number]) + len(self.template.between)
 
     def __len__(self) -> int:
         return len(self.windows)
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest("answers", self.ids, self.asked, self.windows, self.targets)
+        return content_digest("answers", self.ids, self.asked, self.windows, self.targets)
 
     @cached_property
     def lengths(self) -> np.ndarray:
         sizes = self.windows[:, 2] - self.windows[:, 1]
-        return np.asarray(sizes + self.asked.lengths[self.windows[:, 0]] + self.frame.n_pair)
+        return np.asarray(sizes + self.asked.lengths[self.windows[:, 0]] + self.template.n_pair)
 
     @property
     def groups(self) -> np.ndarray:
@@ -145,20 +145,20 @@ class Answers:
         for draw in draws:
             number, begin, end = self.windows[draw.index]
             passage = self.ids[self.questions[number].passage]
-            ids, sides = self.frame.two(self.asked[number], passage[begin:end])
+            ids, sides = self.template.wrap_pair(self.asked[number], passage[begin:end])
             rows.append(ids)
             segments.append(sides)
         return Batch(
-            padded(rows, 0),
-            lengths_of(rows),
-            segments=padded(segments, 0) if self.told_apart and self.frame.told_apart else None,
+            pad_rows(rows, 0),
+            row_lengths(rows),
+            segments=pad_rows(segments, 0) if self.has_segments and self.template.has_segments else None,
             targets=torch.from_numpy(self.targets[[d.index for d in draws]]),
         )
 
     def text(self, index: int, first: int, last: int) -> str:
         """What tokens `first` to `last` of a window say in the passage; empty outside of it."""
         number, begin, end = (int(x) for x in self.windows[index])
-        shift = begin - self._before(number)
+        shift = begin - self.passage_offset(number)
         if not begin <= first + shift <= last + shift < end:
             return ""
         passage = self.questions[number].passage

@@ -20,21 +20,21 @@ from torch import Tensor
 
 from heedful.data import tables
 from heedful.data.dataset import Draw
-from heedful.data.frame import Frame
-from heedful.data.rows import Ragged, digest, lengths_of, padded
+from heedful.data.ragged import RaggedArray, content_digest, pad_rows, row_lengths
+from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
-Kind = Literal["classify", "regress", "multi_label"]
+LabelKind = Literal["classify", "regress", "multi_label"]
 SIGNS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0, "0.0": 0.0, "1.0": 1.0}
 MOST_LABELS = 1000  # more different ones are hardly labels: perhaps the wrong column, or numbers
 
 
-class Labelled:
+class LabelledTexts:
     """Texts, perhaps pairs of texts, and what is to be said of each.
 
     `names` are the labels in the order of their numbers; validation data takes those of the training data. Texts
-    longer than `longest` tokens lose their ends (`notes` says how many). `segments` False is for models that do not
+    longer than `max_length` tokens lose their ends (`notes` says how many). `segments` False is for models that do not
     tell a first text from a second.
     """
 
@@ -45,9 +45,9 @@ class Labelled:
         tokenizer: Tokenizer,
         *,
         seconds: Sequence[str] | None = None,
-        kind: Kind = "classify",
+        kind: LabelKind = "classify",
         names: Sequence[str] | None = None,
-        longest: int | None = None,
+        max_length: int | None = None,
         segments: bool = True,
         where: Sequence[str] | None = None,
     ) -> None:
@@ -61,26 +61,26 @@ class Labelled:
         self.notes: list[str] = []
         at = where or [f"text {i + 1}" for i in range(len(texts))]
         self.names, self.targets = _targets(kind, labels, names, at)
-        frame = Frame(tokenizer)
+        template = SpecialTokenTemplate(tokenizer)
         first = tokenizer.encode_batch(texts)
         if seconds is None:
-            rows = [frame.one(ids, longest) for ids in first]
-            limit = math.inf if longest is None else longest - len(frame.before) - len(frame.after)
+            rows = [template.wrap(ids, max_length) for ids in first]
+            limit = math.inf if max_length is None else max_length - len(template.before) - len(template.after)
             n_cut = sum(len(ids) > limit for ids in first)
-            self.segments: Ragged | None = None
+            self.segments: RaggedArray | None = None
         else:
             second = tokenizer.encode_batch(seconds)
-            both = [frame.two(a, b, longest) for a, b in zip(first, second, strict=True)]
+            both = [template.wrap_pair(a, b, max_length) for a, b in zip(first, second, strict=True)]
             rows = [ids for ids, _ in both]
-            self.segments = Ragged(s for _, s in both) if segments and frame.told_apart else None
-            limit = math.inf if longest is None else longest - frame.n_pair
+            self.segments = RaggedArray(s for _, s in both) if segments and template.has_segments else None
+            limit = math.inf if max_length is None else max_length - template.n_pair
             n_cut = sum(len(a) + len(b) > limit for a, b in zip(first, second, strict=True))
         for place, row in zip(at, rows, strict=True):
             if not len(row):
                 raise ValueError(f"{place}: there is no text, and this tokenizer puts nothing around one")
         if n_cut:
-            self.notes.append(f"{n_cut} of {len(rows)} texts are longer than {longest} tokens: their ends are cut")
-        self.rows = Ragged(rows)
+            self.notes.append(f"{n_cut} of {len(rows)} texts are longer than {max_length} tokens: their ends are cut")
+        self.rows = RaggedArray(rows)
 
     @classmethod
     def read(
@@ -91,18 +91,18 @@ class Labelled:
         text: str | int | None = None,
         second: str | int | None = None,
         label: str | int | Sequence[str | int] | None = None,
-        kind: Kind = "classify",
+        kind: LabelKind = "classify",
         names: Sequence[str] | None = None,
-        longest: int | None = None,
+        max_length: int | None = None,
         segments: bool = True,
-    ) -> Labelled:
+    ) -> LabelledTexts:
         """Columns by name or number; without them by the usual names, or by what two columns look like."""
         path = Path(path)
         texts, seconds, labels, at = read_labelled(path, text, second, label, kind)
         if kind == "multi_label" and names is None and isinstance(label, Sequence) and not isinstance(label, str):
             names = [str(column) for column in label]
         return cls(
-            texts, labels, tokenizer, seconds=seconds, kind=kind, names=names, longest=longest, segments=segments,
+            texts, labels, tokenizer, seconds=seconds, kind=kind, names=names, max_length=max_length, segments=segments,
             where=at,
         )  # fmt: skip
 
@@ -111,7 +111,7 @@ class Labelled:
 
     @cached_property
     def fingerprint(self) -> str:
-        return digest(self.kind, self.rows, self.segments, self.targets.numpy(), self.names)
+        return content_digest(self.kind, self.rows, self.segments, self.targets.numpy(), self.names)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -119,9 +119,9 @@ class Labelled:
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         rows = [self.rows[d.index] for d in draws]
-        segments = None if self.segments is None else padded([self.segments[d.index] for d in draws], 0)
+        segments = None if self.segments is None else pad_rows([self.segments[d.index] for d in draws], 0)
         targets = self.targets[[d.index for d in draws]]
-        return Batch(padded(rows, 0), lengths_of(rows), segments=segments, targets=targets)
+        return Batch(pad_rows(rows, 0), row_lengths(rows), segments=segments, targets=targets)
 
 
 def read_labelled(
@@ -129,7 +129,7 @@ def read_labelled(
     text: str | int | None = None,
     second: str | int | None = None,
     label: str | int | Sequence[str | int] | None = None,
-    kind: Kind = "classify",
+    kind: LabelKind = "classify",
 ) -> tuple[list[str], list[str] | None, list[Any], list[str]]:
     """Texts, second texts if there are any, labels, and where each stands in the file."""
     text, second, label = _choose(path, text, second, label)
@@ -141,7 +141,7 @@ def read_labelled(
     labels: list[Any] = []
     texts: list[list[str]] = []
     at: list[str] = []
-    for row in tables.rows(path, named=isinstance(text, str)):
+    for row in tables.read_rows(path, named=isinstance(text, str)):
         found = [row.get(path, column) for column in columns]
         for column, value in zip(columns, found, strict=True):
             if not isinstance(value, str):
@@ -162,17 +162,19 @@ def _choose(
     label: str | int | Sequence[str | int] | None,
 ) -> tuple[str | int, str | int | None, str | int | Sequence[str | int]]:
     """The columns to read, guessed where they were not named."""
-    names = tables.header(path)
+    names = tables.column_names(path)
     if text is not None and label is not None:
         return text, second, label
     if names is not None:
         if text is None:
-            text = tables.find(names, (*tables.FIRST, *tables.TEXT))
-            second = second if second is not None or text not in tables.FIRST else tables.find(names, tables.SECOND)
-        label = tables.find(names, tables.LABEL) if label is None else label
+            text = tables.find_column(names, (*tables.FIRST, *tables.TEXT))
+            second = (
+                second if second is not None or text not in tables.FIRST else tables.find_column(names, tables.SECOND)
+            )
+        label = tables.find_column(names, tables.LABEL) if label is None else label
     elif text is None and label is None:
         seen: tuple[set[str], set[str]] = (set(), set())
-        for row in tables.rows(path, named=False):
+        for row in tables.read_rows(path, named=False):
             if len(row.cells) != 2:
                 raise ValueError(
                     f"{path}, line {row.number}: {len(row.cells)} columns without names; a text and a label are "
@@ -188,7 +190,7 @@ def _choose(
 
 
 def _targets(
-    kind: Kind, labels: Sequence[Any], names: Sequence[str] | None, at: Sequence[str]
+    kind: LabelKind, labels: Sequence[Any], names: Sequence[str] | None, at: Sequence[str]
 ) -> tuple[tuple[str, ...], Tensor]:
     """The labels' names and the targets: (B,) numbers of labels, (B,) or (B, C) floats."""
     if kind == "regress":
@@ -207,10 +209,10 @@ def _targets(
                 f"the labels have {len(names)} different values: 2 to {MOST_LABELS} are expected; is it the right "
                 "column? For numbers set the objective to regress"
             )
-    return tuple(names), label_numbers(said, list(names), at)
+    return tuple(names), label_ids(said, list(names), at)
 
 
-def label_numbers(said: Sequence[str], names: list[str], at: Sequence[str]) -> Tensor:
+def label_ids(said: Sequence[str], names: list[str], at: Sequence[str]) -> Tensor:
     number = {name: i for i, name in enumerate(names)}
     for name, place in zip(said, at, strict=True):
         if name not in number:
