@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.generate.engine import greedy
+from heedful.generate.engine import greedy_batch
 from heedful.models.base import Batch
 from heedful.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from heedful.train.objectives import seq2seq
@@ -112,7 +112,7 @@ def train(run: Run, source: Tensor) -> Seq2Seq:
 
 def accuracy(model: Seq2Seq, source: Tensor) -> float:
     """Share of the symbols that greedy decoding gets right."""
-    written = torch.tensor(greedy(model, Batch(source=source), source.shape[1]))
+    written = torch.tensor(greedy_batch(model, Batch(source=source), source.shape[1]))
     return float((written == source.flip(1)).float().mean())
 
 

@@ -11,14 +11,14 @@ import torch
 import heedful
 from heedful.data.dataset import Draw
 from heedful.data.synthetic import Reversal
-from heedful.generate.engine import greedy
+from heedful.generate.engine import greedy_batch
 from heedful.models.base import Batch
 from heedful.train.distributed import Processes
 from heedful.train.objectives import causal, classify
 from heedful.train.recipe import read, shipped
 from heedful.train.scores import evaluate
 from heedful.train.trainer import Task
-from heedful.weights.find import shipped as models
+from heedful.weights.resolve import shipped_models as models
 from heedful.zoo import FOLDER, cards
 
 LARGEST = 16 * 2**20
@@ -63,7 +63,7 @@ def test_reversal_writes_new_sequences_backwards():
     model = heedful.load("reversal").model
     data = Reversal(16, 20, 100, seed=12345)
     batch = data.batch([Draw(0, i) for i in range(100)], seed=0)
-    written = greedy(model, Batch(source=batch.source), 20)
+    written = greedy_batch(model, Batch(source=batch.source), 20)
     right = (torch.tensor(written) == batch.source.flip(1)).float().mean().item()
     assert right > 0.98
 

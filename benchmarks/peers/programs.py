@@ -58,11 +58,11 @@ def step_by_step(rows: int, n: int, step: Callable[[Any, Any, int], Any]) -> Any
 
 def heedful(folder: str, precision: str) -> Speak:
     import heedful
-    from heedful.generate.engine import greedy
+    from heedful.generate.engine import greedy_batch
     from heedful.models.base import Batch
 
     loaded = heedful.load(folder, quantize=precision)
-    return lambda rows, n: greedy(loaded.model, Batch(prompts(rows)), n)
+    return lambda rows, n: greedy_batch(loaded.model, Batch(prompts(rows)), n)
 
 
 def transformers(folder: str, precision: str) -> Speak:

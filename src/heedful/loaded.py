@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from heedful.generate import beam, speculative
-from heedful.generate.answer import Event
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
 from heedful.generate.engine import Engine, Speaker
 from heedful.generate.request import Request, Result, Sampling
+from heedful.generate.sequence import Event
 from heedful.generate.settings import ANSWERING, SEARCH, Settings, same_tokens, searching
 from heedful.kernels.pack import pack
 from heedful.kernels.packed import Kind
@@ -32,9 +32,9 @@ from heedful.tasks.embed import Pooling, embed
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapted import base_of, is_adapter, with_adapter
-from heedful.weights.find import find, is_here, refuse_pickle, shipped
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import is_run
+from heedful.weights.resolve import is_local, reject_pickle, resolve, shipped_models
 from heedful.weights.save import MAX_SHARD, save
 
 # Everything some model can do; which of it a model can is its family's to say (`Model.abilities`).
@@ -139,7 +139,7 @@ class Loaded:
         engine, requests = self._engine(), self._requests(prompts, settings)
         if search := searching(settings):
             model = cast(GenerativeModel[Any], self.model)
-            return beam.search(model, engine.tokenizer, requests, never=self.never, **search)
+            return beam.run_beam_search(model, engine.tokenizer, requests, never=self.never, **search)
         drafter = self._drafter(settings.get("draft"))
         if drafter is None:
             return engine.run(requests)
@@ -198,7 +198,7 @@ class Loaded:
 
     def _speculate(self, requests: Sequence[Request], drafter: Drafter) -> Iterator[Event]:
         assert self.tokenizer is not None
-        return speculative.answer(cast(Speaker, self.model), self.tokenizer.target, requests, drafter)
+        return speculative.run_speculative(cast(Speaker, self.model), self.tokenizer.target, requests, drafter)
 
     def _refuse(self, what: str, settings: Settings) -> None:
         if wrong := [name for name, usual in ANSWERING.items() if settings.get(name, usual) != usual]:
@@ -277,7 +277,7 @@ class Loaded:
         """What fills the blank of "In [Texas|New York], they like to buy _.", see heedful.observe.fill. Models that a
         first bracket names, "[bert-books|shakespeare]: My lord, _", fill it in this one's place."""
         self.require("fill")
-        found = parse(template, is_here, shipped())
+        found = parse(template, is_local, shipped_models())
         if not found.models:
             return fill(self.model, self._text_tokenizer, found, words=words, n=n)
         dtype = next(self.model.parameters()).dtype
@@ -344,7 +344,7 @@ def load(
 
 
 def _load(name: str | Path, place: torch.device, dtype: torch.dtype | None) -> Loaded:
-    path = find(name)
+    path = resolve(name)
     if path.is_dir():
         if not (path / "config.json").exists() and len(files := sorted(path.glob("*.gguf"))) == 1:
             return _from_gguf(files[0], path.name, place, dtype)
@@ -357,7 +357,7 @@ def _load(name: str | Path, place: torch.device, dtype: torch.dtype | None) -> L
         loaded = Loaded(model, tokenizer, name_of(name, path))
         loaded.pooling = Pooling.from_folder(path)
         return loaded
-    refuse_pickle(path)
+    reject_pickle(path)
     if path.suffix == ".gguf":
         return _from_gguf(path, path.stem, place, dtype)
     raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")

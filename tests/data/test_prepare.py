@@ -18,7 +18,7 @@ from heedful.text import (
     Tokenizer,
     byte_tokens,
     characters,
-    spm,
+    sentencepiece,
     train_bpe,
     train_unigram,
     train_wordpiece,
@@ -38,14 +38,14 @@ TEXT = "".join(SENTENCES * 12)
 def llama_like() -> Tokenizer:
     """SentencePiece's BPE, which writes a space before every text."""
     pieces = [
-        spm.Piece("<unk>", 0, spm.UNKNOWN),
-        spm.Piece("<s>", 0, spm.CONTROL),
-        spm.Piece("</s>", 0, spm.CONTROL),
+        sentencepiece.Piece("<unk>", 0, sentencepiece.UNKNOWN),
+        sentencepiece.Piece("<s>", 0, sentencepiece.CONTROL),
+        sentencepiece.Piece("</s>", 0, sentencepiece.CONTROL),
     ]
     found = ["▁t", "he", "▁the", "wa", "▁wa", "▁▁", "it", "▁it", "ti", *sorted({"▁", *TEXT})]
-    pieces += [spm.Piece(text, -float(rank)) for rank, text in enumerate(found)]
-    model = spm.SentencePieceModel(pieces=pieces, kind=spm.BPE, remove_extra_whitespaces=False)
-    return Tokenizer(spm.build(model))
+    pieces += [sentencepiece.Piece(text, -float(rank)) for rank, text in enumerate(found)]
+    model = sentencepiece.SentencePieceModel(pieces=pieces, kind=sentencepiece.BPE, remove_extra_whitespaces=False)
+    return Tokenizer(sentencepiece.to_backend(model))
 
 
 def over_words() -> Tokenizer:

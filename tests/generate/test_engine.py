@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import heedful
-from heedful.generate.engine import generate, pieces
+from heedful.generate.detokenizer import stream_pieces
+from heedful.generate.engine import generate_batch
 from heedful.generate.request import Sampling
 from heedful.generate.sampling import Sampler, keep_top_k, keep_top_p, sample
 from heedful.models.base import Batch
@@ -51,11 +52,11 @@ def test_settings_out_of_range_are_refused(wrong):
 def test_pieces_never_split_a_character():
     tokenizer = byte_tokens()
     text = "naïve 日本語 👩‍👩‍👧 end"
-    parts = list(pieces(tokenizer.encode(text), tokenizer))
+    parts = list(stream_pieces(tokenizer.encode(text), tokenizer))
     assert "".join(parts) == text
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
     broken = tokenizer.encode(text)[:-5] + tokenizer.encode("日")[:2]  # ends inside a character
-    assert "".join(pieces(broken, tokenizer)) == tokenizer.decode(broken)
+    assert "".join(stream_pieces(broken, tokenizer)) == tokenizer.decode(broken)
 
 
 def test_a_row_ends_at_its_stop_and_the_others_go_on():
@@ -63,9 +64,9 @@ def test_a_row_ends_at_its_stop_and_the_others_go_on():
     prompts = [loaded.tokenizer.encode(t) for t in ("ROMEO:\n", "First Citizen:\nBefore we ")]
     tokens = torch.tensor([p + [0] * (30 - len(p)) for p in prompts])
     batch = Batch(tokens, torch.tensor([len(p) for p in prompts]))
-    free = generate(loaded.model, batch, 12, Sampling(temperature=0))
+    free = generate_batch(loaded.model, batch, 12, Sampling(temperature=0))
     stop = free[0][4]
-    stopped = generate(loaded.model, batch, 12, Sampling(temperature=0), stop={stop})
+    stopped = generate_batch(loaded.model, batch, 12, Sampling(temperature=0), stop={stop})
     for row, all_of_it in zip(stopped, free, strict=True):
         end = all_of_it.index(stop) if stop in all_of_it else len(all_of_it)
         assert row == all_of_it[:end]
@@ -74,7 +75,7 @@ def test_a_row_ends_at_its_stop_and_the_others_go_on():
 def test_generation_ends_at_the_last_position():
     loaded = heedful.load("shakespeare")
     prompt = Batch(torch.tensor([loaded.tokenizer.encode("O" * 250)]))
-    assert len(generate(loaded.model, prompt, 50, Sampling(seed=1))[0]) == 7  # 250 + 6 read, one more said
+    assert len(generate_batch(loaded.model, prompt, 50, Sampling(seed=1))[0]) == 7  # 250 + 6 read, one more said
 
 
 def test_loaded_models_speak_text():

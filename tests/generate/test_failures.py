@@ -62,7 +62,7 @@ class Stumbling(torch.nn.Module):
 @pytest.fixture
 def decoders(monkeypatch):
     """The engine takes it for a decoder, as what is in it."""
-    monkeypatch.setattr("heedful.generate.reader.DecoderModel", (DecoderModel, Stumbling))
+    monkeypatch.setattr("heedful.generate.model_runner.DecoderModel", (DecoderModel, Stumbling))
 
 
 @pytest.mark.parametrize("state", STATES)

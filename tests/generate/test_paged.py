@@ -110,7 +110,7 @@ class Counting(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["plain", "float32"])
 def test_short_prompts_are_read_side_by_side(bard, monkeypatch, kind):
-    monkeypatch.setattr("heedful.generate.reader.DecoderModel", (DecoderModel, Counting))
+    monkeypatch.setattr("heedful.generate.model_runner.DecoderModel", (DecoderModel, Counting))
     model = bard.model if kind == "plain" else pack(copy.deepcopy(bard.model), kind)
     chance = random.Random(0)
     requests = [

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import heedful
-from heedful.generate.engine import greedy
+from heedful.generate.engine import greedy_batch
 from heedful.kernels.cpu.library import library
 from heedful.kernels.pack import n_bytes, pack
 from heedful.models.base import GenerativeModel
@@ -56,10 +56,10 @@ def no_gradients():
 def test_packed_float32_is_the_same_model(case):
     model, batch = case.model(), case.batch()
     counted = case.counted(batch)
-    logits, ids = model(batch).logits[counted], greedy(model, batch, 8)
+    logits, ids = model(batch).logits[counted], greedy_batch(model, batch, 8)
     assert pack(model, "float32") is model
     assert error(model(batch).logits[counted], logits) < LIMIT
-    assert greedy(model, batch, 8) == ids
+    assert greedy_batch(model, batch, 8) == ids
 
 
 def round_by_hand(model: nn.Module, kind: str) -> None:
@@ -214,7 +214,7 @@ def test_what_cannot_be_packed_is_said(tmp_path):
     model.decoder.blocks[0].feedforward.up.weight.data[0, 0] = 1e5
     with pytest.raises(ValueError, match="bfloat16"):
         pack(model, "float16")
-    assert model.packed is None and greedy(model, heedful_batch(), 2)  # and nothing has changed
+    assert model.packed is None and greedy_batch(model, heedful_batch(), 2)  # and nothing has changed
 
 
 def heedful_batch():
@@ -269,4 +269,4 @@ def test_on_a_gpu_quantized_models_compute_with_the_rounded_weights(case, kind):
     limit = {"float32": 1e-4, "float16": 0.01}.get(kind, 0.08)
     assert off < limit * (2 if case.name == "mixtral" else 1)  # a rounded router may choose another expert
     if case.generates:
-        assert len(greedy(model, there, 4)) == 3
+        assert len(greedy_batch(model, there, 4)) == 3

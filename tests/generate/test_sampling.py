@@ -14,7 +14,15 @@ from transformers.generation import logits_process as theirs
 
 from heedful.generate import sampling
 from heedful.generate.request import Sampling
-from heedful.generate.sampling import ImpossibleLogits, Sampler, cut, heat, penalized, sample, scores
+from heedful.generate.sampling import (
+    InvalidLogits,
+    Sampler,
+    apply_penalties,
+    apply_temperature,
+    filter_logits,
+    sample,
+    token_scores,
+)
 
 SETTINGS = {
     "plain": Sampling(seed=3),
@@ -84,7 +92,7 @@ def same(ours: Tensor, expected: Tensor) -> None:
         (lambda x: sampling.keep_min_p(x, 0.1), theirs.MinPLogitsWarper(0.1)),
         (lambda x: sampling.keep_typical(x, 0.2), theirs.TypicalLogitsWarper(0.2)),
         (lambda x: sampling.keep_typical(x, 0.95), theirs.TypicalLogitsWarper(0.95)),
-        (lambda x: heat(x, 0.7), theirs.TemperatureLogitsWarper(0.7)),
+        (lambda x: apply_temperature(x, 0.7), theirs.TemperatureLogitsWarper(0.7)),
     ],
 )
 def test_each_rule_does_as_transformers_does(ours, process, n_tokens):
@@ -97,7 +105,10 @@ def test_each_rule_does_as_transformers_does(ours, process, n_tokens):
 @pytest.mark.parametrize("n_tokens", [300, 30_000])
 def test_cuts_follow_each_other_as_in_transformers(name, n_tokens):
     logits = random_logits(6, n_tokens, seed=1)
-    same(cut(heat(logits, SETTINGS[name].temperature), SETTINGS[name]), reference(logits, SETTINGS[name]))
+    same(
+        filter_logits(apply_temperature(logits, SETTINGS[name].temperature), SETTINGS[name]),
+        reference(logits, SETTINGS[name]),
+    )
 
 
 def test_bias_and_repetition_penalty_come_first_as_in_transformers():
@@ -109,7 +120,10 @@ def test_bias_and_repetition_penalty_come_first_as_in_transformers():
         for token in row[20:]:  # asked or said is all the same to this penalty
             sampler.say(token)
     before = logits.clone()
-    same(cut(heat(penalized(logits, samplers), how.temperature), how), reference(logits, how, text))
+    same(
+        filter_logits(apply_temperature(apply_penalties(logits, samplers), how.temperature), how),
+        reference(logits, how, text),
+    )
     assert torch.equal(logits, before)  # the caller's are not touched
 
 
@@ -124,7 +138,7 @@ def test_frequency_and_presence_penalties_count_what_was_said():
     for row, how in enumerate(hows):  # mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence
         for token, count in {3: 1, 9: 3, 20: 1}.items():
             expected[row, token] -= count * how.frequency_penalty + float(count > 0) * how.presence_penalty
-    torch.testing.assert_close(penalized(logits, samplers), expected)
+    torch.testing.assert_close(apply_penalties(logits, samplers), expected)
 
 
 def test_a_penalized_row_remembers_what_it_says():
@@ -185,7 +199,7 @@ def test_the_short_ways_choose_what_the_long_one_chooses(name, n_tokens):
     samplers = [Sampler(how, [1, 2], index) for index in range(n_rows)]
     twins = [Sampler(how, [1, 2], index) for index in range(n_rows)]
     for _ in range(3):
-        raw = penalized(logits, twins).double()
+        raw = apply_penalties(logits, twins).double()
         left = reference(raw, Sampling(1.0 if how.temperature == 0 else how.temperature, *cuts(how)))
         expected = []
         for row, twin in zip(left.softmax(-1).numpy(), twins, strict=True):
@@ -310,7 +324,7 @@ def test_impossible_rows_are_named_and_nothing_moves_on(n_tokens):
     for place, wrong in ((0, torch.nan), (-1, torch.nan), (5, torch.inf), (slice(None), -torch.inf)):
         broken = logits.clone()
         broken[1, place] = broken[4, place] = wrong
-        with pytest.raises(ImpossibleLogits, match=r"row 1 .*row 4") as error:
+        with pytest.raises(InvalidLogits, match=r"row 1 .*row 4") as error:
             sample(broken, samplers)
         assert error.value.rows == [1, 4]
     fresh = [Sampler(how) for _ in range(5)]
@@ -340,12 +354,12 @@ def test_scores_are_log_probabilities_of_the_model_itself():
     expected = model.compute_transition_scores(out.sequences, out.logits, normalize_logits=True)
     for step, logits in enumerate(out.logits):
         tokens = out.sequences[:, 3 + step].tolist()
-        found = scores(logits, tokens, [0, None, 4])
+        found = token_scores(logits, tokens, [0, None, 4])
         assert found[1] is None and found[0].top == () and found[0].token == tokens[0]
         assert found[0].logprob == pytest.approx(float(expected[0, step]), abs=1e-6)
         assert found[2].logprob == pytest.approx(float(expected[2, step]), abs=1e-6)
         best = torch.log_softmax(logits[2].double(), -1).topk(4)
         assert [token for token, _ in found[2].top] == best.indices.tolist()
         assert [value for _, value in found[2].top] == pytest.approx(best.values.tolist(), abs=1e-6)
-    assert scores(logits, tokens, [None] * 3) == [None] * 3
-    assert len(scores(logits[:1], tokens[:1], [1000])[0].top) == 100
+    assert token_scores(logits, tokens, [None] * 3) == [None] * 3
+    assert len(token_scores(logits[:1], tokens[:1], [1000])[0].top) == 100

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from heedful.generate.scheduler import Scheduler, alike
+from heedful.generate.scheduler import Scheduler, bucket_by_length
 
 
 @dataclass(eq=False)
@@ -105,10 +105,10 @@ def test_everyone_is_served_and_the_bounds_hold():
 def test_groups_are_at_most_half_padding():
     chance = random.Random(0)
     jobs = [Job(chance.randint(1, 300)) for _ in range(100)]
-    groups = alike(jobs, lambda j: j.n_left)
+    groups = bucket_by_length(jobs, lambda j: j.n_left)
     assert sorted(id(j) for g in groups for j in g) == sorted(map(id, jobs))
     assert len(groups) < 12
     for group in groups:
         assert len(group) * group[0].n_left <= 2 * sum(j.n_left for j in group)
         assert group[0].n_left == max(j.n_left for j in group)
-    assert alike([], len) == []
+    assert bucket_by_length([], len) == []

@@ -18,7 +18,7 @@ from heedful.models.mapping import to_hub
 from heedful.models.registry import for_hub
 from heedful.models.roberta import RobertaConfig
 from heedful.weights.folder import load_folder
-from heedful.weights.load import DictSource, fill
+from heedful.weights.load import DictSource, load_tensors
 from heedful.weights.save import save
 from support.case import error, randomize, real, text_batch
 from support.cases import bert, distilbert, roberta
@@ -36,7 +36,7 @@ def filled(hub, tensors):
     family = for_hub(hub).load()
     with torch.device("meta"):
         model = family(family.config_class.from_hub(hub))
-    fill(model, DictSource(tensors))
+    load_tensors(model, DictSource(tensors))
     return model.eval()
 
 

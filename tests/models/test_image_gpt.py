@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heedful.generate.engine import greedy
+from heedful.generate.engine import greedy_batch
 from heedful.models.base import Batch
 from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, find_clusters, quantize, to_image
 from heedful.train.objectives import causal
@@ -77,7 +77,7 @@ def test_a_palette_of_every_colour_loses_nothing(ids, palette):
 
 def test_half_an_image_is_kept_and_completed(model, ids):
     half = ids[:, : ids.shape[1] // 2]
-    rest = torch.tensor(greedy(model, model.prompt(half), half.shape[1]))
+    rest = torch.tensor(greedy_batch(model, model.prompt(half), half.shape[1]))
     whole = torch.cat([half, rest], dim=1)
     assert whole.shape == ids.shape and rest.max() < COLOURS  # the start token is never drawn
     # Step by step is what reading the whole completed image at once says.
@@ -88,7 +88,7 @@ def test_half_an_image_is_kept_and_completed(model, ids):
 
 def test_an_image_can_begin_from_nothing(model):
     nothing = torch.empty(3, 0, dtype=torch.long)
-    assert len(greedy(model, model.prompt(nothing), SIDE * SIDE)[0]) == SIDE * SIDE
+    assert len(greedy_batch(model, model.prompt(nothing), SIDE * SIDE)[0]) == SIDE * SIDE
 
 
 def test_a_lesson_asks_for_every_pixel(model, ids):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from heedful.generate.engine import generate
+from heedful.generate.engine import generate_batch
 from heedful.generate.sampling import Sampling
 from heedful.models.base import Batch
 from heedful.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from heedful.weights.load import DictSource, fill
+from heedful.weights.load import DictSource, load_tensors
 
 WORDS = (
     "heedful", "attention", "transformer", "recurrent", "bahdanau", "activationist",
@@ -80,11 +80,13 @@ def test_a_pronouncer_from_outside_says_the_same():
     config = Seq2SeqConfig("gru", d_model=width, vocab_size=n_letters, target_vocab_size=n_sounds, start_id=START)
     with torch.device("meta"):
         model = Seq2Seq(config)
-    fill(model, DictSource({ours: torch.from_numpy(arrays[theirs]) for ours, theirs in names.items()}))
+    load_tensors(model, DictSource({ours: torch.from_numpy(arrays[theirs]) for ours, theirs in names.items()}))
     rows = [torch.tensor(letters(w)) for w in WORDS]
     source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     lengths = torch.tensor([len(r) for r in rows])
-    got = generate(model.eval(), Batch(source=source, source_lengths=lengths), LONGEST, Sampling(temperature=0), {END})
+    got = generate_batch(
+        model.eval(), Batch(source=source, source_lengths=lengths), LONGEST, Sampling(temperature=0), {END}
+    )
     assert got == [sounds(arrays, w) for w in WORDS]
 
 

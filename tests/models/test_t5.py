@@ -7,7 +7,7 @@ from transformers import T5Config as HubConfig
 from heedful.models.base import Batch
 from heedful.models.t5 import T5, T5Config
 from heedful.weights.folder import load_folder
-from heedful.weights.load import DictSource, fill
+from heedful.weights.load import DictSource, load_tensors
 from heedful.weights.save import save
 
 TINY = dict(d_model=32, n_layers=2, n_heads=4, d_head=6, d_ff=48, vocab_size=61)
@@ -108,7 +108,7 @@ def test_old_files_repeat_tensors_that_carry_nothing():
     tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(32, 4)
     with torch.device("meta"):
         again = T5(model.config)
-    fill(again, DictSource(tensors))
+    load_tensors(again, DictSource(tensors))
     assert torch.equal(again.embed.weight, model.embed.weight) and again.head.weight is again.embed.weight
 
 

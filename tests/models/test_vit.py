@@ -7,7 +7,7 @@ from transformers import ViTConfig, ViTModel
 from heedful.models.registry import for_hub
 from heedful.models.vit import ViT, cut_patches
 from heedful.models.vit import ViTConfig as OurConfig
-from heedful.weights.load import DictSource, fill
+from heedful.weights.load import DictSource, load_tensors
 from heedful.weights.save import save
 from support.case import error, randomize
 from support.cases.vit import TINY
@@ -22,7 +22,7 @@ def bare():
     family = for_hub(hub).load()
     with torch.device("meta"):
         model = family(family.config_class.from_hub(hub))
-    fill(model, DictSource({n: p.detach().clone() for n, p in reference.named_parameters()}))
+    load_tensors(model, DictSource({n: p.detach().clone() for n, p in reference.named_parameters()}))
     return model.eval(), reference
 
 

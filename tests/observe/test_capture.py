@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.generate.engine import greedy
+from heedful.generate.engine import greedy_batch
 from heedful.kernels.pack import pack
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel
 from heedful.nn.attention import Watch
@@ -163,9 +163,9 @@ def test_generation_step_by_step(case: Case):
 def test_the_engines_own_generation_can_be_watched_and_says_the_same():
     model = tiny("gpt").eval()
     prompt = Batch(torch.tensor([[5, 6, 7]]))
-    plain = greedy(model, prompt, 6)
+    plain = greedy_batch(model, prompt, 6)
     with capture(model, "decoder.1.self.weights") as acts:
-        assert greedy(model, prompt, 6) == plain
+        assert greedy_batch(model, prompt, 6) == plain
     assert [x.shape[-1] for x in acts.steps("decoder.1.self.weights")] == [3, 4, 5, 6, 7, 8]
     assert not traces(model)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from heedful.generate.sampling import ImpossibleLogits
+from heedful.generate.sampling import InvalidLogits
 from heedful.serve.errors import MEANINGS, ApiError, Overloaded, ShuttingDown, from_exception, from_validation, internal
 
 
@@ -27,7 +27,7 @@ def test_all_four_keys_whatever_the_status(status):
         (Overloaded("full"), 429, "rate_limit_exceeded"),
         (ShuttingDown("stopping"), 503, "unavailable"),
         (MemoryError(), 500, "out_of_memory"),
-        (ImpossibleLogits([0], [float("nan")]), 500, "model_failed"),
+        (InvalidLogits([0], [float("nan")]), 500, "model_failed"),
         (RuntimeError("secret"), 500, "internal_error"),
         (KeyError("secret"), 500, "internal_error"),
         (IndexError("secret"), 500, "internal_error"),

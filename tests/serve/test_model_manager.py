@@ -20,7 +20,7 @@ from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.metrics import Metrics
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
-from heedful.weights.find import shipped
+from heedful.weights.resolve import shipped_models
 from support.folders import saved, tiny_gpt
 
 ASK = Request((1, 2), max_tokens=3, sampling=Sampling(temperature=0))
@@ -82,7 +82,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
 
 def test_without_names_all_that_ship_those_that_write_first():
     names = made().names
-    assert sorted(names) == sorted(shipped()) and names[0] == "shakespeare"
+    assert sorted(names) == sorted(shipped_models()) and names[0] == "shakespeare"
     assert names.index("tiny") < names.index("bert-books") < names.index("digits-vit")
 
 
@@ -311,6 +311,6 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
 
 
 def test_an_adapter_can_what_its_own_head_can():
-    if "sentiment" not in shipped():
+    if "sentiment" not in shipped_models():
         pytest.skip("no adapter ships here")
-    assert memory.need_of(shipped()["sentiment"]).abilities == ("embed", "classify", "capture")
+    assert memory.need_of(shipped_models()["sentiment"]).abilities == ("embed", "classify", "capture")

@@ -18,7 +18,7 @@ from heedful.observe.template import parse
 from heedful.serve.playground.desk import Desk, Kept
 from heedful.serve.playground.fill import turns as turns_of
 from heedful.text import train_bpe, train_wordpiece
-from heedful.weights.find import shipped
+from heedful.weights.resolve import shipped_models
 from heedful.weights.save import save
 from support.folders import tiny_gpt
 from support.playground import array, asked, exact, pieces, same
@@ -64,7 +64,7 @@ def page(folders) -> Iterator[Inside]:
 def test_models_are_described_without_being_loaded():
     with serving() as page:
         found = {model["id"]: model for model in page.get("/api/models").json()["models"]}
-        assert set(found) == set(shipped()) and not any(model["loaded"] for model in found.values())
+        assert set(found) == set(shipped_models()) and not any(model["loaded"] for model in found.values())
         asked(page, "tokens", model="tiny", text="a")
         loaded = {m["id"] for m in page.get("/api/models").json()["models"] if m["loaded"]}
     assert loaded == {"tiny"}
@@ -172,7 +172,7 @@ def test_templates_that_are_wrong_say_how(page, template, problem):
 
 
 def test_a_fill_that_takes_long_lets_others_have_their_turn():
-    desk = Desk(exact("tiny"), shipped()["tiny"], Kept(), 0)
+    desk = Desk(exact("tiny"), shipped_models()["tiny"], Kept(), 0)
     template = parse("[a|b|c] is _ and so on")
     *turns, found = turns_of(template, None, 5, True, desk)
     assert turns == [None] * 4  # which words, then one sentence after the other

@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
-from heedful.generate.reader import Reader
+from heedful.generate.model_runner import ModelRunner
 from heedful.loaded import Loaded
 from heedful.serve import respond
 from support.folders import tiny_gpt
@@ -149,7 +149,7 @@ def fail(*_):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_fails_is_500_and_the_next_one_works(inside, worker, monkeypatch, caplog, stream):
     with monkeypatch.context() as patch:
-        patch.setattr(Reader, "pieces", fail)
+        patch.setattr(ModelRunner, "pieces", fail)
         answer = inside.complete(["the", "a"], stream=stream)
     assert answer.status == 500 and answer.headers["x-request-id"] in answer.error["message"]
     assert "secret" not in answer.text and "secret" in caplog.text
@@ -159,7 +159,7 @@ def test_a_prompt_that_fails_is_500_and_the_next_one_works(inside, worker, monke
 def test_an_error_in_the_middle_ends_the_stream(inside, worker, monkeypatch):
     async def scene():
         async def first(_):
-            monkeypatch.setattr(Reader, "step", fail)
+            monkeypatch.setattr(ModelRunner, "step", fail)
 
         return await inside.exchange(
             "/v1/completions", dict(prompt="the", max_tokens=200, stream=True, **FOREVER), on_body=first
@@ -271,13 +271,13 @@ def test_one_that_does_not_read_and_goes_away_is_noticed(inside, worker, monkeyp
 
 def test_a_silence_is_filled_with_comments(inside, worker, monkeypatch):
     """While a long prompt is read."""
-    go_on, read = threading.Event(), Reader.pieces
+    go_on, read = threading.Event(), ModelRunner.pieces
 
     def slowly(self, pieces):
         assert go_on.wait(30)
         read(self, pieces)
 
-    monkeypatch.setattr(Reader, "pieces", slowly)
+    monkeypatch.setattr(ModelRunner, "pieces", slowly)
     monkeypatch.setattr(respond, "KEEP_ALIVE", 0.01)
 
     async def scene():

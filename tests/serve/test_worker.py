@@ -12,9 +12,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from heedful.generate.answer import Event, Task
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
+from heedful.generate.sequence import Event, SequenceGroup
 from heedful.kernels.pack import pack
 from heedful.loaded import Loaded
 from heedful.serve.errors import Overloaded, ShuttingDown
@@ -52,7 +52,7 @@ async def joined(handle: GenerationHandle) -> list[Event]:
 def n_alive() -> int:
     """Requests that somebody still holds."""
     gc.collect()
-    return sum(type(o) in (GenerationHandle, Task) for o in gc.get_objects())
+    return sum(type(o) in (GenerationHandle, SequenceGroup) for o in gc.get_objects())
 
 
 class Gate:

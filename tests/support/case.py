@@ -26,8 +26,8 @@ from heedful.train.objectives import (
     regress,
     seq2seq,
 )
-from heedful.weights.folder import build
-from heedful.weights.load import DictSource, fill
+from heedful.weights.folder import meta_model
+from heedful.weights.load import DictSource, load_tensors
 
 VOCAB = 61
 
@@ -97,9 +97,9 @@ class Case:
         """Our model with the weights of this reference model."""
         hub = reference.config.to_dict()
         hub["architectures"] = [type(reference).__name__]
-        model = build(hub)
+        model = meta_model(hub)
         tensors = {n: p.detach().clone() for n, p in reference.named_parameters()}
-        fill(model, DictSource(tensors), weights=self.weights(model))
+        load_tensors(model, DictSource(tensors), weights=self.weights(model))
         return model.eval()
 
     def weights(self, ours: Model) -> WeightMap:

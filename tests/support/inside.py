@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from heedful.generate.reader import Reader
+from heedful.generate.model_runner import ModelRunner
 from heedful.loaded import Loaded
 from heedful.serve.app import create_app
 from heedful.serve.options import Options
@@ -87,14 +87,14 @@ class Gate:
 
     def __init__(self, monkeypatch, name: str) -> None:
         self.n_asked = 0
-        self._open, through = threading.Semaphore(0), getattr(Reader, name)
+        self._open, through = threading.Semaphore(0), getattr(ModelRunner, name)
 
         def guarded(*args):
             self.n_asked += 1
             assert self._open.acquire(timeout=30)
             return through(*args)
 
-        monkeypatch.setattr(Reader, name, guarded)
+        monkeypatch.setattr(ModelRunner, name, guarded)
 
     def let(self, n: int) -> None:
         self._open.release(n)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from heedful.generate.engine import greedy
+from heedful.generate.engine import greedy_batch
 from heedful.models.mapping import to_hub
 from support.case import Case, error
 
@@ -48,7 +48,7 @@ def greedy_ids(case: Case, n: int = 20) -> int:
     """How many of n greedy ids differ, over a padded batch and with our cache on."""
     reference, ours, batch = case.reference(), case.model(), case.batch()
     prompt = batch if case.packs else type(batch)(source=batch.source, source_lengths=batch.source_lengths)
-    mine, theirs = greedy(ours, prompt, n), case.reference_greedy(reference, batch, n)
+    mine, theirs = greedy_batch(ours, prompt, n), case.reference_greedy(reference, batch, n)
     assert [len(r) for r in mine] == [n] * len(theirs)
     return sum(a != b for x, y in zip(mine, theirs, strict=True) for a, b in zip(x, y, strict=True))
 

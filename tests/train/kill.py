@@ -24,7 +24,7 @@ import torch
 
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.train import checkpoint
-from heedful.weights.manifest import checkpoints, damage
+from heedful.weights.manifest import checkpoints, integrity_error
 
 torch.set_num_threads(1)
 OPERATIONS = {
@@ -64,7 +64,7 @@ def look(folder: Path, width: int) -> int | str:
     saved = checkpoint.newest(folder, told.append)
     if saved is None or told:
         return f"nothing, {told}"
-    if any(damage(path) for path in checkpoints(folder)):
+    if any(integrity_error(path) for path in checkpoints(folder)):
         return "an older one is damaged"  # what is being removed is not seen by its name
     model = model_at(0, width)
     saved.restore(model)

@@ -18,7 +18,7 @@ import heedful
 from heedful.models.registry import FAMILIES
 from heedful.train import checkpoint
 from heedful.train.checkpoint import newest, prune, write
-from heedful.weights.manifest import damage
+from heedful.weights.manifest import integrity_error
 from support.folders import tiny_gpt, tiny_llama
 from support.tiny import tiny
 
@@ -127,9 +127,9 @@ def test_an_adapter_alone_and_more_files(tmp_path):
         "training.safetensors",
     ]
     assert json.loads((path / "1_Pooling/config.json").read_text()) == {"mean": True}
-    assert damage(path) is None
+    assert integrity_error(path) is None
     (path / "1_Pooling/config.json").write_text("{}")
-    assert "1_Pooling/config.json" in str(damage(path))
+    assert "1_Pooling/config.json" in str(integrity_error(path))
 
 
 def test_no_checkpoint_is_no_error(tmp_path):
@@ -187,7 +187,7 @@ def test_a_manifest_that_names_files_elsewhere_is_damaged(tmp_path):
     record = manifest.read_manifest(path)
     record["files"]["../../outside"] = {"size": 1, "blake2b": manifest._hash(tmp_path / "outside")}
     (path / "manifest.json").write_bytes(manifest._sealed(record))
-    assert damage(path) == "manifest.json is not as it was written"
+    assert integrity_error(path) == "manifest.json is not as it was written"
 
 
 # --- kills -----------------------------------------------------------------------------------------------------------

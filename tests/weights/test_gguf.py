@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import heedful
-from heedful.generate.engine import greedy
+from heedful.generate.engine import greedy_batch
 from heedful.models.base import Batch, Model
 from heedful.models.gemma import Gemma, GemmaConfig
 from heedful.models.qwen import Qwen, QwenConfig
-from heedful.weights.gguf import in_halves
+from heedful.weights.gguf import unpermute
 from heedful.weights.gguf_file import GgufFile
 from support.folders import logits, tiny_llama
 from support.ggufs import Kind, write
@@ -58,7 +58,7 @@ def test_quantized_files_give_the_dequantized_model(kind, tmp_path):
     for i, block in enumerate(loaded.decoder.blocks):
         pairs = [("attn_q", block.attention.query, c.n_heads), ("attn_k", block.attention.key, c.n_kv_heads)]
         for name, linear, n_heads in pairs:
-            want = in_halves(torch.from_numpy(stored[f"blk.{i}.{name}.weight"]), n_heads)
+            want = unpermute(torch.from_numpy(stored[f"blk.{i}.{name}.weight"]), n_heads)
             assert torch.equal(linear.weight, want)
         assert torch.equal(block.feedforward.down.weight, torch.from_numpy(stored[f"blk.{i}.ffn_down.weight"]))
     kept = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}.get(kind, torch.float32)
@@ -276,7 +276,7 @@ def smol():
 def test_smollm2_knows_the_capital_of_france(smol):
     _, loaded = smol
     prompt = torch.tensor([loaded.tokenizer.encode("The capital of France is")])
-    (ids,) = greedy(loaded.model, Batch(prompt), 4)
+    (ids,) = greedy_batch(loaded.model, Batch(prompt), 4)
     assert loaded.tokenizer.decode(ids).startswith(" Paris")
     assert loaded.model.n_parameters() == 134_515_008 and loaded.eos_ids == (2,)
     assert loaded.model.config.norm_eps == 1e-5

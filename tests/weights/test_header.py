@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 import heedful
-from heedful.weights.tensors import TensorFiles
+from heedful.weights.safetensors_file import SafetensorsFiles
 from support.folders import safetensors_bytes, saved, tiny_llama
 
 DATA = bytes(range(24))
@@ -28,7 +28,7 @@ def entry(dtype="F32", shape=(2, 3), offsets=(0, 24)):
 
 def read(path, content: bytes) -> dict[str, torch.Tensor]:
     path.write_bytes(content)
-    with TensorFiles([path]) as files:
+    with SafetensorsFiles([path]) as files:
         return {name: files.get(name).clone() for name in files.names()}
 
 
@@ -95,14 +95,14 @@ def test_an_absurd_length_allocates_nothing(tmp_path):
         file.truncate(2**31)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match="not a safetensors file"):
-        TensorFiles([path])
+        SafetensorsFiles([path])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KB
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(safetensors_bytes({"a": entry()}, DATA))
-    with TensorFiles([path]) as files:
+    with SafetensorsFiles([path]) as files:
         os.truncate(path, path.stat().st_size - 4)
         with pytest.raises(OSError, match="was changed"):
             files.get("a")
@@ -112,7 +112,7 @@ def test_a_tensor_in_two_shards(tmp_path):
     for name in "x", "y":
         (tmp_path / name).write_bytes(safetensors_bytes({"a": entry()}, DATA))
     with pytest.raises(ValueError, match="in another file too"):
-        TensorFiles([tmp_path / "x", tmp_path / "y"])
+        SafetensorsFiles([tmp_path / "x", tmp_path / "y"])
 
 
 class Payload:

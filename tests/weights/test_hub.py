@@ -148,7 +148,7 @@ def test_a_model_that_ships_comes_before_a_folder(tmp_path, monkeypatch):
     saved(tmp_path / "zoo" / "shipped", tiny_llama(n_layers=1))
     saved(tmp_path / "here" / "shipped")
     zoo = tmp_path / "zoo" / "shipped"
-    monkeypatch.setattr("heedful.weights.find.shipped", lambda: {"shipped": zoo})
+    monkeypatch.setattr("heedful.weights.resolve.shipped_models", lambda: {"shipped": zoo})
     monkeypatch.chdir(tmp_path / "here")
     assert heedful.load("shipped").model.config.n_layers == 1
     assert heedful.load("./shipped").model.config.n_layers == 2

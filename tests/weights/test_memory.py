@@ -21,7 +21,7 @@ from pathlib import Path
 from heedful.weights import folder as f, load
 def peak(): return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 path = Path(sys.argv[1])
-empty = f.build(f.read_config(path))
+empty = f.meta_model(f.read_config(path))
 before = peak()
 dtype = getattr(torch, sys.argv[2]) if len(sys.argv) > 2 else None
 model = heedful.load(path, dtype=dtype).model
@@ -52,8 +52,8 @@ def test_the_limit_would_notice_a_second_copy(folder):
     """What the measurement gives if all tensors are read before the model is filled."""
     reads_all = PROGRAM.replace(
         "model = heedful.load(path, dtype=dtype).model",
-        "model, s = empty, f.TensorFiles(f.weight_files(path))\n"
-        "load.fill(model, load.DictSource({n: s.get(n) for n in s.names()}))",
+        "model, s = empty, f.SafetensorsFiles(f.weight_files(path))\n"
+        "load.load_tensors(model, load.DictSource({n: s.get(n) for n in s.names()}))",
     )
     command = [sys.executable, "-c", reads_all, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -87,10 +87,10 @@ def test_a_mapped_model_may_be_written_to_and_its_files_replaced(folder):
 
 def test_own_memory(tmp_path):
     import heedful
-    from heedful.weights.load import own
+    from heedful.weights.load import clone_parameters
 
     save(heedful.create("gpt2", n_layers=2, d_model=64, n_heads=2, vocab_size=99), tmp_path / "m")
-    mapped, owned = heedful.load(tmp_path / "m").model, own(heedful.load(tmp_path / "m").model)
+    mapped, owned = heedful.load(tmp_path / "m").model, clone_parameters(heedful.load(tmp_path / "m").model)
     assert not all(p.is_contiguous() for p in mapped.parameters()), "or there is nothing to test"
     for parameter in owned.parameters():
         assert parameter.is_contiguous() and parameter.data_ptr() % 64 == 0

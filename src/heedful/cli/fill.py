@@ -33,17 +33,17 @@ def run(options: argparse.Namespace) -> int:
     import heedful
     from heedful.observe import report
     from heedful.observe.template import parse
-    from heedful.weights.find import is_here, shipped
+    from heedful.weights.resolve import is_local, shipped_models
 
     if options.out is not None and options.out.suffix.lower() not in report.ENDINGS:
         raise ValueError(f"{options.out}: a report is written as {', '.join(report.ENDINGS)}")
     if options.n < 0:
         raise ValueError(f"-n is {options.n}: it must be 0 or more")
-    models = parse(options.template, is_here, shipped()).models
+    models = parse(options.template, is_local, shipped_models()).models
     if options.model is None and not models:
         raise ValueError(
             "which model? heedful fill MODEL TEMPLATE; or name models in the template, as "
-            f"[bert-books|shakespeare]: My lord, _ (of those that ship there are {', '.join(shipped())})"
+            f"[bert-books|shakespeare]: My lord, _ (of those that ship there are {', '.join(shipped_models())})"
         )
     if options.model is not None and models and options.model not in models:
         raise ValueError(f"the template names its models, {' and '.join(models)}: leave {options.model} out")

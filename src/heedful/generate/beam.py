@@ -25,10 +25,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from heedful.generate.answer import Answer, Task
-from heedful.generate.engine import side_by_side
+from heedful.generate.detokenizer import SupportsDecode
+from heedful.generate.engine import request_batches
 from heedful.generate.request import Choice, FinishReason, Request, Result, Sampling
-from heedful.generate.stop import Decodes
+from heedful.generate.sequence import GeneratedSequence, SequenceGroup
 from heedful.models.base import Batch, GenerativeModel
 
 ROWS = 64  # beams of all prompts that are searched side by side
@@ -256,9 +256,9 @@ def _best(plan: _Plan, groups: list[_Group]) -> list[Hypothesis]:
     return list(found.values())[: plan.n]
 
 
-def search(
+def run_beam_search(
     model: GenerativeModel[Any],
-    tokenizer: Decodes | None,
+    tokenizer: SupportsDecode | None,
     requests: Sequence[Request],
     *,
     beams: int,
@@ -271,7 +271,7 @@ def search(
     """
     requests = [replace(request, sampling=Sampling(temperature=0)) for request in requests]  # draws no seeds
     results: dict[int, Result] = {}
-    for tasks, batch in side_by_side(model, tokenizer, requests, max(1, ROWS // max(1, beams))):
+    for tasks, batch in request_batches(model, tokenizer, requests, max(1, ROWS // max(1, beams))):
         one = tasks[0].request
         found = beam_search(model, batch, beams=beams, n=one.n, max_tokens=one.max_tokens, eos=one.stop_ids, **how)
         for task, hypotheses in zip(tasks, found, strict=True):
@@ -279,9 +279,9 @@ def search(
     return [results[i] for i in range(len(requests))]
 
 
-def _written(task: Task, index: int, found: Hypothesis) -> Choice:
+def _written(task: SequenceGroup, index: int, found: Hypothesis) -> Choice:
     """A hypothesis as if the engine had said it."""
-    answer = Answer(task, index, task.tokenizer)
+    answer = GeneratedSequence(task, index, task.tokenizer)
     said = [*found.tokens, *([] if found.end is None else [found.end])]
     for place, token in enumerate(said, 1):
         answer.take(token, None, full=place == len(said))

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from heedful.generate.engine import Speaker
 from heedful.generate.request import Sampling
-from heedful.generate.sampling import ImpossibleLogits, Sampler, cut, heat, penalized
+from heedful.generate.sampling import InvalidLogits, Sampler, apply_penalties, apply_temperature, filter_logits
 from heedful.models.base import Batch, last_of_each, row_lengths
 from heedful.nn.state import State
 
 
 @dataclass
-class Row:
+class SpeculativeRow:
     """One text as it grows."""
 
     index: int  # in the batch that was given
@@ -48,10 +48,10 @@ class Proposal:
     chances: list[Tensor] | None = None  # (V,) what each was drawn from; None if no guess was left to chance
 
 
-class Drafting(Protocol):
+class BatchDrafter(Protocol):
     """A drafter at work on a batch."""
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Proposal]:
+    def propose(self, rows: Sequence[SpeculativeRow], counts: Sequence[int]) -> list[Proposal]:
         """At most `counts[b]` tokens that may follow the text of row b."""
         ...
 
@@ -65,17 +65,17 @@ class Drafter(Protocol):
 
     most: int  # proposals per step
 
-    def begin(self, batch: Batch, chooser: Chooser, vocab_size: int) -> Drafting: ...
+    def begin(self, batch: Batch, chooser: SpeculativeSampler, vocab_size: int) -> BatchDrafter: ...
 
 
-def certain(token: int, like: Tensor) -> Tensor:
+def one_hot(token: int, like: Tensor) -> Tensor:
     """The distribution (V,) that has only this token."""
     one = torch.zeros_like(like)
     one[token] = 1
     return one
 
 
-class Chooser:
+class SpeculativeSampler:
     """How tokens are chosen, by the model and by the drafter alike."""
 
     def __init__(self, how: Sampling) -> None:
@@ -84,20 +84,20 @@ class Chooser:
         # Always the likeliest token of the model itself: one argmax decides for all rows and places.
         self.simple = how.temperature == 0 and not how.logit_bias and not Sampler(self.quiet).penalizes
 
-    def probabilities(self, logits: Tensor, row: Row, guessed: Sequence[int]) -> Tensor:
+    def probabilities(self, logits: Tensor, row: SpeculativeRow, guessed: Sequence[int]) -> Tensor:
         """The distribution (V,) of what follows a row's text and these guesses, by the model's logits (V,)."""
         past = Sampler(self.quiet, row.text[: row.n_prompt])
         for token in [*row.text[row.n_prompt :], *guessed] if past.penalizes else ():
             past.say(token)
-        logits = penalized(logits[None], [past])
+        logits = apply_penalties(logits[None], [past])
         highest = float(logits.max())
         if not math.isfinite(highest):
-            raise ImpossibleLogits([row.index], [highest])
+            raise InvalidLogits([row.index], [highest])
         if self.how.temperature == 0:
-            return certain(int(logits.argmax()), logits[0])
-        return cut(heat(logits, self.how.temperature), self.how).softmax(-1)[0]
+            return one_hot(int(logits.argmax()), logits[0])
+        return filter_logits(apply_temperature(logits, self.how.temperature), self.how).softmax(-1)[0]
 
-    def draw(self, probabilities: Tensor, row: Row) -> int:
+    def draw(self, probabilities: Tensor, row: SpeculativeRow) -> int:
         """A token by the row's next random number; never one whose probability is 0."""
         sums = probabilities.double().cumsum(0)
         place = torch.searchsorted(sums, row.random.random() * sums[-1:], right=True)
@@ -115,10 +115,10 @@ class PromptLookup:
             raise ValueError(f"endings of {shortest} to {longest} tokens: from 1, the shortest first")
         self.sizes, self.most, self.in_source = range(longest, shortest - 1, -1), most, in_source
 
-    def begin(self, batch: Batch, chooser: Chooser, vocab_size: int) -> Drafting:
+    def begin(self, batch: Batch, chooser: SpeculativeSampler, vocab_size: int) -> BatchDrafter:
         indices = [_Index(self.sizes, vocab_size) for _ in batch.ids]
         if self.in_source and batch.source is not None:
-            for index, source in zip(indices, unpadded(batch.source, batch.source_lengths), strict=True):
+            for index, source in zip(indices, unpad_rows(batch.source, batch.source_lengths), strict=True):
                 index.extend(source)
         return _Lookup(indices)
 
@@ -154,7 +154,7 @@ class _Lookup:
     def __init__(self, indices: list[_Index]) -> None:
         self.indices = indices
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Proposal]:
+    def propose(self, rows: Sequence[SpeculativeRow], counts: Sequence[int]) -> list[Proposal]:
         for index, row in zip(self.indices, rows, strict=True):
             index.extend(row.text[index.n_text :])
             index.n_text = len(row.text)
@@ -170,7 +170,7 @@ class DraftModel:
     def __init__(self, model: Speaker, most: int = 8) -> None:
         self.model, self.most = model, most
 
-    def begin(self, batch: Batch, chooser: Chooser, vocab_size: int) -> Drafting:
+    def begin(self, batch: Batch, chooser: SpeculativeSampler, vocab_size: int) -> BatchDrafter:
         longest = self.model.longest
         n = max(tokens.shape[1] for tokens in (batch.tokens, batch.source) if tokens is not None)
         if longest is not None and n > longest:
@@ -182,25 +182,27 @@ class DraftModel:
 
 
 class _Draft:
-    def __init__(self, model: Speaker, state: State, chooser: Chooser, device: torch.device) -> None:
+    def __init__(self, model: Speaker, state: State, chooser: SpeculativeSampler, device: torch.device) -> None:
         self.model, self.state, self.chooser, self.device = model, state, chooser, device
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int]) -> list[Proposal]:
+    def propose(self, rows: Sequence[SpeculativeRow], counts: Sequence[int]) -> list[Proposal]:
         drafts = [Proposal([], None if self.chooser.simple else []) for _ in rows]
         self.state.truncate([len(row.text) - 1 for row in rows])  # forget what was refused
         unread = [row.text[n:] for row, n in zip(rows, self.state.lengths, strict=True)]
         n_steps = min(max(counts), self._room(rows, unread))
         if n_steps < 1:
             return drafts
-        logits = self.model.step(padded(unread, self.device), self.state)  # (B, T, V)
+        logits = self.model.step(pad_rows(unread, self.device), self.state)  # (B, T, V)
         self.state.truncate([len(row.text) for row in rows])  # forget the padding
         self._guess(last_of_each(logits, [len(tokens) for tokens in unread]), rows, drafts, counts)
         for _ in range(1, n_steps):
-            newest = padded([draft.tokens[-1:] for draft in drafts], self.device)[:, 0]  # (B,)
+            newest = pad_rows([draft.tokens[-1:] for draft in drafts], self.device)[:, 0]  # (B,)
             self._guess(self.model.step(newest, self.state), rows, drafts, counts)
         return drafts
 
-    def _guess(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[Proposal], counts: Sequence[int]) -> None:
+    def _guess(
+        self, logits: Tensor, rows: Sequence[SpeculativeRow], drafts: Sequence[Proposal], counts: Sequence[int]
+    ) -> None:
         """One token more for each draft that has fewer than its count, by logits (B, V)."""
         best = logits.argmax(-1).tolist() if self.chooser.simple else []
         for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
@@ -212,7 +214,7 @@ class _Draft:
                 draft.chances.append(self.chooser.probabilities(logits[i], row, draft.tokens))
                 draft.tokens.append(self.chooser.draw(draft.chances[-1], row))
 
-    def _room(self, rows: Sequence[Row], unread: Sequence[list[int]]) -> int:
+    def _room(self, rows: Sequence[SpeculativeRow], unread: Sequence[list[int]]) -> int:
         """How many tokens can be drafted before the drafter's own last position."""
         last, n_unread = self.model.longest, max(len(tokens) for tokens in unread)
         if last is None:
@@ -225,12 +227,12 @@ class _Draft:
         self.state.select(rows)
 
 
-def unpadded(tokens: Tensor, lengths: Tensor | None) -> list[list[int]]:
+def unpad_rows(tokens: Tensor, lengths: Tensor | None) -> list[list[int]]:
     """The real tokens of each row (B, T)."""
     return [row[:n] for row, n in zip(tokens.tolist(), row_lengths(tokens, lengths), strict=True)]
 
 
-def padded(rows: Sequence[list[int]], device: torch.device) -> Tensor:
+def pad_rows(rows: Sequence[list[int]], device: torch.device) -> Tensor:
     """(B, T) with the longest row's T; what stands in the padding does not matter."""
     n = max(len(row) for row in rows)
     return torch.tensor([row + [0] * (n - len(row)) for row in rows], device=device)

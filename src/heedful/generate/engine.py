@@ -24,20 +24,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from heedful.generate.answer import Answer, Event, Task
-from heedful.generate.reader import Reader
-from heedful.generate.reader import Speaker as Speaker
+from heedful.generate.detokenizer import SupportsDecode
+from heedful.generate.model_runner import ModelRunner
+from heedful.generate.model_runner import Speaker as Speaker
 from heedful.generate.request import Request, Result, Sampling
-from heedful.generate.sampling import ImpossibleLogits, sample, scores
-from heedful.generate.scheduler import Scheduler, alike
-from heedful.generate.stop import Decodes
-from heedful.generate.stop import pieces as pieces
+from heedful.generate.sampling import InvalidLogits, sample, token_scores
+from heedful.generate.scheduler import Scheduler, bucket_by_length
+from heedful.generate.sequence import Event, GeneratedSequence, SequenceGroup
 from heedful.models.base import Batch, row_lengths
 from heedful.nn.paged import PagedState
 from heedful.nn.state import State, without
 
 POOL = 2**15  # tokens in a pool of which nobody has said how large it should be
-Spoken = tuple[list[Answer], Tensor, State]  # those that were in a pass, their logits (B, V), and what they remember
+# The rows of one decode pass: their sequences, logits (B, V) and KV cache.
+Pass = tuple[list[GeneratedSequence], Tensor, State]
 
 
 class Engine:
@@ -52,7 +52,7 @@ class Engine:
     def __init__(
         self,
         model: Speaker,
-        tokenizer: Decodes | None = None,
+        tokenizer: SupportsDecode | None = None,
         *,
         max_rows: int = 32,
         chunk: int = 512,
@@ -65,11 +65,11 @@ class Engine:
         if state == "paged" and cache_tokens is None:
             cache_tokens = min(max_rows * (model.longest or POOL), POOL)
         self.model, self.tokenizer = model, tokenizer
-        self.reader = Reader(model, cache_tokens if state == "paged" else None, block)
-        self.scheduler: Scheduler[Task] = Scheduler(max_rows, chunk, cache_tokens, self.reader.begin)
-        self._tasks: dict[int, Task] = {}
+        self.reader = ModelRunner(model, cache_tokens if state == "paged" else None, block)
+        self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.reader.begin)
+        self._tasks: dict[int, SequenceGroup] = {}
         self._ids = count()
-        self._running: list[Answer] = []  # one per row of the state
+        self._running: list[GeneratedSequence] = []  # one per row of the state
         self._state: State | None = None
         self._events: list[Event] = []
         self._kept: list[Event] = []  # of others, while `run` or `stream` waited for its own
@@ -79,7 +79,7 @@ class Engine:
     def add(self, request: Request) -> int:
         """Put a request in line; its number is in all its events."""
         self.reader.check(request)
-        task = Task(next(self._ids), request, *self.reader.measure(request), self.tokenizer)
+        task = SequenceGroup(next(self._ids), request, *self.reader.measure(request), self.tokenizer)
         self.scheduler.add(task)
         self._tasks[task.id] = task
         return task.id
@@ -156,7 +156,7 @@ class Engine:
                 self._read_pieces(pieces)
             return self._events
         together = [task for task, n in plan if self._at_once(task, n)]
-        for group in alike(together, lambda task: task.n_left):
+        for group in bucket_by_length(together, lambda task: task.n_left):
             self._read_together(group)
         for task, n in plan:
             if task not in together:
@@ -178,12 +178,12 @@ class Engine:
             self._say(some, logits, state.lengths)
         self._let_go()
 
-    def _speak_apart(self, state: State, rows: list[int], problem: Exception) -> list[Spoken]:
+    def _speak_apart(self, state: State, rows: list[int], problem: Exception) -> list[Pass]:
         """A pass of these rows failed: try each half of them. The one that fails alone ends with its problem."""
         if len(rows) == 1:
             self._fail(self._running[rows[0]].task, problem)
             return []
-        found: list[Spoken] = []
+        found: list[Pass] = []
         for half in rows[: len(rows) // 2], rows[len(rows) // 2 :]:
             going = [row for row in half if self._running[row].finish_reason is None]  # a request may have several
             if not going:
@@ -195,7 +195,7 @@ class Engine:
                 found += self._speak_apart(state, going, another)
         return found
 
-    def _rejoin(self, found: Sequence[Spoken]) -> None:
+    def _rejoin(self, found: Sequence[Pass]) -> None:
         """Make one state of the parts; the rows that failed are in none of them."""
         assert self._state is not None
         whole = self._state.part([])
@@ -205,7 +205,7 @@ class Engine:
         self._running = [answer for answers, _, _ in found for answer in answers]
         self._state = whole if self._running else None
 
-    def _say(self, answers: Sequence[Answer], logits: Tensor, lengths: Sequence[int]) -> None:
+    def _say(self, answers: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> None:
         """The next tokens of those whose request has not failed meanwhile."""
         rows = [row for row, answer in enumerate(answers) if answer.finish_reason is None]
         if len(rows) < len(answers):
@@ -216,20 +216,20 @@ class Engine:
             for task in {a.task.id: a.task for a in answers if a.finish_reason is None}.values():
                 self._fail(task, problem)
 
-    def _possible(self, answers: Sequence[Answer], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
+    def _possible(self, answers: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
         """The next tokens; rows of which none is possible fail by themselves."""
         try:
             return self._next(answers, logits, lengths)
-        except ImpossibleLogits as problem:
+        except InvalidLogits as problem:
             for row in problem.rows:
                 self._fail(answers[row].task, problem)
             rows = [row for row, answer in enumerate(answers) if answer.finish_reason is None]
             return self._next([answers[row] for row in rows], logits[rows], [lengths[row] for row in rows])
 
-    def _next(self, answers: Sequence[Answer], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
+    def _next(self, answers: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
         """Choose a token for each row of logits (B, V)."""
         tokens = sample(logits, [a.sampler for a in answers])
-        found = scores(logits, tokens, [a.n_top for a in answers])
+        found = token_scores(logits, tokens, [a.n_top for a in answers])
         longest = self.model.longest
         return [
             answer.take(token, score, full=longest is not None and length >= longest)
@@ -238,11 +238,11 @@ class Engine:
 
     # --- prompts ---------------------------------------------------------------------------------------------------
 
-    def _at_once(self, task: Task, n: int) -> bool:
+    def _at_once(self, task: SequenceGroup, n: int) -> bool:
         """Whether a prompt is read as a whole, and with others."""
         return self.reader.pool is None and task.n_read == 0 and n == task.n_left and not task.request.echo
 
-    def _read_together(self, tasks: list[Task]) -> None:
+    def _read_together(self, tasks: list[SequenceGroup]) -> None:
         """Read whole prompts side by side; if that fails each alone, so that only the one at fault fails."""
         try:
             self._begin(tasks, *self.reader.whole(tasks))
@@ -253,7 +253,7 @@ class Engine:
                 task.reset()
                 self._read_together([task])
 
-    def _read_pieces(self, pieces: list[tuple[Task, int]]) -> None:
+    def _read_pieces(self, pieces: list[tuple[SequenceGroup, int]]) -> None:
         """Read the next n tokens of each prompt; if that fails each alone, so that only the one at fault fails."""
         try:
             self.reader.pieces(pieces)
@@ -271,7 +271,7 @@ class Engine:
                     task.reset()
                 self._read_pieces([(task, n)])
 
-    def _begin(self, tasks: Sequence[Task], logits: Tensor, state: State) -> None:
+    def _begin(self, tasks: Sequence[SequenceGroup], logits: Tensor, state: State) -> None:
         """Prompts are read: the first tokens by the logits (B, V) after each; those that go on join the others."""
         events = [answer.echo(self._text(task)) for task in tasks if task.request.echo for answer in task.answers]
         rows = [row for row, task in enumerate(tasks) if task.request.max_tokens for _ in task.answers]
@@ -306,7 +306,7 @@ class Engine:
                 event.result = task.result()
                 self._close(task)
 
-    def _fail(self, task: Task, problem: Exception) -> None:
+    def _fail(self, task: SequenceGroup, problem: Exception) -> None:
         """End a request; answers that ended before have said so."""
         for answer in task.answers:
             answer.finish_reason = answer.finish_reason or "error"
@@ -315,13 +315,13 @@ class Engine:
         self._events[-1].error = problem
         self._close(task)
 
-    def _close(self, task: Task) -> None:
+    def _close(self, task: SequenceGroup) -> None:
         self.scheduler.remove(task)
         del self._tasks[task.id]
         self._close_state(task)
 
     @staticmethod
-    def _close_state(task: Task) -> None:
+    def _close_state(task: SequenceGroup) -> None:
         if task.state is not None:
             task.state.select([])
             task.state = None
@@ -341,11 +341,11 @@ class Engine:
         if not self._running:
             self._state = None
 
-    def _text(self, task: Task) -> str:
+    def _text(self, task: SequenceGroup) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(task.request.prompt)
 
 
-def generate(
+def generate_batch(
     model: Speaker, batch: Batch, max_tokens: int, how: Sampling, stop: Collection[int] = ()
 ) -> list[list[int]]:
     """All new tokens of each row of a batch; the token it stopped at is not among them."""
@@ -358,17 +358,17 @@ def generate(
     return [result.choices[0].tokens for result in engine.run(requests)]
 
 
-def side_by_side(
-    model: Speaker, tokenizer: Decodes | None, requests: Sequence[Request], most: int
-) -> list[tuple[list[Task], Batch]]:
+def request_batches(
+    model: Speaker, tokenizer: SupportsDecode | None, requests: Sequence[Request], most: int
+) -> list[tuple[list[SequenceGroup], Batch]]:
     """All requests, checked, in batches of at most so many: for what answers a batch from its beginning to its end
     (beam search, speculation). Requests of about one length go together; a task's number is its request's place.
     """
-    reader = Reader(model)
+    reader = ModelRunner(model)
     for request in requests:
         reader.check(request)
-    tasks = [Task(i, request, *reader.measure(request), tokenizer) for i, request in enumerate(requests)]
-    groups = alike(tasks, lambda task: task.n_left)
+    tasks = [SequenceGroup(i, request, *reader.measure(request), tokenizer) for i, request in enumerate(requests)]
+    groups = bucket_by_length(tasks, lambda task: task.n_left)
     parts = [group[i : i + most] for group in groups for i in range(0, len(group), most)]
     return [(part, reader.batch(part, [task.prompt for task in part])) for part in parts]
 
@@ -380,6 +380,6 @@ def _rows(tokens: Tensor | None, lengths: Tensor | None) -> list[tuple[int, ...]
     return [tuple(row[:n]) for row, n in zip(tokens.tolist(), row_lengths(tokens, lengths), strict=True)]
 
 
-def greedy(model: Speaker, batch: Batch, max_tokens: int) -> list[list[int]]:
+def greedy_batch(model: Speaker, batch: Batch, max_tokens: int) -> list[list[int]]:
     """The most likely token at each step, for every row."""
-    return generate(model, batch, max_tokens, Sampling(temperature=0))
+    return generate_batch(model, batch, max_tokens, Sampling(temperature=0))

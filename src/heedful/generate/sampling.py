@@ -34,7 +34,7 @@ from heedful.generate.select import FEW, bits_of, draw, draw_heated, fewest, hig
 from heedful.kernels.cpu.sampling import supports_logits
 
 
-class ImpossibleLogits(ValueError):
+class InvalidLogits(ValueError):
     """No token can be chosen from these rows. Raised before any row has moved on."""
 
     def __init__(self, rows: list[int], highest: list[float]) -> None:
@@ -92,7 +92,7 @@ def penalize_counts(logits: Tensor, counts: Tensor, frequency: Tensor | float, p
     return logits - counts * frequency - (counts > 0) * presence
 
 
-def penalized(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     """The logits in fp32 with each row's bias and penalties, applied only at the tokens they concern."""
     biased = [row for row, sampler in enumerate(samplers) if sampler.how.logit_bias]
     heard = [row for row, sampler in enumerate(samplers) if sampler.penalizes]
@@ -124,7 +124,7 @@ def penalized(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
 # Temperature and cuts: (..., V) -> (..., V), with -inf at what is cut.
 
 
-def heat(logits: Tensor, temperature: float) -> Tensor:
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     """Logits over the temperature, the highest at 0 so that none overflows however cold it is."""
     return (logits - logits.amax(-1, keepdim=True)).div_(max(temperature, 1e-30))
 
@@ -156,7 +156,7 @@ def keep_typical(logits: Tensor, mass: float) -> Tensor:
     return _keep_fewest(logits, -(logs + entropy).abs(), probabilities, mass)
 
 
-def cut(logits: Tensor, how: Sampling) -> Tensor:
+def filter_logits(logits: Tensor, how: Sampling) -> Tensor:
     """All cuts that are asked for, in their order."""
     if how.top_k is not None:
         logits = keep_top_k(logits, how.top_k)
@@ -181,11 +181,11 @@ def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     assert len(logits) == len(samplers), "one sampler per row"
     if not samplers:
         return []
-    logits = penalized(logits, samplers)
+    logits = apply_penalties(logits, samplers)
     highest, likeliest = highest_of(logits)
     wrong = [row for row, top in enumerate(highest) if not math.isfinite(top)]
     if wrong:
-        raise ImpossibleLogits(wrong, [highest[row] for row in wrong])
+        raise InvalidLogits(wrong, [highest[row] for row in wrong])
     groups: dict[tuple[Any, ...], list[int]] = {}
     for row, sampler in enumerate(samplers):
         how = sampler.how
@@ -214,11 +214,11 @@ def _choose(logits: Tensor, highest: Sequence[float], samplers: Sequence[Sampler
         # What top-k leaves is all that the other cuts see. Its width depends on the rows; see keep_typical for double.
         places, logits = leading(logits, how.top_k)
         logits = logits.double()
-    return draw(cut(heat(logits, how.temperature), how), numbers, places)
+    return draw(filter_logits(apply_temperature(logits, how.temperature), how), numbers, places)
 
 
 @torch.no_grad()
-def scores(logits: Tensor, tokens: Sequence[int], n_top: Sequence[int | None]) -> list[TokenScore | None]:
+def token_scores(logits: Tensor, tokens: Sequence[int], n_top: Sequence[int | None]) -> list[TokenScore | None]:
     """What the model itself thinks of the tokens, one per row (B, V), and of its own favourites; None: not asked."""
     asked = [row for row, n in enumerate(n_top) if n is not None]
     found: list[TokenScore | None] = [None] * len(n_top)

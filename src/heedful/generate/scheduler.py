@@ -99,7 +99,7 @@ class Scheduler(Generic[J]):
         return rows <= self.max_rows and (self.max_size is None or size <= self.max_size)
 
 
-def alike(jobs: Sequence[T], size: Callable[[T], int]) -> list[list[T]]:
+def bucket_by_length(jobs: Sequence[T], size: Callable[[T], int]) -> list[list[T]]:
     """Jobs in groups to be read side by side: padded to the largest, no group is more than half padding."""
     groups: list[list[T]] = []
     for job in sorted(jobs, key=size, reverse=True):

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.generate.answer import Event, Task
-from heedful.generate.draft import Chooser, Drafter, Proposal, Row, certain, padded, unpadded
-from heedful.generate.engine import Speaker, side_by_side
+from heedful.generate.detokenizer import SupportsDecode
+from heedful.generate.draft import Drafter, Proposal, SpeculativeRow, SpeculativeSampler, one_hot, pad_rows, unpad_rows
+from heedful.generate.engine import Speaker, request_batches
 from heedful.generate.request import Request, Sampling
-from heedful.generate.sampling import ImpossibleLogits
-from heedful.generate.stop import Decodes
+from heedful.generate.sampling import InvalidLogits
+from heedful.generate.sequence import Event, SequenceGroup
 from heedful.models.base import Batch
 
 GREEDY = Sampling(temperature=0)
@@ -52,8 +52,8 @@ class Statistics:
         return self.tokens / max(self.steps, 1)
 
 
-def judge(
-    chooser: Chooser, logits: Tensor, rows: Sequence[Row], proposals: Sequence[Proposal]
+def verify_draft(
+    chooser: SpeculativeSampler, logits: Tensor, rows: Sequence[SpeculativeRow], proposals: Sequence[Proposal]
 ) -> list[tuple[int, int]]:
     """For each row how many proposed tokens stay by the logits (B, T, V) at their places, and the one after."""
     if not chooser.simple:
@@ -61,7 +61,7 @@ def judge(
     highest, likeliest = logits.max(-1)  # (B, T)
     wrong = (~highest.isfinite()).nonzero()[:, 0].tolist()
     if wrong:
-        raise ImpossibleLogits([rows[i].index for i in wrong], highest[~highest.isfinite()].tolist())
+        raise InvalidLogits([rows[i].index for i in wrong], highest[~highest.isfinite()].tolist())
     judged = []
     for best, proposal in zip(likeliest.tolist(), proposals, strict=True):
         n = 0
@@ -71,10 +71,10 @@ def judge(
     return judged
 
 
-def _judge(chooser: Chooser, logits: Tensor, row: Row, proposal: Proposal) -> tuple[int, int]:
+def _judge(chooser: SpeculativeSampler, logits: Tensor, row: SpeculativeRow, proposal: Proposal) -> tuple[int, int]:
     for place, token in enumerate(proposal.tokens):
         p = chooser.probabilities(logits[place], row, proposal.tokens[:place])
-        q = certain(token, p) if proposal.chances is None else proposal.chances[place]
+        q = one_hot(token, p) if proposal.chances is None else proposal.chances[place]
         if row.random.random() * float(q[token]) >= float(p[token]):
             left = (p - q).clamp(min=0)
             if not left.any():  # p = q but for rounding
@@ -109,12 +109,12 @@ class Speculation:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: it must be 1 or more")
         self.model, self.max_tokens, self.stop_ids = model, max_tokens, stop_ids
-        self.most, self.chooser, self.statistics = drafter.most, Chooser(sampling), Statistics(calls=1)
-        batch = begun(model, batch)
+        self.most, self.chooser, self.statistics = drafter.most, SpeculativeSampler(sampling), Statistics(calls=1)
+        batch = with_start_token(model, batch)
         logits, self.state = model.start(batch)
         self.logits = logits[:, None]  # (B, T, V) of a row's last token and of what was proposed after it
         self.drafting = drafter.begin(batch, self.chooser, logits.shape[-1])
-        self.rows = rows_of(batch, sampling.seed, min(FIRST, self.most))
+        self.rows = make_rows(batch, sampling.seed, min(FIRST, self.most))
         self.proposals = [Proposal() for _ in self.rows]
         self.n_rows = len(self.rows)
 
@@ -129,7 +129,7 @@ class Speculation:
         """What each row of the batch says by the logits there are; rows that have ended leave."""
         new: list[list[int]] = [[] for _ in range(self.n_rows)]
         going = []
-        judged = judge(self.chooser, self.logits, self.rows, self.proposals)
+        judged = verify_draft(self.chooser, self.logits, self.rows, self.proposals)
         for i, (row, proposal, (n, token)) in enumerate(zip(self.rows, self.proposals, judged, strict=True)):
             said = [*proposal.tokens[:n], token]
             end = next((place for place, token in enumerate(said) if token in self.stop_ids), None)
@@ -162,10 +162,10 @@ class Speculation:
         counts = [min(row.reach, room - 1, self.max_tokens - row.n_said - 1) for row in self.rows]
         self.proposals = self.drafting.propose(self.rows, counts)
         tokens = [row.text[-1:] + p.tokens for row, p in zip(self.rows, self.proposals, strict=True)]
-        self.logits = self.model.step(padded(tokens, self.logits.device), self.state)
+        self.logits = self.model.step(pad_rows(tokens, self.logits.device), self.state)
         self.statistics.calls += 1
 
-    def _fits(self, row: Row) -> bool:
+    def _fits(self, row: SpeculativeRow) -> bool:
         return self.model.longest is None or len(row.text) <= self.model.longest
 
     def _room(self) -> int:
@@ -192,7 +192,9 @@ def speculate(model: Speaker, batch: Batch, **how: Any) -> tuple[list[list[int]]
     return rows, steps.statistics
 
 
-def answer(model: Speaker, tokenizer: Decodes | None, requests: Sequence[Request], drafter: Drafter) -> Iterator[Event]:
+def run_speculative(
+    model: Speaker, tokenizer: SupportsDecode | None, requests: Sequence[Request], drafter: Drafter
+) -> Iterator[Event]:
     """Answer requests that differ in their prompts alone, with the engine's events: one answer to each, no scores.
 
     The id of an event is its request's place. A seed gives the same text again, but not that of plain decoding, since
@@ -208,10 +210,10 @@ def answer(model: Speaker, tokenizer: Decodes | None, requests: Sequence[Request
         if any(asked.values()):
             wrong = ", ".join(name for name, is_asked in asked.items() if is_asked)
             raise ValueError(f"speculation gives one answer without scores: leave out {wrong}, or the draft")
-    return _answer(model, side_by_side(model, tokenizer, requests, ROWS), drafter)
+    return _answer(model, request_batches(model, tokenizer, requests, ROWS), drafter)
 
 
-def _answer(model: Speaker, batches: Sequence[tuple[list[Task], Batch]], drafter: Drafter) -> Iterator[Event]:
+def _answer(model: Speaker, batches: Sequence[tuple[list[SequenceGroup], Batch]], drafter: Drafter) -> Iterator[Event]:
     for tasks, batch in batches:
         one = tasks[0].request
         steps = Speculation(model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling)
@@ -222,7 +224,7 @@ def _answer(model: Speaker, batches: Sequence[tuple[list[Task], Batch]], drafter
                     steps.end(row)
 
 
-def _take(task: Task, tokens: Sequence[int], longest: int | None) -> Iterator[Event]:
+def _take(task: SequenceGroup, tokens: Sequence[int], longest: int | None) -> Iterator[Event]:
     """What a request's answer makes of its new tokens, up to its end."""
     (said,) = task.answers
     for token in tokens:
@@ -234,7 +236,7 @@ def _take(task: Task, tokens: Sequence[int], longest: int | None) -> Iterator[Ev
             return
 
 
-def begun(model: Speaker, batch: Batch) -> Batch:
+def with_start_token(model: Speaker, batch: Batch) -> Batch:
     """The batch with the token that an encoder-decoder begins with, if nothing is there: the drafter begins alike."""
     start = getattr(model, "start_id", None)
     if batch.tokens is not None or batch.source is None or start is None:
@@ -242,9 +244,9 @@ def begun(model: Speaker, batch: Batch) -> Batch:
     return replace(batch, tokens=batch.source.new_full((len(batch.source), 1), start), lengths=None)
 
 
-def rows_of(batch: Batch, seed: int | None, reach: int) -> list[Row]:
-    texts = unpadded(batch.ids, batch.lengths)
+def make_rows(batch: Batch, seed: int | None, reach: int) -> list[SpeculativeRow]:
+    texts = unpad_rows(batch.ids, batch.lengths)
     seeds = [seed] * len(texts)
     if seed is None:
         seeds = torch.randint(2**62, (len(texts),)).tolist()
-    return [Row(i, text, len(text), random.Random(seeds[i]), reach) for i, text in enumerate(texts)]
+    return [SpeculativeRow(i, text, len(text), random.Random(seeds[i]), reach) for i, text in enumerate(texts)]

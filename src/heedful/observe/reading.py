@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from heedful.generate.engine import Speaker, generate
+from heedful.generate.engine import Speaker, generate_batch
 from heedful.generate.request import Sampling
 from heedful.models.base import Batch, EncoderDecoderModel, Model
 from heedful.models.encoder import EncoderModel
@@ -163,7 +163,7 @@ def write(model: EncoderDecoderModel | Seq2Seq, source: Tensor, max_tokens: int,
     """The greedy answer to a source (1, S), without the token that ends it."""
     never = [ids[0] for ids in model.generation.get("bad_words_ids") or () if len(ids) == 1]
     how = Sampling(temperature=0, logit_bias=dict.fromkeys(never, -100.0))
-    return generate(cast(Speaker, model), Batch(source=source), max_tokens, how, stop=ends)[0]
+    return generate_batch(cast(Speaker, model), Batch(source=source), max_tokens, how, stop=ends)[0]
 
 
 def _ends(model: Model, tokenizer: Tokenizer | None) -> list[int]:

@@ -32,7 +32,7 @@ from heedful.train import objectives
 from heedful.train.distill import halve
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
-from heedful.weights.load import own, with_config
+from heedful.weights.load import clone_parameters, with_config
 
 SMALL_TEXT = 4 * 10**6  # characters up to which a text is read by characters,
 FEW_CHARACTERS = 512  # if it has no more different ones
@@ -88,7 +88,7 @@ def assemble(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Assembled:
             free = tuple(dict.fromkeys([*recipe.adapter.trainable, *new]))
             recipe = dataclasses.replace(recipe, adapter=dataclasses.replace(recipe.adapter, trainable=free))
     elif teacher is not None and not recipe.model:
-        model, chosen = own(halve(teacher.model)), {}
+        model, chosen = clone_parameters(halve(teacher.model)), {}
         notes.append(f"half the layers of {teacher.name} are the student")
     else:
         chosen = choose_model(recipe, data)
@@ -325,6 +325,6 @@ def adjusted(begin: Loaded, recipe: Recipe, data: Read) -> tuple[Model, list[str
         )
     config = adjusted_config(model, recipe, data.settings)
     if config == model.config:
-        return own(model.float()), []
+        return clone_parameters(model.float()), []
     fresh, new = with_config(model, config)
     return fresh, list(new)

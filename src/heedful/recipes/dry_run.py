@@ -33,8 +33,8 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.rehearsal import logits_width
 from heedful.weights import hub
-from heedful.weights.blank import blank
-from heedful.weights.find import find, shipped
+from heedful.weights.meta import load_meta
+from heedful.weights.resolve import resolve, shipped_models
 
 LARGE = 64 * 10**6  # bytes from which on a text's size is enough to choose a vocabulary by, without reading it
 BYTES_PER_TOKEN = {"characters": 1.0, "bytes": 1.0}
@@ -80,12 +80,12 @@ def imagine(recipe: Recipe) -> Imagined:
 
 def without_weights(name: str) -> Model:
     """A model that is on this machine, as shapes alone."""
-    return blank(_local(name))
+    return load_meta(_local(name))
 
 
 def _local(name: str) -> Path:
-    if name in shipped() or Path(name).expanduser().exists() or not hub.is_id(name):
-        return find(name)
+    if name in shipped_models() or Path(name).expanduser().exists() or not hub.is_id(name):
+        return resolve(name)
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json")

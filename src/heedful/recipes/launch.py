@@ -28,7 +28,7 @@ from heedful.train.recipe import Recipe, merged, read, shipped
 from heedful.train.run import Run, to_toml
 from heedful.train.runlog import RunLog
 from heedful.train.trainer import Summary, Trainer, learning
-from heedful.weights.adapter import load_adapter, write_adapter_into
+from heedful.weights.adapter import load_adapter, write_adapter
 from heedful.weights.save import write_config
 
 # What `heedful train my.txt` does: found by search on 1 MB of text, good from there on.
@@ -231,7 +231,7 @@ class _Saver:
         """With the config of the whole model: its head may be another than that of the model it begins from."""
         model, tokenizer = self.ready.model, self.ready.tokenizer
         base = str(self.ready.recipe.model["init_from"])
-        write_adapter_into(folder, model, str(Path(base).resolve()) if Path(base).exists() else base)
+        write_adapter(folder, model, str(Path(base).resolve()) if Path(base).exists() else base)
         write_config(folder, model)
         if tokenizer is not None:
             tokenizer.save(folder)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from starlette.types import Receive
 
-from heedful.generate.answer import Event
 from heedful.generate.request import Choice, Result
+from heedful.generate.sequence import Event
 from heedful.serve.asks import Part
 from heedful.serve.worker import Worker
 

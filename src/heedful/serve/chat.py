@@ -11,8 +11,8 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from heedful.generate.answer import Event
 from heedful.generate.request import Choice, Result
+from heedful.generate.sequence import Event
 from heedful.serve.asks import Ask, Part, Reading, check_budget, check_room, check_speaks, sampling_of
 from heedful.serve.errors import client_errors
 from heedful.serve.logprobs import Entry, answer_entries, chat_logprobs

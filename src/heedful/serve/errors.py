@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from heedful.generate.sampling import ImpossibleLogits
+from heedful.generate.sampling import InvalidLogits
 from heedful.serve.response_schema import ErrorResponse
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client disconnected before the response
@@ -105,7 +105,7 @@ def from_exception(error: Exception) -> ApiError:
             return ApiError(429, str(error) or "too many requests are waiting: try again in a moment")
         case ShuttingDown():
             return ApiError(503, str(error) or "the server is stopping")
-        case ImpossibleLogits():
+        case InvalidLogits():
             return ApiError(
                 500,
                 "the model computed no possible next token (its logits are not finite)",

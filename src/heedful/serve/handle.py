@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, Generic, TypeVar, cast
 
-from heedful.generate.answer import Event
 from heedful.generate.request import Request, Result
+from heedful.generate.sequence import Event
 
 R = TypeVar("R")
 T = TypeVar("T")

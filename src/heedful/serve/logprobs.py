@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
+from heedful.generate.detokenizer import Detokenizer
 from heedful.generate.request import TokenScore
-from heedful.generate.stop import Detokenizer
 from heedful.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # what OpenAI shows for the impossible: JSON has no infinity

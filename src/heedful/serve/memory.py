@@ -15,10 +15,10 @@ from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
 from heedful.train.cost import free_memory
 from heedful.weights.adapted import base_of, is_adapter
-from heedful.weights.blank import blank
-from heedful.weights.find import find
 from heedful.weights.folder import weight_files
 from heedful.weights.gguf_file import GgufFile
+from heedful.weights.meta import load_meta
+from heedful.weights.resolve import resolve
 
 PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.625}
 SHARE = 0.8  # of the memory there is, for models; the rest is for what a pass needs, and for others
@@ -50,7 +50,7 @@ def budget(memory: float | None, device: str | None) -> int | None:
 
 def need_of(path: Path, quantize: Kind | None = None, cache_tokens: int | None = None) -> Need:
     """What the model at a folder or a GGUF file will need; its weights are not read."""
-    model = blank(path)
+    model = load_meta(path)
     weights = float(stored(path)) if quantize is None else model.n_parameters() * PER_WEIGHT[quantize]
     if quantize is not None or isinstance(model, GenerativeModel):
         # It will be packed, and a head that shares its numbers with the table is packed apart from it.
@@ -63,7 +63,7 @@ def need_of(path: Path, quantize: Kind | None = None, cache_tokens: int | None =
 def stored(path: Path) -> int:
     """Bytes that the weights take as they are stored, in memory."""
     if path.is_dir() and is_adapter(path):
-        return stored(find(base_of(path)))
+        return stored(resolve(base_of(path)))
     if path.is_dir() and (path / "config.json").exists():
         return sum(file.stat().st_size for file in weight_files(path))
     with GgufFile(next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path) as file:

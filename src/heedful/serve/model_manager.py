@@ -20,7 +20,7 @@ from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 from heedful.serve.worker import Worker
 from heedful.weights.describe import size_in_words
-from heedful.weights.find import find, refuse_pickle, shipped
+from heedful.weights.resolve import reject_pickle, resolve, shipped_models
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +66,10 @@ class ModelManager:
 
     def _resolve(self, text: str) -> Slot:
         name, given, source = text.partition("=")
-        if not given or text in shipped() or Path(text).expanduser().exists():
+        if not given or text in shipped_models() or Path(text).expanduser().exists():
             name, source = "", text
-        path = find(source)
-        refuse_pickle(path)
+        path = resolve(source)
+        reject_pickle(path)
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
         need = memory.need_of(path, self.options.quantize, self.options.cache_tokens)
@@ -215,12 +215,12 @@ def _useful() -> list[str]:
     """The models that ship: those that write text first, then those that read it, then the others, for the page."""
 
     def place(name: str) -> int:
-        path = shipped()[name]
+        path = shipped_models()[name]
         if not any((path / file).exists() for file in TOKENIZER_FILES):
             return 2
         return 0 if "generate" in memory.need_of(path).abilities else 1
 
-    return sorted(shipped(), key=place)
+    return sorted(shipped_models(), key=place)
 
 
 def _written(path: Path) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heedful.generate.answer import Event
 from heedful.generate.request import Choice, Result
+from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.serve.asks import Ask, Part
 from heedful.serve.logprobs import Follower, spelling_of

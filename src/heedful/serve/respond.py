@@ -17,8 +17,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from heedful.generate.answer import Event
 from heedful.generate.request import Result
+from heedful.generate.sequence import Event
 from heedful.serve.asking import Asking
 from heedful.serve.asks import Ask, Part, parts_of
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, client_errors, execution_error, request_id

@@ -24,10 +24,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from heedful.generate.answer import Event
 from heedful.generate.engine import Engine, Speaker
 from heedful.generate.request import Request
-from heedful.generate.sampling import ImpossibleLogits
+from heedful.generate.sampling import InvalidLogits
+from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.serve.errors import Overloaded, ShuttingDown
 from heedful.serve.handle import GenerationHandle, Handle, JobHandle, is_last
@@ -303,7 +303,7 @@ class Worker:
         if error.__traceback__ is not None:  # several requests may share it
             log.error("a pass of %s failed", self.loaded.name, exc_info=error)
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        theirs = isinstance(error, ValueError | LookupError) and not isinstance(error, ImpossibleLogits)
+        theirs = isinstance(error, ValueError | LookupError) and not isinstance(error, InvalidLogits)
         return RuntimeError(str(error)) if theirs else error
 
     def _note(self, handle: GenerationHandle, event: Event) -> None:

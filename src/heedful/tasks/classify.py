@@ -17,7 +17,7 @@ from heedful.data.dataset import IGNORED, Draw
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.data.squad import Question, SquadWindows
 from heedful.data.tagging import tokenize_tagged_words
-from heedful.generate.engine import generate
+from heedful.generate.engine import generate_batch
 from heedful.generate.request import Sampling
 from heedful.models.base import Batch, Model
 from heedful.models.encoder import EncoderModel
@@ -165,5 +165,5 @@ def complete_image(
     for i in range(n):
         how = Sampling(temperature=temperature, seed=None if seed is None else seed + i)
         batch = model.prompt(begun.long()[None].to(model.device))
-        rows.append([*begun.tolist(), *generate(model, batch, most - len(begun), how)[0]])
+        rows.append([*begun.tolist(), *generate_batch(model, batch, most - len(begun), how)[0]])
     return torch.tensor(cast(list[list[int]], rows))

@@ -29,7 +29,7 @@ from torch import Tensor
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model, last_of_each
 from heedful.models.encoder import EncoderModel
 from heedful.text.tokenizer import Tokenizer
-from heedful.weights.folder import LARGEST_CONFIG, roots
+from heedful.weights.folder import LARGEST_CONFIG, allowed_roots
 
 POOLS = ("mean", "first", "last")
 BUDGET = 1024  # tokens of a batch
@@ -111,7 +111,7 @@ def _pool(config: dict[str, Any]) -> str:
 def _read(folder: Path, name: str, kind: type) -> Any:
     """JSON from a file in the folder or below it; a link may lead no further than those of the weights."""
     path = (folder / name).resolve()
-    if not any(path.is_relative_to(root) for root in roots(folder)) or not path.is_file():
+    if not any(path.is_relative_to(root) for root in allowed_roots(folder)) or not path.is_file():
         raise ValueError(f"{name[:200]!r} is not a file in {folder}")
     with path.open("rb") as file:
         raw = file.read(LARGEST_CONFIG + 1)

@@ -1,8 +1,8 @@
 """Text: tokenizers of every family, training new ones, chat templates, and BPE step by step."""
 
+from heedful.text.bpe_trace import Merge, Trace, trace_merges
 from heedful.text.chat import render_template
 from heedful.text.tokenizer import Tokenizer
-from heedful.text.trace import Merge, Trace, trace_merges
 from heedful.text.train import (
     byte_tokens,
     characters,

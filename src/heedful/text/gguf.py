@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from heedful.text import build, spm
+from heedful.text import backends, sentencepiece
 from heedful.text.tokenizer import Tokenizer
 
 # "tokenizer.ggml.pre" -> the pattern that cuts words
@@ -32,13 +32,13 @@ _ROLE_KEYS = {
 }
 
 
-def read_gguf(fields: Mapping[str, Any]) -> Tokenizer:
+def tokenizer_from_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     """A tokenizer from GGUF metadata: the keys "tokenizer.ggml.*" and "tokenizer.chat_template" as plain values."""
     get = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}.get
     kind, tokens = get("model"), list(get("tokens") or [])
     if kind is None or not tokens:
         raise ValueError("this GGUF file has no tokenizer (no tokenizer.ggml.model or no tokens)")
-    types = [int(value) for value in get("token_type") or [spm.NORMAL] * len(tokens)]
+    types = [int(value) for value in get("token_type") or [sentencepiece.NORMAL] * len(tokens)]
     scores = [float(value) for value in get("scores") or [0.0] * len(tokens)]
     if not len(types) == len(scores) == len(tokens):
         raise ValueError(f"GGUF: {len(tokens)} tokens but {len(scores)} scores and {len(types)} types")
@@ -47,7 +47,7 @@ def read_gguf(fields: Mapping[str, Any]) -> Tokenizer:
         for role, key in _ROLE_KEYS.items()
         if (index := get(key)) is not None and 0 <= int(index) < len(tokens)
     }
-    pieces = [spm.Piece(*piece) for piece in zip(tokens, scores, types, strict=True)]
+    pieces = [sentencepiece.Piece(*piece) for piece in zip(tokens, scores, types, strict=True)]
     if kind == "gpt2":
         backend = _byte_level(pieces, list(get("merges") or []), str(get("pre") or "gpt-2"))
     elif kind in ("llama", "t5"):
@@ -59,12 +59,12 @@ def read_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     if kind != "bert":
         before = roles.get("bos") if get("add_bos_token", kind == "llama") else None
         after = roles.get("eos") if get("add_eos_token", kind == "t5") else None
-        build.surround(backend, before, after)
+        backends.wrap_with_special_tokens(backend, before, after)
     template = fields.get("tokenizer.chat_template")
     return Tokenizer(backend, roles=roles, chat_template=template if isinstance(template, str) else None)
 
 
-def _byte_level(pieces: list[spm.Piece], merges: list[str], pre: str) -> tokenizers.Tokenizer:
+def _byte_level(pieces: list[sentencepiece.Piece], merges: list[str], pre: str) -> tokenizers.Tokenizer:
     if pre not in _PATTERN_OF:
         known = ", ".join(sorted(_PATTERN_OF))
         raise ValueError(f"GGUF: the pre-tokenizer {pre!r} is not known; known ones: {known}")
@@ -79,22 +79,22 @@ def _byte_level(pieces: list[spm.Piece], merges: list[str], pre: str) -> tokeniz
     except Exception as error:
         raise ValueError(f"GGUF: tokens and merges do not fit together: {error}") from None
     backend = tokenizers.Tokenizer(model)
-    cut = build.words_then_bytes(build.PATTERNS[name])
+    cut = backends.byte_level_pre_tokenizer(backends.PATTERNS[name])
     if pre == "smollm":  # every digit is a word
         cut = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), cut])
     backend.pre_tokenizer = cut
     if name == "qwen2" and pre != "stablelm2":
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
-    spm.add_pieces(backend, pieces)
+    sentencepiece.add_pieces(backend, pieces)
     return backend
 
 
-def _sentencepiece(pieces: list[spm.Piece], kind: str, get: Any) -> tokenizers.Tokenizer:
-    model = spm.SentencePieceModel(
+def _sentencepiece(pieces: list[sentencepiece.Piece], kind: str, get: Any) -> tokenizers.Tokenizer:
+    model = sentencepiece.SentencePieceModel(
         pieces=pieces,
-        kind=spm.BPE if kind == "llama" else spm.UNIGRAM,
-        byte_fallback=any(piece.kind == spm.BYTE for piece in pieces),
+        kind=sentencepiece.BPE if kind == "llama" else sentencepiece.UNIGRAM,
+        byte_fallback=any(piece.kind == sentencepiece.BYTE for piece in pieces),
         unk_id=int(get("unknown_token_id", 0 if kind == "llama" else 2)),
         charsmap=bytes(get("precompiled_charsmap") or b""),
         add_dummy_prefix=bool(get("add_space_prefix", True)),
@@ -102,7 +102,7 @@ def _sentencepiece(pieces: list[spm.Piece], kind: str, get: Any) -> tokenizers.T
     )
     if not 0 <= model.unk_id < len(pieces):
         raise ValueError(f"GGUF: the unknown token {model.unk_id} is not one of the {len(pieces)} tokens")
-    return spm.build(model)
+    return sentencepiece.to_backend(model)
 
 
 def _bert(tokens: list[str], roles: dict[str, str]) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
@@ -110,14 +110,14 @@ def _bert(tokens: list[str], roles: dict[str, str]) -> tuple[tokenizers.Tokenize
     vocab = {}
     for index, token in enumerate(tokens):
         named = token in roles.values() or (token.startswith("[") and token.endswith("]"))
-        piece = token[1:] if token.startswith(spm.SPACE) else token if named else f"##{token}"
+        piece = token[1:] if token.startswith(sentencepiece.SPACE) else token if named else f"##{token}"
         vocab[piece] = index
     roles = {
-        **build.bert_names({}),
+        **backends.bert_special_tokens({}),
         **{role: name for role, name in roles.items() if role not in ("bos", "eos")},
     }
     if roles["unk"] not in vocab:
         raise ValueError(f"GGUF: the vocabulary lacks {roles['unk']}")
     backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=roles["unk"]))
-    build.finish_bert(backend, roles, {})
+    backends.configure_bert(backend, roles, {})
     return backend, roles

@@ -2,7 +2,7 @@
 
 A thin wrapper over a `tokenizers.Tokenizer` that adds what a model needs to know about its tokens (which one ends a
 text, which one pads), chat templates, and one rule the library does not have: text is text. "<|endoftext|>" typed by
-a user is thirteen ordinary characters unless `allow_special=True` says otherwise (see guard.py).
+a user is thirteen ordinary characters unless `allow_special=True` says otherwise (see special_tokens.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from heedful.text import guard
-from heedful.text.bytelevel import CHAR_OF_BYTE, UTF8_BYTES, bytes_of_fallback_piece, bytes_of_level_piece
+from heedful.text import special_tokens
+from heedful.text.byte_level import CHAR_OF_BYTE, UTF8_BYTES, byte_fallback_bytes, byte_level_bytes
 from heedful.text.chat import Messages, render_chat
-from heedful.text.spm import FOREIGN, SPACE
+from heedful.text.sentencepiece import FOREIGN, SPACE
 
 # The part each special token plays, and the names by which it is recognised where no file says.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -75,7 +75,7 @@ class Tokenizer:
     def _prepare(self) -> None:
         """All that is derived from the backend; nothing of it is saved."""
         spec: dict[str, Any] = json.loads(self.backend.to_str())
-        self._plain = guard.guarded(self.backend, spec)
+        self._plain = special_tokens.without_special_tokens(self.backend, spec)
         self._special: tokenizers.Tokenizer | None = None
         added = self.backend.get_added_tokens_decoder()
         self.special_tokens = {t.content: index for index, t in sorted(added.items()) if t.special}
@@ -140,7 +140,7 @@ class Tokenizer:
         if not allow_special:
             return self._plain
         if self._special is None:
-            special = guard.parse_backend(self.backend.to_str())
+            special = special_tokens.parse_backend(self.backend.to_str())
             special.encode_special_tokens = False
             self._special = special
         return self._special
@@ -225,7 +225,7 @@ class Tokenizer:
         if self._bytes is None:
             raise ValueError("this tokenizer has no tokens for single bytes; use decode()")
         added = self.backend.get_added_tokens_decoder()
-        piece_bytes = bytes_of_level_piece if self._bytes == "level" else bytes_of_fallback_piece
+        piece_bytes = byte_level_bytes if self._bytes == "level" else byte_fallback_bytes
         parts = []
         for index in _checked_ids(ids):
             if index in self._special_ids or index >= self.vocab_size:
@@ -260,16 +260,16 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
         """The tokenizer in a model's folder, from whichever files its family uses."""
-        from heedful.text.files import read_folder
+        from heedful.text.folder import tokenizer_from_folder
 
-        return read_folder(Path(folder))
+        return tokenizer_from_folder(Path(folder))
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer inside a GGUF file, from its metadata as plain values."""
-        from heedful.text.gguf import read_gguf
+        from heedful.text.gguf import tokenizer_from_gguf
 
-        return read_gguf(fields)
+        return tokenizer_from_gguf(fields)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `from_folder` and transformers read."""
@@ -300,7 +300,7 @@ class Tokenizer:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        backend = guard.parse_backend(state.pop("backend"))
+        backend = special_tokens.parse_backend(state.pop("backend"))
         self.__init__(backend, **state)  # type: ignore[misc]
 
 

@@ -1,7 +1,7 @@
 """New tokenizers from text.
 
 Each function takes texts (any iterable, read once) and returns a `Tokenizer`. The subword algorithms are those of the
-`tokenizers` library; `heedful.text.trace` shows one of them at work.
+`tokenizers` library; `heedful.text.bpe_trace` shows one of them at work.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from heedful.text import build
-from heedful.text.spm import SPACE
+from heedful.text import backends
+from heedful.text.sentencepiece import SPACE
 from heedful.text.tokenizer import Tokenizer
 
 
@@ -65,10 +65,10 @@ def train_bpe(
     smaller than `vocab_size` where the texts have fewer pairs that occur `min_frequency` times.
     """
     _check_size(vocab_size, 256 + len(special), "256 bytes and the special tokens")
-    if pattern not in build.PATTERNS:
-        raise ValueError(f"unknown pattern {pattern!r}; choose one of {', '.join(build.PATTERNS)}")
+    if pattern not in backends.PATTERNS:
+        raise ValueError(f"unknown pattern {pattern!r}; choose one of {', '.join(backends.PATTERNS)}")
     backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = build.words_then_bytes(build.PATTERNS[pattern])
+    backend.pre_tokenizer = backends.byte_level_pre_tokenizer(backends.PATTERNS[pattern])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(special),
@@ -77,7 +77,7 @@ def train_bpe(
         show_progress=progress,
     )
     _train(backend, texts, trainer)
-    backend.add_special_tokens([build.special_token(name) for name in special])
+    backend.add_special_tokens([backends.special_token(name) for name in special])
     return Tokenizer(backend)
 
 
@@ -91,7 +91,7 @@ def train_wordpiece(
     progress: bool = False,
 ) -> Tokenizer:
     """WordPiece as in BERT (Devlin et al. 2019): [PAD] [UNK] [CLS] [SEP] [MASK], then `special`, then pieces."""
-    roles = build.bert_names({})
+    roles = backends.bert_special_tokens({})
     names = [roles[role] for role in ("pad", "unk", "cls", "sep", "mask")] + list(special)
     _check_size(vocab_size, len(names) + 1, "the special tokens and one piece")
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token=roles["unk"]))
@@ -101,7 +101,7 @@ def train_wordpiece(
         vocab_size=vocab_size, min_frequency=min_frequency, special_tokens=names, show_progress=progress
     )
     _train(backend, texts, trainer)
-    build.finish_bert(backend, roles, {"do_lower_case": lower_case})
+    backends.configure_bert(backend, roles, {"do_lower_case": lower_case})
     return Tokenizer(backend, roles=roles)
 
 
@@ -123,7 +123,7 @@ def train_unigram(
     )
     _train(backend, texts, trainer)
     backend = _with_short_scores(backend)
-    build.surround(backend, None, "</s>")
+    backends.wrap_with_special_tokens(backend, None, "</s>")
     return Tokenizer(backend, roles={"pad": "<pad>", "eos": "</s>", "unk": "<unk>"})
 
 
@@ -203,11 +203,11 @@ def _finish_table(
         backend.model = models.BPE(vocab=vocab, merges=[], unk_token="<unk>")
     else:
         backend.model = models.WordLevel(vocab, unk_token="<unk>")
-    backend.add_special_tokens([build.special_token(name) for name in special])
+    backend.add_special_tokens([backends.special_token(name) for name in special])
     return Tokenizer(backend, roles=roles)
 
 
 def byte_tokens(extra: int = 0) -> Tokenizer:
     """The bytes themselves, as in ByT5 (Xue et al. 2022): <pad> 0, </s> 1, <unk> 2, then byte + 3. Nothing to train."""
-    backend, roles = build.byte_tokens(extra)
+    backend, roles = backends.byt5(extra)
     return Tokenizer(backend, roles=roles)

@@ -24,7 +24,7 @@ from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
 from heedful.nn.lora import LoRALinear, adapted, merge, replace_module
 from heedful.train.recipe import AdapterSettings
-from heedful.weights.adapter import contents
+from heedful.weights.adapter import adapter_contents
 
 __all__ = ["LoRALinear", "adapt", "adapted", "merge"]
 
@@ -73,7 +73,7 @@ def _add_lora(model: Model, settings: AdapterSettings) -> list[str]:
         assert isinstance(base, nn.Linear)
         layer = LoRALinear(base, settings.rank, settings.alpha, settings.dropout, quantized=settings.kind == "qlora")
         replace_module(model, name, layer.train(base.training))
-    contents(model)  # says now, and not after training, what could not be saved
+    adapter_contents(model)  # says now, and not after training, what could not be saved
     return names
 
 

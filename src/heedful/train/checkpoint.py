@@ -36,14 +36,14 @@ from heedful.train.distributed import placed
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import (
     checkpoints,
-    damage,
+    integrity_error,
     read_manifest,
     step_name,
     step_of,
     write_manifest,
 )
-from heedful.weights.save import write_into, write_tensors
-from heedful.weights.tensors import TensorFiles
+from heedful.weights.safetensors_file import SafetensorsFiles
+from heedful.weights.save import write_folder, write_safetensors
 
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 _HIDDEN = re.compile(r"\.(step-\d{7,})\.(partial|gone|old)")
@@ -61,7 +61,7 @@ class Saved:
     def tensors(self) -> dict[str, Tensor]:
         """What was given to `write`, on the CPU, each in memory of its own: a tensor in a mapped file is not aligned as
         torch aligns it, and kernels may then add in another order; resuming bit for bit needs the same one."""
-        with TensorFiles([self.path / "training.safetensors"]) as files:
+        with SafetensorsFiles([self.path / "training.safetensors"]) as files:
             return {name: files.get(name).clone() for name in files.names()}
 
     def restore(self, model: Model) -> None:
@@ -107,10 +107,10 @@ def write(
     try:
         aside.mkdir()
         if write_model is None:
-            write_into(aside, model, tokenizer)
+            write_folder(aside, model, tokenizer)
         else:
             write_model(aside)
-        write_tensors(_separate(tensors), aside / "training.safetensors")
+        write_safetensors(_separate(tensors), aside / "training.safetensors")
         for name, content in {"training.json": dict(numbers), **(also or {})}.items():
             (aside / name).parent.mkdir(parents=True, exist_ok=True)
             (aside / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -135,7 +135,7 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Saved | None:
     damaged: list[tuple[Path, str]] = []
     found = None
     for path in checkpoints(folder):
-        problem = damage(path)
+        problem = integrity_error(path)
         if problem is None:
             found = _open(path)
             break
@@ -154,13 +154,13 @@ def prune(folder: Path, keep: int, protect: Iterable[int] = (), *, whole: int | 
     kept, safe = 0, False
     for path in checkpoints(folder):
         step = step_of(path)
-        if damage(path, sizes_only=True) is not None:
+        if integrity_error(path, sizes_only=True) is not None:
             if safe and step not in protected:
                 _remove(path)
             continue
         if kept < keep or not safe:
             kept += 1
-            safe = safe or step == whole or damage(path) is None
+            safe = safe or step == whole or integrity_error(path) is None
         elif step not in protected:
             _remove(path)
 

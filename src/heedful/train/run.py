@@ -26,7 +26,7 @@ from heedful.models.base import Model
 from heedful.text.tokenizer import Tokenizer
 from heedful.train import checkpoint
 from heedful.train.checkpoint import Saved
-from heedful.weights.manifest import CHECKPOINTS, best_of_run, checkpoints, read_manifest
+from heedful.weights.manifest import CHECKPOINTS, best_checkpoint, checkpoints, read_manifest
 
 try:
     import fcntl
@@ -170,7 +170,7 @@ class Run:
     @property
     def best(self) -> Path | None:
         """The checkpoint that `heedful.load` takes for the run: the best, or the newest if none was marked."""
-        return best_of_run(self.folder)
+        return best_checkpoint(self.folder)
 
     def tokenizer(self) -> Tokenizer | None:
         """The one it began with; None if it has none, or was stopped before its first checkpoint."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from heedful.models.base import Model
 from heedful.nn.lora import merge
 from heedful.weights.adapter import CONFIG, load_adapter, read_adapter_config
-from heedful.weights.folder import build, read_config
-from heedful.weights.load import own, with_config
+from heedful.weights.folder import meta_model, read_config
+from heedful.weights.load import clone_parameters, with_config
 
 
 def is_adapter(folder: Path) -> bool:
@@ -26,7 +26,7 @@ def base_of(folder: Path) -> str:
 def with_adapter(model: Model, folder: Path) -> Model:
     """The model with the adapter merged into its weights; with the head that the adapter was trained with."""
     if (folder / "config.json").exists():
-        config = build(read_config(folder)).config
+        config = meta_model(read_config(folder)).config
         model = model if config == model.config else with_config(model, config)[0]
-    load_adapter(own(model), folder)
+    load_adapter(clone_parameters(model), folder)
     return merge(model).eval()

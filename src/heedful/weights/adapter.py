@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from heedful.models.base import DecoderModel, EncoderDecoderModel, Model
 from heedful.models.mapping import Copy, Entry, Fuse, FuseHeads, Transpose
 from heedful.nn.lora import LoRALinear, adapted, replace_module
-from heedful.weights.folder import HOW_TO_CONVERT, PICKLES, Unset, inside, read_json
-from heedful.weights.save import layout, write_tensors
-from heedful.weights.tensors import TensorFiles
+from heedful.weights.folder import HOW_TO_CONVERT, PICKLES, SkipInit, read_json, regular_file
+from heedful.weights.safetensors_file import SafetensorsFiles
+from heedful.weights.save import config_and_weight_map, write_safetensors
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -51,7 +51,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Pair:
+class LowRankPair:
     """A (rank, K), B (N, rank), and what their product is multiplied with."""
 
     a: Tensor
@@ -80,7 +80,7 @@ def save_adapter(model: Model, folder: str | Path, base_name: str = "") -> None:
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     aside.mkdir()
     try:
-        write_adapter_into(aside, model, base_name)
+        write_adapter(aside, model, base_name)
         if folder.exists():
             folder.rmdir()
         aside.rename(folder)
@@ -89,21 +89,21 @@ def save_adapter(model: Model, folder: str | Path, base_name: str = "") -> None:
         raise
 
 
-def write_adapter_into(folder: Path, model: Model, base_name: str = "") -> None:
+def write_adapter(folder: Path, model: Model, base_name: str = "") -> None:
     """The adapter's files in a folder that is there; who calls it sees to it that nobody reads them half written."""
-    tensors, config = contents(model)
+    tensors, config = adapter_contents(model)
     own = {PREFIX + n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    write_tensors(own, folder / TENSORS)
+    write_safetensors(own, folder / TENSORS)
     config["base_model_name_or_path"] = base_name or None
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def contents(model: Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def adapter_contents(model: Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors by the hub's names, and the config; ValueError if the format cannot hold what learns."""
     layers = adapted(model)
     if not layers:
         raise ValueError("the model has no adapters: save it whole with heedful.weights.save.save")
-    names = Names(model)
+    names = HubNames(model)
     pairs = {
         their: _joined(names, entry, [layers.get(_module(n)) for n in entry.ours])
         for their, entry in names.modules.items()
@@ -128,8 +128,8 @@ def load_adapter(model: Model, folder: str | Path, *, quantized: bool = False) -
     """
     folder = Path(folder)
     config = read_adapter_config(folder)
-    names, have = Names(model), adapted(model)
-    with TensorFiles([inside(folder, TENSORS)]) as source:
+    names, have = HubNames(model), adapted(model)
+    with SafetensorsFiles([regular_file(folder, TENSORS)]) as source:
         tensors = {n.removeprefix(PREFIX): source.get(n).clone() for n in source.names()}
     pairs = _read_pairs(names, tensors, config, have)
     whole = _read_whole(names, tensors)
@@ -156,13 +156,13 @@ def load_adapter(model: Model, folder: str | Path, *, quantized: bool = False) -
     return list(pairs)
 
 
-class Names:
+class HubNames:
     """Our modules and theirs, asked of a twin without memory: a model with adapters has other parameters."""
 
     def __init__(self, model: Model) -> None:
-        with torch.device("meta"), Unset():
+        with torch.device("meta"), SkipInit():
             twin = type(model)(model.config)
-        self.weights = layout(twin)[1]
+        self.weights = config_and_weight_map(twin)[1]
         self.shapes = {n: p.shape for n, p in twin.named_parameters()}
         self.entries = self.weights.entries(self.shapes)
         linear = {n for n, m in twin.named_modules() if isinstance(m, nn.Linear)}
@@ -202,7 +202,7 @@ class Names:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _joined(names: Names, entry: Entry, parts: Sequence[LoRALinear | None]) -> Pair:
+def _joined(names: HubNames, entry: Entry, parts: Sequence[LoRALinear | None]) -> LowRankPair:
     """One adapter of theirs from ours; None is a part of their matrix that is not adapted."""
     _check_linear(entry)
     layers = [p for p in parts if p is not None]
@@ -216,7 +216,7 @@ def _joined(names: Names, entry: Entry, parts: Sequence[LoRALinear | None]) -> P
         rows.append(block)
     b = entry.op.save(rows)[0]
     a = torch.cat([layer.lora_a.detach() for layer in layers])
-    return Pair(a, b.t() if _is_transposed(entry) else b, scale)
+    return LowRankPair(a, b.t() if _is_transposed(entry) else b, scale)
 
 
 def _check_linear(entry: Entry) -> None:
@@ -231,7 +231,7 @@ def _is_transposed(entry: Entry) -> bool:
     return isinstance(op, Transpose)
 
 
-def _config(model: Model, names: Names, pairs: Mapping[str, Pair], whole: Sequence[str]) -> dict[str, Any]:
+def _config(model: Model, names: HubNames, pairs: Mapping[str, LowRankPair], whole: Sequence[str]) -> dict[str, Any]:
     (rank, alpha), _ = Counter((p.rank, p.alpha) for p in pairs.values()).most_common(1)[0]
     tasks = {DecoderModel: "CAUSAL_LM", EncoderDecoderModel: "SEQ_2_SEQ_LM"}
     task = next((name for kind, name in tasks.items() if isinstance(model, kind)), None)
@@ -255,7 +255,7 @@ def _config(model: Model, names: Names, pairs: Mapping[str, Pair], whole: Sequen
     }
 
 
-def _short(chosen: Iterable[str], names: Names) -> list[str]:
+def _short(chosen: Iterable[str], names: HubNames) -> list[str]:
     """The modules by the ends of their names, as far as no other module ends so."""
     chosen = set(chosen)
     every = {_module(t) for entry in names.entries for t in entry.theirs}
@@ -270,7 +270,7 @@ def _short(chosen: Iterable[str], names: Names) -> list[str]:
     return sorted(found)
 
 
-def _exceptions(values: Mapping[str, int | float], usual: int | float, names: Names) -> dict[str, int | float]:
+def _exceptions(values: Mapping[str, int | float], usual: int | float, names: HubNames) -> dict[str, int | float]:
     """What differs from the usual, by the ends of the names."""
     found: dict[str, int | float] = {}
     for value in set(values.values()) - {usual}:
@@ -306,11 +306,11 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_pairs(
-    names: Names, tensors: dict[str, Tensor], config: Mapping[str, Any], have: Mapping[str, LoRALinear]
-) -> dict[str, Pair]:
+    names: HubNames, tensors: dict[str, Tensor], config: Mapping[str, Any], have: Mapping[str, LoRALinear]
+) -> dict[str, LowRankPair]:
     """The adapters by our layers' names; their tensors are taken out of `tensors`."""
     which = names.spellings(f"{their}.weight" for their in names.modules)
-    found: dict[str, Pair] = {}
+    found: dict[str, LowRankPair] = {}
     for name in [n for n in tensors if n.endswith(".lora_A.weight")]:
         given = name.removesuffix(".lora_A.weight")
         their = which(f"{given}.weight")
@@ -326,39 +326,39 @@ def _read_pairs(
             raise ValueError(f"{given}: A {list(a.shape)} and B {list(b.shape)}, expected {wanted}")
         scale = _setting(config, "alpha_pattern", "lora_alpha", given)
         scale /= math.sqrt(rank) if config.get("use_rslora") else rank
-        found |= _cut(names, entry, Pair(a, b, scale), have)
+        found |= _cut(names, entry, LowRankPair(a, b, scale), have)
     if not found:
         raise ValueError(f"the adapter has nothing for this model, but {_some(sorted(tensors))}")
     return found
 
 
-def _cut(names: Names, entry: Entry, pair: Pair, have: Mapping[str, LoRALinear]) -> dict[str, Pair]:
+def _cut(names: HubNames, entry: Entry, pair: LowRankPair, have: Mapping[str, LoRALinear]) -> dict[str, LowRankPair]:
     """One adapter of theirs as ours: one for each part of their matrix."""
     ours = [_module(n) for n in entry.ours]
     b = pair.b.t() if _is_transposed(entry) else pair.b
     shapes = [torch.Size([names.shapes[n][0], pair.rank]) for n in entry.ours]
     rows = dict(zip(ours, entry.op.load([b], shapes), strict=True))
     if len(ours) == 1:
-        return {ours[0]: Pair(pair.a, rows[ours[0]], pair.scale)}
-    shared = {name: Pair(pair.a, rows[name], pair.scale) for name in ours}
+        return {ours[0]: LowRankPair(pair.a, rows[ours[0]], pair.scale)}
+    shared = {name: LowRankPair(pair.a, rows[name], pair.scale) for name in ours}
     used = {name: part.any(dim=0) for name, part in rows.items()}  # which of the ranks
     chosen = [n for n in ours if n in have] or [n for n in ours if used[n].any()]
     if not chosen or torch.stack([*used.values()]).sum(dim=0).max() > 1:
         return shared
     # No rank serves two parts: blocks, as `_joined` writes them. If some are zero still, the model's own tell more.
     ranks = [have[n].rank for n in chosen if n in have] or [pair.rank // len(chosen)] * len(chosen)
-    blocks: dict[str, Pair] = {}
+    blocks: dict[str, LowRankPair] = {}
     begin = 0
     for name, rank in zip(chosen, ranks, strict=True):
         some = slice(begin, begin + rank)
         begin += rank
         if used[name].sum() > used[name][some].sum():
             return shared
-        blocks[name] = Pair(pair.a[some], rows[name][:, some], pair.scale)
+        blocks[name] = LowRankPair(pair.a[some], rows[name][:, some], pair.scale)
     return blocks
 
 
-def _read_whole(names: Names, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _read_whole(names: HubNames, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """What learned in full, by our parameters' names; taken out of `tensors`."""
     which = names.spellings(t for entry in names.entries for t in entry.theirs)
     given = {their: n for n in tensors if (their := which(n)) is not None}

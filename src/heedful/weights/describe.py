@@ -31,18 +31,18 @@ def describe(name: str) -> str:
 
 
 def _describe_file(name: str) -> str:
-    from heedful.weights.find import find, refuse_pickle
-    from heedful.weights.folder import build, read_config
-    from heedful.weights.gguf import as_hub_config
+    from heedful.weights.folder import meta_model, read_config
+    from heedful.weights.gguf import hub_config_from_gguf
     from heedful.weights.gguf_file import GgufFile
+    from heedful.weights.resolve import reject_pickle, resolve
 
-    path = find(name)
-    refuse_pickle(path)
+    path = resolve(name)
+    reject_pickle(path)
     if path.is_dir():
-        model = build(read_config(path))
+        model = meta_model(read_config(path))
     else:
         with GgufFile(path) as file:
-            model = build(as_hub_config(file))
+            model = meta_model(hub_config_from_gguf(file))
     return _page(name, model.family, model.config.to_dict(), model.n_parameters(), str(path))
 
 
@@ -74,9 +74,9 @@ def size_in_words(n_bytes: float) -> str:
 def tokenizer_of(name: str) -> Tokenizer:
     """The tokenizer of a model or of a folder that has nothing else; the weights are not read."""
     from heedful.text import Tokenizer
-    from heedful.weights.find import find
+    from heedful.weights.resolve import resolve
 
-    path = find(name)
+    path = resolve(name)
     if path.is_dir():
         return Tokenizer.from_folder(path)
     from heedful.weights.gguf_file import GgufFile

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from heedful.models.base import Model
 from heedful.models.mapping import WeightMap, identity
 from heedful.models.registry import for_hub
-from heedful.weights.load import fill
-from heedful.weights.tensors import TensorFiles
+from heedful.weights.load import load_tensors
+from heedful.weights.safetensors_file import SafetensorsFiles
 
 LARGEST_CONFIG = 4 * 2**20
 LARGEST_INDEX = 64 * 2**20
@@ -37,11 +37,11 @@ HOW_TO_CONVERT = (
 def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
     """The model in a folder, in evaluation mode."""
     hub = read_config(folder)
-    model = build(hub)
-    with TensorFiles(weight_files(folder)) as source:
-        fill(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
+    model = meta_model(hub)
+    with SafetensorsFiles(weight_files(folder)) as source:
+        load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
     model.generation = read_json(folder, "generation_config.json", missing={})
-    model.special = special_ids(hub) | special_ids(model.generation)
+    model.special = special_token_ids(hub) | special_token_ids(model.generation)
     return model.eval()
 
 
@@ -58,7 +58,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return hub
 
 
-def build(hub: Mapping[str, Any]) -> Model:
+def meta_model(hub: Mapping[str, Any]) -> Model:
     """The model that a config.json describes, on the meta device: shapes without memory."""
     try:
         family = for_hub(hub).load()
@@ -66,7 +66,7 @@ def build(hub: Mapping[str, Any]) -> Model:
             config = family.config_class.from_dict(own_settings(hub))
         else:
             config = family.config_class.from_hub(hub)
-        with torch.device("meta"), Unset():
+        with torch.device("meta"), SkipInit():
             return family(config)
     except KeyError as error:
         raise ValueError(f"config.json has no {error}, which a {hub.get('model_type')} needs") from error
@@ -75,7 +75,7 @@ def build(hub: Mapping[str, Any]) -> Model:
         raise ValueError(f"config.json cannot be right: {str(error)[:300]}") from error
 
 
-class Unset(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Parameters made inside are given no numbers (which takes time even where there is no memory for them)."""
 
     def __torch_function__(
@@ -89,7 +89,7 @@ class Unset(TorchFunctionMode):
 
 def own_settings(hub: Mapping[str, Any]) -> dict[str, Any]:
     """The family's settings in a config.json of ours: what is left without what every config.json has."""
-    shared = {"model_type", "family", "architectures", "dtype", *special_ids(hub)}
+    shared = {"model_type", "family", "architectures", "dtype", *special_token_ids(hub)}
     return {key: value for key, value in hub.items() if key not in shared}
 
 
@@ -98,7 +98,7 @@ def own_names(model: Model, hub: Mapping[str, Any]) -> WeightMap | None:
     return identity(dict(model.named_parameters())) if hub["model_type"] == OWN else None
 
 
-def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
+def special_token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
     """Which tokens begin, end and pad a text: the entries of a config that are no setting of the model."""
     found = {}
     for key, value in values.items():
@@ -116,7 +116,7 @@ def special_ids(values: Mapping[str, Any]) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors: one file, or the shards that its index names."""
     if (folder / "model.safetensors").exists():
-        return [inside(folder, "model.safetensors")]
+        return [regular_file(folder, "model.safetensors")]
     if (folder / "model.safetensors.index.json").exists():
         index = read_json(folder, "model.safetensors.index.json", largest=LARGEST_INDEX)
         names = index.get("weight_map")
@@ -126,7 +126,7 @@ def weight_files(folder: Path) -> list[Path]:
         for shard in shards:
             if not shard.endswith(".safetensors"):
                 raise ValueError(f"model.safetensors.index.json names {shard[:200]!r}, which is no safetensors file")
-        return [inside(folder, shard) for shard in shards]
+        return [regular_file(folder, shard) for shard in shards]
     raise ValueError(f"{folder} has no model.safetensors{_instead(folder)}")
 
 
@@ -139,12 +139,12 @@ def _instead(folder: Path) -> str:
     return f", only {', '.join(pickles[:5])}. {HOW_TO_CONVERT}" if pickles else ""
 
 
-def inside(folder: Path, name: str) -> Path:
+def regular_file(folder: Path, name: str) -> Path:
     """The plain file `name` in `folder`; ValueError if it is elsewhere, by its name or by a link."""
     if not name or name in (".", "..") or any(c in name for c in "/\\\0:"):
         raise ValueError(f"{name[:200]!r} is not the name of a file in {folder}")
     path = (folder / name).resolve()
-    if not any(path.is_relative_to(root) for root in roots(folder)):
+    if not any(path.is_relative_to(root) for root in allowed_roots(folder)):
         raise ValueError(f"{name} in {folder} is a link to {path}, outside the folder: copy the file there instead")
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -154,7 +154,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def roots(folder: Path) -> list[Path]:
+def allowed_roots(folder: Path) -> list[Path]:
     """Where a folder's files may lie: in it, or in the blobs of its own repository in the hub's cache."""
     folder = folder.resolve()
     repository = folder.parent.parent
@@ -169,7 +169,7 @@ def read_json(
     """A JSON object from a file in the folder; `missing` where there is none."""
     if missing is not None and not (folder / name).exists():
         return dict(missing)
-    path = inside(folder, name)
+    path = regular_file(folder, name)
     with path.open("rb") as file:
         raw = file.read(largest + 1)
     if len(raw) > largest:

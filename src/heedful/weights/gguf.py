@@ -16,9 +16,9 @@ from torch import Tensor
 
 from heedful.models.base import Model
 from heedful.nn.position import Rotary
-from heedful.weights.folder import build
+from heedful.weights.folder import meta_model
 from heedful.weights.gguf_file import GgufFile
-from heedful.weights.load import fill
+from heedful.weights.load import load_tensors
 
 # GGUF's names -> the hub's, the same for every decoder here except for Gemma 2's norms.
 NAMES: Mapping[str, str] = {
@@ -54,14 +54,14 @@ def load_gguf(
     Quantized weights become float32 unless `dtype` says otherwise.
     """
     with GgufFile(path) as file:
-        hub = as_hub_config(file)
-        model = build(hub)
-        fill(model, HubView(file, hub), device=device, dtype=dtype)
+        hub = hub_config_from_gguf(file)
+        model = meta_model(hub)
+        load_tensors(model, GgufSource(file, hub), device=device, dtype=dtype)
         model.special = {key: hub[key] for key in hub if key.endswith("_token_id")}
         return model.eval(), file.fields
 
 
-class HubView:
+class GgufSource:
     """A GGUF file's tensors by the hub's names and in the hub's order: a `Source`."""
 
     mapped, fresh = False, True
@@ -93,7 +93,7 @@ class HubView:
         kind = self.hub["model_type"]
         if kind == "llama" and re.search(r"\.[qk]_proj\.", name):
             n_heads = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
-            return in_halves(tensor, self.hub[n_heads])
+            return unpermute(tensor, self.hub[n_heads])
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             return tensor - 1
         return tensor
@@ -102,7 +102,7 @@ class HubView:
         pass
 
 
-def in_halves(x: Tensor, n_heads: int) -> Tensor:
+def unpermute(x: Tensor, n_heads: int) -> Tensor:
     """Each head's rows from neighbours (0, 1 turn together) to halves (0 and D/2 do)."""
     return x.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
@@ -110,7 +110,7 @@ def in_halves(x: Tensor, n_heads: int) -> Tensor:
 # --- metadata --------------------------------------------------------------------------------------------------------
 
 
-def as_hub_config(file: GgufFile) -> dict[str, Any]:
+def hub_config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """The config.json that says the same as the file's metadata."""
     kind = file.fields.get("general.architecture")
     if kind not in ARCHITECTURES:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.weights.tensors import read_at
+from heedful.weights.safetensors_file import read_at
 
 LARGEST_DESCRIPTION = 256 * 2**20  # metadata and table of tensors; a vocabulary of 256,000 takes about 10 MB
 MOST_VALUES = 2**22  # in one list of the metadata
@@ -41,7 +41,7 @@ PLAIN = {
 
 
 @dataclass(frozen=True)
-class Block:
+class GgufTensor:
     """A tensor's place in a file, in bytes from its beginning; quantized unless `kind` is in PLAIN."""
 
     kind: gguf.GGMLQuantizationType
@@ -92,7 +92,7 @@ class GgufFile:
             self.fields[key] = cursor.value(cursor.number(4))
         self.blocks = self._table(cursor, n_tensors, size)
 
-    def _table(self, cursor: _Cursor, n_tensors: int, size: int) -> dict[str, Block]:
+    def _table(self, cursor: _Cursor, n_tensors: int, size: int) -> dict[str, GgufTensor]:
         rows = []
         for _ in range(n_tensors):
             name, n_dimensions = cursor.text(), cursor.number(4)
@@ -104,7 +104,7 @@ class GgufFile:
         if type(step) is not int or not 8 <= step <= 2**20 or step % 8:
             raise cursor.wrong(f"its alignment is {str(step)[:50]}")
         begin = -(-cursor.at // step) * step
-        blocks: dict[str, Block] = {}
+        blocks: dict[str, GgufTensor] = {}
         for name, shape, kind, offset in rows:
             if name in blocks:
                 raise cursor.wrong(f"the tensor {name[:100]!r} comes twice")
@@ -135,7 +135,7 @@ class GgufFile:
         self._dequantize(block, out.numpy().reshape(-1))
         return out
 
-    def _dequantize(self, block: Block, out: np.ndarray[Any, Any]) -> None:
+    def _dequantize(self, block: GgufTensor, out: np.ndarray[Any, Any]) -> None:
         """Piece by piece: a piece and what is made of it stay in the processor's cache."""
         for begin in range(0, len(out), PIECE):
             piece = out[begin : begin + PIECE]
@@ -150,7 +150,7 @@ def _row_bytes(kind: gguf.GGMLQuantizationType, n: int) -> int:
     return n // per_block * n_bytes
 
 
-def _block(cursor: _Cursor, name: str, shape: tuple[int, ...], number: int, begin: int, size: int) -> Block:
+def _block(cursor: _Cursor, name: str, shape: tuple[int, ...], number: int, begin: int, size: int) -> GgufTensor:
     try:
         kind = gguf.GGMLQuantizationType(number)
         per_block, _ = gguf.GGML_QUANT_SIZES[kind]
@@ -161,7 +161,7 @@ def _block(cursor: _Cursor, name: str, shape: tuple[int, ...], number: int, begi
     end = begin + math.prod(shape[:-1]) * _row_bytes(kind, shape[-1])
     if end > size:
         raise cursor.wrong(f"{name[:100]!r} ends after byte {end} in a file of {size}: it is cut off")
-    return Block(kind, shape, begin, end)
+    return GgufTensor(kind, shape, begin, end)
 
 
 class _Cursor:

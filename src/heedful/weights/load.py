@@ -32,7 +32,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MOST_THREADS = 16
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Named tensors that are read one by one, maybe from several threads.
 
     What `get` gives may be kept if it is the `mapped` file or `fresh` memory; otherwise it is copied. What was copied
@@ -74,9 +74,9 @@ class DictSource:
         pass
 
 
-def fill(
+def load_tensors(
     model: Model,
-    source: Source,
+    source: TensorSource,
     *,
     weights: WeightMap | None = None,
     device: str | torch.device = "cpu",
@@ -90,7 +90,7 @@ def fill(
     weights = weights or model.weight_map()
     parameters = dict(model.named_parameters())
     entries = weights.entries(parameters)
-    found = match(entries, weights, source, {n: p.shape for n, p in parameters.items()})
+    found = match_names(entries, weights, source, {n: p.shape for n, p in parameters.items()})
     kind = _kind(source, list(found.values()), dtype)
     place = _Placer(source, found, {n: p.shape for n, p in parameters.items()}, torch.device(device), kind)
     owners = _owners(model)
@@ -115,7 +115,7 @@ def fill(
     assert not any(b.is_meta for b in model.buffers()), "a buffer got no value: buffers are not in the files"
 
 
-def own(model: M) -> M:
+def clone_parameters(model: M) -> M:
     """The same model, every parameter in contiguous memory of its own, aligned as torch aligns it."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
@@ -137,7 +137,7 @@ def with_config(model: Model, config: Config) -> tuple[Model, list[str]]:
     return fresh, new
 
 
-def _kind(source: Source, names: list[str], wanted: torch.dtype | None) -> torch.dtype:
+def _kind(source: TensorSource, names: list[str], wanted: torch.dtype | None) -> torch.dtype:
     """The one type the model's parameters get."""
     counts: dict[torch.dtype, int] = {}
     for name in names:
@@ -157,7 +157,7 @@ def _kind(source: Source, names: list[str], wanted: torch.dtype | None) -> torch
 class _Placer:
     """Reads one entry's tensors and makes them ours."""
 
-    source: Source
+    source: TensorSource
     found: Mapping[str, str]
     shapes: Mapping[str, torch.Size]
     device: torch.device
@@ -189,7 +189,9 @@ class _Placer:
         return ours
 
 
-def match(entries: list[Entry], weights: WeightMap, source: Source, shapes: Mapping[str, torch.Size]) -> dict[str, str]:
+def match_names(
+    entries: list[Entry], weights: WeightMap, source: TensorSource, shapes: Mapping[str, torch.Size]
+) -> dict[str, str]:
     """The source's name of each tensor of the map; ValueError with the whole list where they do not agree."""
     given_names = {n for n in source.names() if not weights.is_ignored(n)}
     names = {weights.current(n): n for n in given_names}

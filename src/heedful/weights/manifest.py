@@ -56,7 +56,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
-def damage(folder: Path, *, skip: Collection[str] = (), sizes_only: bool = False) -> str | None:
+def integrity_error(folder: Path, *, skip: Collection[str] = (), sizes_only: bool = False) -> str | None:
     """What is wrong with a checkpoint, in half a sentence; None if it is whole. It takes as long as reading it."""
     try:
         files = {n: e for n, e in read_manifest(folder)["files"].items() if n not in skip}
@@ -101,13 +101,15 @@ def is_run(folder: Path) -> bool:
     return (folder / "recipe.toml").is_file() and not (folder / "config.json").exists()
 
 
-def best_of_run(folder: Path) -> Path | None:
+def best_checkpoint(folder: Path) -> Path | None:
     """The checkpoint a run's folder stands for: the best, or the newest if none is marked; whole as far as a model is
     read from it. None if there is none."""
-    usable = [p for p in checkpoints(folder / CHECKPOINTS) if damage(p, skip=TRAINING, sizes_only=True) is None]
+    usable = [
+        p for p in checkpoints(folder / CHECKPOINTS) if integrity_error(p, skip=TRAINING, sizes_only=True) is None
+    ]
     if usable and (best := read_manifest(usable[0]).get("best")) is not None:
         usable.sort(key=lambda p: step_of(p) != best)  # stable: the others stay in their order
-    return next((p for p in usable if damage(p, skip=TRAINING) is None), None)
+    return next((p for p in usable if integrity_error(p, skip=TRAINING) is None), None)
 
 
 def _pairs(folder: Path, files: dict[str, Any]) -> tuple[Iterable[Path], Iterable[str]]:

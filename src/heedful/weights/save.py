@@ -47,7 +47,7 @@ def save(
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     aside.mkdir()
     try:
-        write_into(aside, model, tokenizer, max_shard)
+        write_folder(aside, model, tokenizer, max_shard)
         for name, content in (also or {}).items():
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_text(json.dumps(content, indent=2) + "\n")
@@ -58,7 +58,7 @@ def save(
         raise
 
 
-def described(model: Model) -> dict[str, Any]:
+def hub_config(model: Model) -> dict[str, Any]:
     """config.json: the hub's if it has a layout for this model, else ours."""
     try:
         hub = model.config.to_hub()
@@ -70,17 +70,17 @@ def described(model: Model) -> dict[str, Any]:
     return {**model.special, **hub, "dtype": dtype}
 
 
-def layout(model: Model) -> tuple[dict[str, Any], WeightMap]:
+def config_and_weight_map(model: Model) -> tuple[dict[str, Any], WeightMap]:
     """config.json, and the map of names that goes with it."""
-    config = described(model)
+    config = hub_config(model)
     ours = config["model_type"] == OWN
     return config, identity(dict(model.named_parameters())) if ours else model.weight_map()
 
 
-def write_into(folder: Path, model: Model, tokenizer: Tokenizer | None = None, max_shard: int = MAX_SHARD) -> None:
+def write_folder(folder: Path, model: Model, tokenizer: Tokenizer | None = None, max_shard: int = MAX_SHARD) -> None:
     """The model's files in a folder that is there; who calls it sees to it that nobody reads them half written."""
     refuse_adapted(model, "saved whole")
-    weights = layout(model)[1]
+    weights = config_and_weight_map(model)[1]
     parameters = {n: p.detach() for n, p in model.named_parameters()}
     shards = _shards(weights.entries(parameters), parameters, max_shard)
     names: dict[str, str] = {}
@@ -89,7 +89,7 @@ def write_into(folder: Path, model: Model, tokenizer: Tokenizer | None = None, m
         alone = len(shards) == 1
         file = "model.safetensors" if alone else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         tensors = dict(_theirs(entries, parameters))
-        write_tensors(tensors, folder / file)
+        write_safetensors(tensors, folder / file)
         names |= dict.fromkeys(tensors, file)
         total += sum(t.nbytes for t in tensors.values())
     if len(shards) > 1:
@@ -100,7 +100,7 @@ def write_into(folder: Path, model: Model, tokenizer: Tokenizer | None = None, m
         tokenizer.save(folder)
 
 
-def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
     """A safetensors file, for whoever may read its folder (the library itself lets only the owner read)."""
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(path.parent.stat().st_mode & 0o666)
@@ -108,7 +108,7 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def write_config(folder: Path, model: Model) -> None:
     """What the model is, without its weights."""
-    _write_json(folder / "config.json", described(model))
+    _write_json(folder / "config.json", hub_config(model))
     if model.generation:
         _write_json(folder / "generation_config.json", model.generation)
 

@@ -8,7 +8,7 @@ from torch import nn
 from heedful.models.base import Batch
 from heedful.models.cbow import CBOW, CBOWConfig
 from heedful.train.objectives import Objective, classify
-from heedful.weights.load import DictSource, fill
+from heedful.weights.load import DictSource, load_tensors
 from support.case import VOCAB, Case, cut, text_batch
 
 WINDOW = 2
@@ -35,7 +35,7 @@ class Words(Case):
     def ours(self, reference):
         with torch.device("meta"):
             model = CBOW(CBOWConfig(vocab_size=VOCAB, d_model=16, window=WINDOW))
-        fill(model, DictSource({n: p.detach().clone() for n, p in reference.named_parameters()}))
+        load_tensors(model, DictSource({n: p.detach().clone() for n, p in reference.named_parameters()}))
         return model.eval()
 
     def batch(self) -> Batch:

@@ -5,7 +5,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, OpenAIGPTConfig, OpenAIGPT
 from transformers.pytorch_utils import Conv1D
 
 from heedful.models.gpt import GPT, GPTConfig
-from heedful.weights.load import DictSource, fill
+from heedful.weights.load import DictSource, load_tensors
 from support.case import VOCAB, Decoder, randomize
 
 TINY = dict(
@@ -42,7 +42,7 @@ class GPT3(Decoder):
         config = GPTConfig.from_hub(reference.config.to_dict())
         with torch.device("meta"):
             model = GPT(config.replace(band=BAND, d_head=self.d_head))
-        fill(model, DictSource({n: p.detach().clone() for n, p in reference.named_parameters()}))
+        load_tensors(model, DictSource({n: p.detach().clone() for n, p in reference.named_parameters()}))
         return model.eval()
 
 

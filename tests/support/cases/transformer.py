@@ -10,7 +10,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from heedful.models.mapping import Fuse, WeightMap, rule
 from heedful.models.transformer import Transformer, TransformerConfig
-from heedful.weights.load import DictSource, fill
+from heedful.weights.load import DictSource, load_tensors
 from support.case import VOCAB, EncoderDecoder, randomize, real
 
 TINY = dict(
@@ -88,7 +88,7 @@ class Torch(EncoderDecoder):
         with torch.device("meta"):
             model = Transformer(config)
         tensors = {n: p.detach().clone() for n, p in reference.named_parameters()}
-        fill(model, DictSource(tensors), weights=torch_names())
+        load_tensors(model, DictSource(tensors), weights=torch_names())
         return model.eval()
 
     def _call(self, reference, batch, labels=None):
@@ -120,7 +120,7 @@ class Marian(EncoderDecoder):
         tensors["final_logits_bias"] = reference.final_logits_bias.clone()
         with torch.device("meta"):
             model = Transformer(TransformerConfig.from_hub(reference.config.to_dict()))
-        fill(model, DictSource(tensors))
+        load_tensors(model, DictSource(tensors))
         return model.eval()
 
 

@@ -19,8 +19,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from torch import Tensor
 
-from heedful.generate.answer import Event
 from heedful.generate.request import Request, Sampling
+from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.models.base import Model
 from heedful.models.image_gpt import ImageGPT

@@ -17,8 +17,8 @@ from heedful.models.registry import FAMILIES
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
 from heedful.serve.playground.shapes import reply
-from heedful.weights.blank import blank
 from heedful.weights.describe import tokenizer_of
+from heedful.weights.meta import load_meta
 from heedful.zoo import FOLDER, cards
 
 router = APIRouter()
@@ -42,7 +42,7 @@ async def list_models(http: HttpRequest) -> Response:
 @lru_cache(maxsize=256)
 def describe(path: Path, written: int) -> dict[str, Any]:
     """What is known of a model without its weights; `written` is when, so that a new one is described anew."""
-    model = blank(path)
+    model = load_meta(path)
     config, labels = model.config, getattr(model.config, "labels", ())
     chats, reads = _tokenizer(path)
     card = cards().get(path.name) if path.parent == FOLDER else None

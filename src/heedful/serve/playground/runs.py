@@ -21,7 +21,7 @@ from heedful.serve.errors import ApiError
 from heedful.serve.playground.shapes import reply
 from heedful.train.run import LOCK, RECIPE
 from heedful.train.runlog import BASELINES, LOG, SAMPLES, SUMMARY
-from heedful.weights.find import find_in
+from heedful.weights.resolve import resolve_in
 
 router = APIRouter()
 MOST_RUNS = 200
@@ -58,7 +58,7 @@ def runs_in(root: Path) -> list[dict[str, Any]]:
 def readable(root: Path, name: str) -> Path | None:
     """The folder of a run by its name; None unless it is a run and lies there."""
     try:
-        folder = find_in(root, name)
+        folder = resolve_in(root, name)
     except (LookupError, OSError):
         return None
     return folder if _file(folder, RECIPE) is not None else None

@@ -20,7 +20,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from heedful.text import build, guard, spm
+from heedful.text import backends, sentencepiece, special_tokens
 from heedful.text.tokenizer import ROLES, Tokenizer
 
 MAX_BYTES = 1 << 28  # the largest published tokenizer.json has about 33 MB
@@ -76,7 +76,7 @@ def _token(value: Any) -> str | None:
     return content if isinstance(content, str) and content else None
 
 
-def read_folder(path: Path) -> Tokenizer:
+def tokenizer_from_folder(path: Path) -> Tokenizer:
     """The tokenizer in the folder `path`."""
     try:
         return _read(Folder(path))
@@ -92,25 +92,25 @@ def _read(folder: Folder) -> Tokenizer:
     target: Tokenizer | None = None
     unknown_from = config.get("unknown_from")
     if folder.has("tokenizer.json"):
-        backend = guard.parse_backend(folder.text("tokenizer.json"))
+        backend = special_tokens.parse_backend(folder.text("tokenizer.json"))
         _drop_extra_spaces(backend)
         roles: dict[str, str] | None = None
         if folder.has("target/tokenizer.json"):
-            target = read_folder(path / "target")
+            target = tokenizer_from_folder(path / "target")
     elif folder.has("source.spm", "target.spm", "vocab.json"):
         vocab = folder.json("vocab.json")
-        backend, unknown_from = build.marian(vocab, spm.read_model(folder.bytes("source.spm")))
-        second, limit = build.marian(vocab, spm.read_model(folder.bytes("target.spm")))
+        backend, unknown_from = backends.marian(vocab, sentencepiece.parse_model(folder.bytes("source.spm")))
+        second, limit = backends.marian(vocab, sentencepiece.parse_model(folder.bytes("target.spm")))
         roles = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
         target = Tokenizer(second, roles=roles, unknown_from=limit)
-    elif sentencepiece := next((n for n in ("spiece.model", "tokenizer.model") if folder.has(n)), None):
-        backend, roles = _sentencepiece(folder.bytes(sentencepiece), sentencepiece, config, family)
+    elif model_file := next((n for n in ("spiece.model", "tokenizer.model") if folder.has(n)), None):
+        backend, roles = _sentencepiece(folder.bytes(model_file), model_file, config, family)
     elif folder.has("vocab.json", "merges.txt"):
-        backend, roles = build.bpe(folder.json("vocab.json"), folder.text("merges.txt"), config, family)
+        backend, roles = backends.bpe(folder.json("vocab.json"), folder.text("merges.txt"), config, family)
     elif folder.has("vocab.txt"):
-        backend, roles = build.wordpiece(folder.text("vocab.txt"), config)
+        backend, roles = backends.wordpiece(folder.text("vocab.txt"), config)
     elif family == "byt5":
-        backend, roles = build.byte_tokens(int(config.get("extra_ids", 125)))
+        backend, roles = backends.byt5(int(config.get("extra_ids", 125)))
     else:
         raise ValueError(
             f"no tokenizer in {path}: looked for tokenizer.json, vocab.json with merges.txt, vocab.txt, source.spm "
@@ -150,18 +150,18 @@ def _sentencepiece(
 ) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     if data[:4].isascii() and b" " in data[:64] and data[:64].split(b" ")[1][:1].isdigit():
         raise ValueError(f"{name} is a tiktoken vocabulary; use the tokenizer.json that comes with the model")
-    model = spm.read_model(data)
+    model = sentencepiece.parse_model(data)
     if family in ("t5", "mt5"):
         count = int(config.get("extra_ids", 100))
         names = [f"<extra_id_{index}>" for index in reversed(range(count))]
-        model.pieces += [spm.Piece(text, 0.0, spm.CONTROL) for text in names]
-    backend = spm.build(model, prefix_first_only=config.get("legacy") is False)
+        model.pieces += [sentencepiece.Piece(text, 0.0, sentencepiece.CONTROL) for text in names]
+    backend = sentencepiece.to_backend(model, prefix_first_only=config.get("legacy") is False)
     ids = {"bos": model.bos_id, "eos": model.eos_id, "pad": model.pad_id, "unk": model.unk_id}
     roles = {role: piece for role, index in ids.items() if (piece := model.piece(index))}
-    unigram = model.kind == spm.UNIGRAM
+    unigram = model.kind == sentencepiece.UNIGRAM
     before = roles.get("bos") if config.get("add_bos_token", not unigram) else None
     after = roles.get("eos") if config.get("add_eos_token", unigram) else None
-    build.surround(backend, before, after)
+    backends.wrap_with_special_tokens(backend, before, after)
     return backend, roles
 
 

@@ -108,7 +108,7 @@ def _read_piece(data: bytes) -> Piece:
     return piece
 
 
-def read_model(data: bytes) -> SentencePieceModel:
+def parse_model(data: bytes) -> SentencePieceModel:
     """Parse a SentencePiece model file."""
     model = SentencePieceModel()
     trainer = {3: "kind", 40: "unk_id", 41: "bos_id", 42: "eos_id", 43: "pad_id"}
@@ -165,7 +165,7 @@ def _space_normalizers(model: SentencePieceModel) -> list[normalizers.Normalizer
     return steps
 
 
-def build(model: SentencePieceModel, *, prefix_first_only: bool = False) -> tokenizers.Tokenizer:
+def to_backend(model: SentencePieceModel, *, prefix_first_only: bool = False) -> tokenizers.Tokenizer:
     """A `tokenizers.Tokenizer` that gives the ids SentencePiece gives.
 
     `prefix_first_only`: put the dummy prefix only at the start of the text, not after a special token as well

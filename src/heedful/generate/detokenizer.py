@@ -13,7 +13,7 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"  # what part of a character decodes to
 CONTEXT = 6  # tokens before the first new one: more than any decoder looks back
 
 
-class Decodes(Protocol):
+class SupportsDecode(Protocol):
     """What is needed of a tokenizer."""
 
     def decode(self, ids: Sequence[int], /) -> str: ...
@@ -26,7 +26,7 @@ class Detokenizer:
     `context` are the tokens before; where they end inside a character, the text is decoded as if it stood alone.
     """
 
-    def __init__(self, tokenizer: Decodes, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: SupportsDecode, context: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self._shown = list(context[-CONTEXT:])
         if self._shown and tokenizer.decode(self._shown).endswith(BROKEN):
@@ -56,7 +56,7 @@ class Detokenizer:
         return self.tokenizer.decode(self._shown + self._waiting)[len(before) :]
 
 
-def pieces(tokens: Iterable[int], tokenizer: Decodes) -> Iterator[str]:
+def stream_pieces(tokens: Iterable[int], tokenizer: SupportsDecode) -> Iterator[str]:
     """The pieces of a text that stands alone."""
     text = Detokenizer(tokenizer)
     for token in tokens:
@@ -99,10 +99,10 @@ class StopMatcher:
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-class Writer:
+class StoppingDetokenizer:
     """The text of one answer; without a tokenizer it stays empty."""
 
-    def __init__(self, tokenizer: Decodes | None, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: SupportsDecode | None, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         if stop and tokenizer is None:
             raise ValueError("stop texts need a tokenizer: give the engine one, or use stop_ids")
         self._text = None if tokenizer is None else Detokenizer(tokenizer, context)

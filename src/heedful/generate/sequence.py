@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from heedful.generate.detokenizer import StoppingDetokenizer, SupportsDecode
 from heedful.generate.request import Choice, FinishReason, Request, Result, TokenScore
-from heedful.generate.sampling import Sampler, scores
-from heedful.generate.stop import Decodes, Writer
+from heedful.generate.sampling import Sampler, token_scores
 from heedful.nn.state import State
 
 
@@ -29,14 +29,14 @@ class Event:
     prompt_scores: list[TokenScore | None] | None = None  # with the echo of a prompt
 
 
-class Answer:
+class GeneratedSequence:
     """One answer while it is written."""
 
-    def __init__(self, task: Task, index: int, tokenizer: Decodes | None) -> None:
+    def __init__(self, task: SequenceGroup, index: int, tokenizer: SupportsDecode | None) -> None:
         request = task.request
         self.task, self.index = task, index
         self.sampler = Sampler(request.sampling, request.prompt, request.first + index)
-        self.writer = Writer(tokenizer, request.stop, request.prompt)
+        self.writer = StoppingDetokenizer(tokenizer, request.stop, request.prompt)
         self.tokens: list[int] = []
         self.text = ""
         self.scores: list[TokenScore] = []  # of all that was drawn, a stop token too
@@ -93,19 +93,19 @@ class Answer:
 
 
 @dataclass(eq=False)
-class Task:
+class SequenceGroup:
     """A request in the engine, as its scheduler sees it."""
 
     id: int
     request: Request
     prompt: tuple[int, ...]  # what the decoder reads: the request's, or an encoder-decoder's first token
     size: int
-    tokenizer: Decodes | None
+    tokenizer: SupportsDecode | None
     n_read: int = 0
     state: State | None = None  # of a prompt that is read in parts
     last: Tensor | None = None  # (V,) logits after what was read, of a prompt that is scored
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
-    answers: list[Answer] = field(init=False)
+    answers: list[GeneratedSequence] = field(init=False)
 
     def __post_init__(self) -> None:
         self.reset()
@@ -114,7 +114,7 @@ class Task:
         """Begin anew, as if nothing had been read."""
         self.n_read, self.state, self.last, self.prompt_scores = 0, None, None, []
         n = self.request.best_of or self.request.n
-        self.answers = [Answer(self, i, self.tokenizer) for i in range(n)]
+        self.answers = [GeneratedSequence(self, i, self.tokenizer) for i in range(n)]
 
     @property
     def whole(self) -> bool:
@@ -145,11 +145,11 @@ class Task:
         if self.last is None:
             self.prompt_scores.append(None)
         n_top = [self.request.logprobs or 0] * len(before)
-        self.prompt_scores += scores(before, tokens[len(tokens) - len(before) :], n_top)
+        self.prompt_scores += token_scores(before, tokens[len(tokens) - len(before) :], n_top)
 
     def result(self) -> Result:
         """All answers, the best of them first where more were written than asked for."""
-        chosen: Sequence[Answer] = self.answers
+        chosen: Sequence[GeneratedSequence] = self.answers
         if len(chosen) > self.request.n:
             chosen = sorted(chosen, key=lambda a: -a.mean)[: self.request.n]
         choices = [answer.choice(i) for i, answer in enumerate(chosen)]

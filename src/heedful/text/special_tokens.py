@@ -37,7 +37,7 @@ def _vocabulary(model: dict[str, Any]) -> set[str]:
     return set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
 
 
-def reachable(spec: dict[str, Any]) -> set[str]:
+def reachable_from_text(spec: dict[str, Any]) -> set[str]:
     """Special tokens that the model itself could produce from ordinary text."""
     model = spec["model"]
     reserved = special_names(spec) & _vocabulary(model)
@@ -48,12 +48,12 @@ def reachable(spec: dict[str, Any]) -> set[str]:
     return {name for name in reserved if name in made or len(name) == 1}
 
 
-def guarded(backend: tokenizers.Tokenizer, spec: dict[str, Any]) -> tokenizers.Tokenizer:
+def without_special_tokens(backend: tokenizers.Tokenizer, spec: dict[str, Any]) -> tokenizers.Tokenizer:
     """`backend` itself where it is safe, or an equivalent whose special tokens no text can reach.
 
     `spec` is the backend's tokenizer.json, parsed.
     """
-    hidden = reachable(spec)
+    hidden = reachable_from_text(spec)
     if not hidden:
         return backend
     secret = secrets.token_hex(16)

@@ -11,8 +11,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from heedful.text import spm
-from heedful.text.bytelevel import CHAR_OF_BYTE
+from heedful.text import sentencepiece
+from heedful.text.byte_level import CHAR_OF_BYTE
 
 Roles = dict[str, str]
 Built = tuple[tokenizers.Tokenizer, Roles]
@@ -38,7 +38,7 @@ def special_token(name: str, **flags: bool) -> AddedToken:
     return AddedToken(name, special=True, normalized=False, **flags)
 
 
-def words_then_bytes(pattern: str | None, *, prefix_space: bool = False) -> pre_tokenizers.PreTokenizer:
+def byte_level_pre_tokenizer(pattern: str | None, *, prefix_space: bool = False) -> pre_tokenizers.PreTokenizer:
     """Cut words by `pattern` (None: GPT-2's), then write them in the byte alphabet."""
     if pattern is None:
         return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
@@ -46,7 +46,7 @@ def words_then_bytes(pattern: str | None, *, prefix_space: bool = False) -> pre_
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=False)])
 
 
-def surround(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
+def wrap_with_special_tokens(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
     """Let `add_special` put `before` and `after` around a text (and around both texts of a pair)."""
     names = [name for name in (before, after) if name is not None]
     if not names:
@@ -62,7 +62,7 @@ def surround(backend: tokenizers.Tokenizer, before: str | None, after: str | Non
     backend.post_processor = template if inner is None else processors.Sequence([inner, template])
 
 
-def read_merges(text: str) -> list[tuple[str, str]]:
+def parse_merges(text: str) -> list[tuple[str, str]]:
     """merges.txt: one pair per line after an optional "#version" line."""
     merges = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -87,13 +87,13 @@ def _bpe_model(vocab: dict[str, int], merges: list[tuple[str, str]], **options: 
 
 def bpe(vocab: dict[str, int], merges: str, config: dict[str, Any], family: str) -> Built:
     """vocab.json and merges.txt: GPT-1, GPT-2 (Neo, J, NeoX), RoBERTa or Qwen, as `family` or the vocabulary say."""
-    pairs = read_merges(merges)
+    pairs = parse_merges(merges)
     if family == "openaigpt" or any(piece.endswith("</w>") for piece in vocab):
         return gpt1(vocab, pairs)
     backend = _bpe_model(vocab, pairs)
     prefix = bool(config.get("add_prefix_space", False))
     pattern = PATTERNS["qwen2"] if family.startswith("qwen") else None
-    backend.pre_tokenizer = words_then_bytes(pattern, prefix_space=prefix)
+    backend.pre_tokenizer = byte_level_pre_tokenizer(pattern, prefix_space=prefix)
     backend.decoder = decoders.ByteLevel()
     if family == "roberta" or (not family and {"<s>", "<mask>"} <= vocab.keys()):
         return _roberta(backend, prefix)
@@ -103,7 +103,7 @@ def bpe(vocab: dict[str, int], merges: str, config: dict[str, Any], family: str)
     roles |= {"pad": "<|endoftext|>"} if family.startswith("qwen") else {"bos": "<|endoftext|>"}
     backend.add_special_tokens([special_token("<|endoftext|>")])
     before = config.get("bos_token", "<|endoftext|>") if config.get("add_bos_token") else None
-    surround(backend, before["content"] if isinstance(before, dict) else before, None)
+    wrap_with_special_tokens(backend, before["content"] if isinstance(before, dict) else before, None)
     return backend, roles
 
 
@@ -130,14 +130,14 @@ def _roberta(backend: tokenizers.Tokenizer, prefix: bool) -> Built:
     return backend, {**roles, "mask": "<mask>"}
 
 
-def bert_names(config: dict[str, Any]) -> Roles:
+def bert_special_tokens(config: dict[str, Any]) -> Roles:
     """[UNK], [CLS] ... or what the files call them."""
     defaults = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
     given = {role: config.get(f"{role}_token", name) for role, name in defaults.items()}
     return {role: name["content"] if isinstance(name, dict) else name for role, name in given.items()}
 
 
-def finish_bert(backend: tokenizers.Tokenizer, roles: Roles, config: dict[str, Any]) -> None:
+def configure_bert(backend: tokenizers.Tokenizer, roles: Roles, config: dict[str, Any]) -> None:
     """BERT's normalisation, its words, and [CLS] a [SEP] b [SEP]."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -160,15 +160,15 @@ def wordpiece(vocabulary: str, config: dict[str, Any]) -> Built:
     """BERT's vocab.txt: one piece per line, its id the line's number."""
     pieces = vocabulary.removesuffix("\n").split("\n")
     vocab = {piece.rstrip(): index for index, piece in enumerate(pieces)}
-    roles = bert_names(config)
+    roles = bert_special_tokens(config)
     if roles["unk"] not in vocab:
         raise ValueError(f"vocab.txt lacks the token {roles['unk']}")
     backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=roles["unk"]))
-    finish_bert(backend, roles, config)
+    configure_bert(backend, roles, config)
     return backend, roles
 
 
-def byte_tokens(extra: int = 0) -> Built:
+def byt5(extra: int = 0) -> Built:
     """ByT5 (Xue et al. 2022): <pad>, </s>, <unk>, then the 256 bytes (id = byte + 3), then `extra` sentinels."""
     names = ["<pad>", "</s>", "<unk>"]
     vocab = {piece: index for index, piece in enumerate([*names, *CHAR_OF_BYTE])}
@@ -177,21 +177,21 @@ def byte_tokens(extra: int = 0) -> Built:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([special_token(name) for name in names])
     backend.add_special_tokens([special_token(f"<extra_id_{index}>") for index in range(extra)])
-    surround(backend, None, "</s>")
+    wrap_with_special_tokens(backend, None, "</s>")
     return backend, {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 
 
-def marian(vocab: dict[str, int], model: spm.SentencePieceModel) -> tuple[tokenizers.Tokenizer, int]:
+def marian(vocab: dict[str, int], model: sentencepiece.SentencePieceModel) -> tuple[tokenizers.Tokenizer, int]:
     """Marian: a SentencePiece model cuts the text, vocab.json (shared by both languages) numbers the pieces.
 
     Pieces of the other language keep their ids under a name that no text has; pieces of this language without a number
     come after the vocabulary. The second result is where those begin: they all mean <unk>.
     """
-    if model.kind != spm.UNIGRAM:
+    if model.kind != sentencepiece.UNIGRAM:
         raise ValueError("Marian's .spm files must be unigram models")
     if not isinstance(vocab, dict) or sorted(vocab.values()) != list(range(len(vocab))):
         raise ValueError("Marian's vocab.json must number its pieces 0, 1, 2 ...")
-    scores = {p.text: p.score for p in model.pieces if p.kind == spm.NORMAL}
+    scores = {p.text: p.score for p in model.pieces if p.kind == sentencepiece.NORMAL}
     lowest = min(scores.values(), default=0.0)
     kept = {"</s>", "<unk>", "<pad>"}
     if not kept <= vocab.keys():
@@ -200,24 +200,24 @@ def marian(vocab: dict[str, int], model: spm.SentencePieceModel) -> tuple[tokeni
     kept.update(codes)
     pieces = []
     for text, _ in sorted(vocab.items(), key=lambda entry: entry[1]):
-        kind = spm.NORMAL if text in scores or text in kept else spm.UNUSED
-        name = text if kind == spm.NORMAL else spm.FOREIGN + text
-        pieces.append(spm.Piece(name, scores.get(text, lowest), kind))
-    pieces += [spm.Piece(text, score) for text, score in scores.items() if text not in vocab]
-    shared = spm.SentencePieceModel(
+        kind = sentencepiece.NORMAL if text in scores or text in kept else sentencepiece.UNUSED
+        name = text if kind == sentencepiece.NORMAL else sentencepiece.FOREIGN + text
+        pieces.append(sentencepiece.Piece(name, scores.get(text, lowest), kind))
+    pieces += [sentencepiece.Piece(text, score) for text, score in scores.items() if text not in vocab]
+    shared = sentencepiece.SentencePieceModel(
         pieces=pieces,
         unk_id=vocab["<unk>"],
         charsmap=model.charsmap,
         add_dummy_prefix=model.add_dummy_prefix,
         remove_extra_whitespaces=model.remove_extra_whitespaces,
     )
-    backend = spm.build(shared)
+    backend = sentencepiece.to_backend(shared)
     if model.charsmap:
         # SentencePiece composes accents wherever they stand, the library only in short clusters; Marian's reference
         # is SentencePiece itself
         backend.normalizer = normalizers.Sequence([normalizers.NFC(), backend.normalizer])
-    backend.decoder = decoders.Sequence([decoders.Replace(spm.FOREIGN, ""), backend.decoder])
+    backend.decoder = decoders.Sequence([decoders.Replace(sentencepiece.FOREIGN, ""), backend.decoder])
     backend.add_special_tokens([special_token(name) for name in ("</s>", "<unk>", "<pad>")])
     backend.add_tokens([AddedToken(code, normalized=False, special=False) for code in codes])
-    surround(backend, None, "</s>")
+    wrap_with_special_tokens(backend, None, "</s>")
     return backend, len(vocab)

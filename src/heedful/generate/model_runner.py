@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from heedful.generate.answer import Task
 from heedful.generate.request import Request
-from heedful.generate.scheduler import alike
+from heedful.generate.scheduler import bucket_by_length
+from heedful.generate.sequence import SequenceGroup
 from heedful.models.base import Batch, DecoderModel
 from heedful.nn.paged import PagedState, Pool
 from heedful.nn.state import KeyValueState, State
@@ -30,7 +30,7 @@ class Speaker(Protocol):
     def step(self, tokens: Tensor, state: Any, *, last: bool = False) -> Tensor: ...  # the state `start` gave
 
 
-class Reader:
+class ModelRunner:
     """A model and where its states live; with `pool_tokens` in a pool of that size."""
 
     def __init__(self, model: Speaker, pool_tokens: int | None = None, block: int = 16) -> None:
@@ -74,7 +74,7 @@ class Reader:
         """One more token for each row: logits (B, V)."""
         return self.model.step(self._tensor(tokens), state)
 
-    def whole(self, tasks: Sequence[Task]) -> tuple[Tensor, State]:
+    def whole(self, tasks: Sequence[SequenceGroup]) -> tuple[Tensor, State]:
         """Read whole prompts side by side: logits (B, V) after each."""
         prompts = [task.prompt for task in tasks]
         logits, state = self.model.start(self.batch(tasks, prompts), capacity=self._capacity(tasks))
@@ -83,20 +83,20 @@ class Reader:
             self.n_read += task.n_read
         return logits, state
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: SequenceGroup) -> None:
         """A prompt will be read: with a pool, what is known of it need not be."""
         if self.pool is not None:
             assert isinstance(self.model, DecoderModel)
             task.state = PagedState(self.pool, len(self.model.decoder.blocks), 1)
             self._adopt(task)
 
-    def waves(self, plan: Sequence[tuple[Task, int]]) -> Iterator[list[tuple[Task, int]]]:
+    def waves(self, plan: Sequence[tuple[SequenceGroup, int]]) -> Iterator[list[tuple[SequenceGroup, int]]]:
         """Prompts, each with how many tokens of it to read, in groups to read side by side, one group after the other:
         those that go on alike wait for the first of them, and then know what it has read."""
         left = list(plan)
         while left:
-            now: list[tuple[Task, int]] = []
-            later: list[tuple[Task, int]] = []
+            now: list[tuple[SequenceGroup, int]] = []
+            later: list[tuple[SequenceGroup, int]] = []
             seen: set[tuple[int, ...]] = set()
             for task, n in left:
                 self._adopt(task)
@@ -104,27 +104,27 @@ class Reader:
                 (later if following in seen else now).append((task, n))
                 if following is not None:
                     seen.add(following)
-            yield from alike([piece for piece in now if not piece[0].request.echo], self._size)
+            yield from bucket_by_length([piece for piece in now if not piece[0].request.echo], self._size)
             yield from ([piece] for piece in now if piece[0].request.echo)
             left = later
 
-    def _adopt(self, task: Task) -> None:
+    def _adopt(self, task: SequenceGroup) -> None:
         if not task.request.echo:  # the prompt's own scores take reading
             assert isinstance(task.state, PagedState)
             task.n_read = task.state.adopt(0, task.prompt)
 
-    def _following(self, task: Task) -> tuple[int, ...] | None:
+    def _following(self, task: SequenceGroup) -> tuple[int, ...] | None:
         """The tokens up to the end of the block that is read next, where another prompt may have the same."""
         assert self.pool is not None
         end = (task.n_read // self.pool.block + 1) * self.pool.block
         return task.prompt[:end] if end < len(task.prompt) and not task.request.echo else None
 
     @staticmethod
-    def _size(piece: tuple[Task, int]) -> int:
+    def _size(piece: tuple[SequenceGroup, int]) -> int:
         task, n = piece
         return min(n, len(task.prompt) - task.n_read)
 
-    def pieces(self, pieces: Sequence[tuple[Task, int]]) -> None:
+    def pieces(self, pieces: Sequence[tuple[SequenceGroup, int]]) -> None:
         """Read n more tokens of each prompt, side by side if they are several; note the logits after each."""
         if len(pieces) == 1:
             return self.part(*pieces[0])
@@ -138,7 +138,7 @@ class Reader:
         for task, prompt, row in zip(tasks, prompts, logits, strict=True):
             self._note(task, row[None], len(prompt))
 
-    def taken(self, tasks: Sequence[Task]) -> State:
+    def taken(self, tasks: Sequence[SequenceGroup]) -> State:
         """What is remembered of prompts that were read, as one state that is no longer theirs."""
         states = [task.state for task in tasks]
         for task in tasks:
@@ -148,7 +148,7 @@ class Reader:
         assert states[0] is not None
         return states[0]
 
-    def part(self, task: Task, n: int) -> None:
+    def part(self, task: SequenceGroup, n: int) -> None:
         """Read n more tokens of one prompt; note its scores if it is echoed."""
         echo = task.request.echo
         if task.state is None and self.pool is not None:
@@ -163,7 +163,7 @@ class Reader:
             logits = self.model.step(self._tensor([tokens]), task.state, last=not echo)
             self._note(task, logits[0] if echo else logits, len(tokens))
 
-    def _note(self, task: Task, logits: Tensor, n: int) -> None:
+    def _note(self, task: SequenceGroup, logits: Tensor, n: int) -> None:
         """n tokens were read; logits (n, V) after each of them, or (1, V) after the last."""
         if task.request.echo:
             task.score_prompt(logits)
@@ -176,7 +176,7 @@ class Reader:
     def _tensor(self, ids: Sequence[Any]) -> Tensor:
         return torch.tensor(ids, device=getattr(self.model, "device", None))
 
-    def batch(self, tasks: Sequence[Task], prompts: Sequence[Sequence[int]]) -> Batch:
+    def batch(self, tasks: Sequence[SequenceGroup], prompts: Sequence[Sequence[int]]) -> Batch:
         tokens, lengths = self._padded(prompts)
         if self.continues:
             return Batch(tokens, lengths)
@@ -188,6 +188,6 @@ class Reader:
         uneven = any(len(row) < longest for row in rows)
         return tokens, self._tensor([len(row) for row in rows]) if uneven else None
 
-    def _capacity(self, tasks: Sequence[Task]) -> int:
+    def _capacity(self, tasks: Sequence[SequenceGroup]) -> int:
         need = max(len(task.prompt) + min(task.request.max_tokens, AHEAD) for task in tasks)
         return need if self.model.longest is None else min(need, self.model.longest)

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from heedful.models.base import Model
 from heedful.weights.adapted import base_of, is_adapter
-from heedful.weights.find import find, refuse_pickle
-from heedful.weights.folder import build, read_config
-from heedful.weights.gguf import as_hub_config
+from heedful.weights.folder import meta_model, read_config
+from heedful.weights.gguf import hub_config_from_gguf
 from heedful.weights.gguf_file import GgufFile
+from heedful.weights.resolve import reject_pickle, resolve
 
 
-def blank(path: Path) -> Model:
+def load_meta(path: Path) -> Model:
     """The model at a folder, an adapter's or one with a single GGUF file too, or at a GGUF file."""
-    refuse_pickle(path)
+    reject_pickle(path)
     if path.is_dir() and not (path / "config.json").exists():
         if is_adapter(path):  # with the head of the model it belongs to
-            return blank(find(base_of(path)))
+            return load_meta(resolve(base_of(path)))
         if len(files := sorted(path.glob("*.gguf"))) == 1:
-            return blank(files[0])
+            return load_meta(files[0])
     if path.is_dir():
-        return build(read_config(path))
+        return meta_model(read_config(path))
     with GgufFile(path) as file:
-        return build(as_hub_config(file))
+        return meta_model(hub_config_from_gguf(file))

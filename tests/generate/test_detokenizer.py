@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from heedful.generate.stop import Detokenizer, StopMatcher, Writer, pieces
+from heedful.generate.detokenizer import Detokenizer, StopMatcher, StoppingDetokenizer, stream_pieces
 from heedful.text import byte_tokens, train_bpe, train_wordpiece
 
 TEXT = "naïve 日本語 👩‍👩‍👧 the unplayable player's replaying, played and prayed. Ünïcödé END"
@@ -72,7 +72,7 @@ def tokenizers():
 def test_joined_pieces_equal_the_whole(tokenizers, kind):
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode(TEXT)
-    parts = list(pieces(ids, tokenizer))
+    parts = list(stream_pieces(ids, tokenizer))
     assert "".join(parts) == tokenizer.decode(ids)
     assert len(parts) > 10 and not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
 
@@ -106,14 +106,14 @@ def test_tokens_without_text_do_not_disturb(tokenizers):
     special = next(iter(tokenizer.special_tokens.values()))
     ids = tokenizer.encode("play playing")
     mixed = [ids[0], special, *ids[1:], special]
-    assert "".join(pieces(mixed, tokenizer)) == tokenizer.decode(mixed)
+    assert "".join(stream_pieces(mixed, tokenizer)) == tokenizer.decode(mixed)
 
 
 @pytest.mark.parametrize("stop", ["本", "ay", "e the", "END", "plays", "D"])
 def test_a_writer_ends_before_the_stop_text(tokenizers, stop):
     for tokenizer in tokenizers.values():
         ids = tokenizer.encode(TEXT)
-        writer = Writer(tokenizer, [stop])
+        writer = StoppingDetokenizer(tokenizer, [stop])
         text = ""
         for token in ids:
             text += writer.push(token)
@@ -125,7 +125,7 @@ def test_a_writer_ends_before_the_stop_text(tokenizers, stop):
 
 
 def test_without_a_tokenizer_there_is_no_text():
-    writer = Writer(None)
+    writer = StoppingDetokenizer(None)
     assert (writer.push(3), writer.flush(), writer.stopped) == ("", "", False)
     with pytest.raises(ValueError, match="stop_ids"):
-        Writer(None, ["x"])
+        StoppingDetokenizer(None, ["x"])

@@ -26,14 +26,14 @@ BYTE_OF_CHAR: dict[str, int] = {char: byte for byte, char in enumerate(CHAR_OF_B
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def bytes_of_level_piece(piece: str) -> bytes:
+def byte_level_bytes(piece: str) -> bytes:
     """The bytes a byte-level piece stands for; a piece outside the alphabet is its own UTF-8."""
     if all(char in BYTE_OF_CHAR for char in piece):
         return bytes(BYTE_OF_CHAR[char] for char in piece)
     return piece.encode()
 
 
-def bytes_of_fallback_piece(piece: str) -> bytes:
+def byte_fallback_bytes(piece: str) -> bytes:
     """The bytes of a SentencePiece piece: "<0x0A>" is one byte, "▁" is a space."""
     if match := _BYTE_PIECE.fullmatch(piece):
         return bytes([int(match[1], 16)])

@@ -33,7 +33,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor's place in a file, in bytes from its beginning."""
 
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class Stored:
     end: int
 
 
-class TensorFiles:
+class SafetensorsFiles:
     """The tensors of one safetensors file or of a model's shards: a `Source`. Close it, or use it in a `with`.
 
     What `get` gives is the file itself, mapped; it stays when this is closed.
@@ -51,7 +51,7 @@ class TensorFiles:
     mapped, fresh = True, False
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self.stored: dict[str, tuple[_Mapped, Stored]] = {}
+        self.stored: dict[str, tuple[_Mapped, StoredTensor]] = {}
         self.files: list[_Mapped] = []
         try:
             for path in paths:
@@ -111,7 +111,7 @@ class _Mapped:
             raise
         self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
 
-    def get(self, stored: Stored) -> Tensor:
+    def get(self, stored: StoredTensor) -> Tensor:
         if os.fstat(self.file.fileno()).st_size != self.size:
             raise OSError(f"{self.file.name} was changed while it was read; load it again when it is whole")
         part = self.bytes[stored.begin : stored.end]
@@ -119,7 +119,7 @@ class _Mapped:
             part = part.clone()
         return part.view(stored.dtype).reshape(stored.shape)
 
-    def release(self, stored: Stored) -> None:
+    def release(self, stored: StoredTensor) -> None:
         """Its pages are not needed any more; without this the whole file would count as used memory in the end."""
         begin = -(-stored.begin // mmap.PAGESIZE) * mmap.PAGESIZE
         end = stored.end // mmap.PAGESIZE * mmap.PAGESIZE
@@ -145,7 +145,7 @@ def read_at(file: BinaryIO, memory: memoryview, begin: int) -> None:
         done += n
 
 
-def read_header(file: BinaryIO, name: str) -> dict[str, Stored]:
+def read_header(file: BinaryIO, name: str) -> dict[str, StoredTensor]:
     """Where each tensor lies; ValueError for whatever is not a whole and consistent safetensors file."""
     size = os.fstat(file.fileno()).st_size
     first = file.read(min(size, 8))
@@ -194,7 +194,7 @@ def _check_metadata(metadata: object, name: str) -> None:
         raise ValueError(f"{name}: the header's __metadata__ is not a table of texts")
 
 
-def _stored(entry: object, base: int, where: str) -> Stored:
+def _stored(entry: object, base: int, where: str) -> StoredTensor:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{where} must have dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -207,14 +207,14 @@ def _stored(entry: object, base: int, where: str) -> Stored:
     n_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != n_bytes:
         raise ValueError(f"{where} is {dtype} {shape}, that is {n_bytes} bytes, and has {offsets[1] - offsets[0]}")
-    return Stored(DTYPES[dtype], tuple(shape), base + offsets[0], base + offsets[1])
+    return StoredTensor(DTYPES[dtype], tuple(shape), base + offsets[0], base + offsets[1])
 
 
 def _are_counts(values: object) -> bool:
     return isinstance(values, Sequence) and all(type(v) is int and v >= 0 for v in values)
 
 
-def _check_ranges(found: Mapping[str, Stored], begin: int, size: int, name: str) -> None:
+def _check_ranges(found: Mapping[str, StoredTensor], begin: int, size: int, name: str) -> None:
     """Every byte after the header belongs to exactly one tensor."""
     reached = begin
     for tensor, stored in sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)):
