@@ -24,7 +24,7 @@ EDGES: dict[str, set[str]] = {
     "weights": {"nn", "models", "text", "zoo"},
     "data": {"models", "text", "paths"},
     "train": {"nn", "models", "kernels", "text", "weights", "data", "plotting"},
-    "generate": {"nn", "models", "kernels", "text", "loaded"},
+    "generate": {"nn", "models", "kernels", "text"},
     "observe": {"nn", "models", "text", "data", "generate", "plotting"},
     "evaluate": {"models", "text", "data", "generate", "observe"},
     "tasks": {"models", "text", "weights", "data", "generate", "observe"},

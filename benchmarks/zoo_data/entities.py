@@ -114,7 +114,7 @@ def marking_capitals() -> Tokenizer:
 
 
 def words_of(text: str) -> list[str]:
-    """As `heedful.tasks.classify.tag` cuts a text."""
+    """As `heedful.tasks.tag` cuts a text."""
     return re.findall(r"\w+|[^\w\s]", text)
 
 

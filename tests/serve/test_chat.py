@@ -49,7 +49,7 @@ def test_an_answer_is_that_of_complete(inside, loaded):
     assert (choice.message.role, choice.message.refusal, choice.logprobs) == ("assistant", None, None)
     assert choice.finish_reason == expected.choices[0].finish_reason
     assert (reply.object, reply.id[:9], reply.model) == ("chat.completion", "chatcmpl-", "small")
-    assert reply.usage.prompt_tokens == len(loaded.read("the cat", True)[0])
+    assert reply.usage.prompt_tokens == len(loaded.encode_prompt("the cat", True)[0])
     assert reply.usage.completion_tokens == len(expected.choices[0].tokens)
 
 

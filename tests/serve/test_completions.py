@@ -189,7 +189,7 @@ def test_an_encoder_decoder_answers_its_prompt():
     with Inside(loaded) as server:
         reply = completion(server.complete("the cat", max_tokens=8, logprobs=1, **GREEDY))
         assert reply.choices[0].text == expected.choices[0].text
-        assert reply.usage.prompt_tokens == len(loaded.read("the cat")[1])
+        assert reply.usage.prompt_tokens == len(loaded.encode_prompt("the cat")[1])
         scores = [score.logprob for score in expected.choices[0].scores]
         assert reply.choices[0].logprobs.token_logprobs == pytest.approx(scores, abs=1e-5)
         refused(server.complete("the cat", echo=True), "echo", "answers its prompt")

@@ -149,7 +149,7 @@ def test_a_model_that_cannot_says_what_it_can(ask, tmp_path):
 
 
 def test_where_the_models_files_cut_texts_are_cut_and_ids_are_not(ask, place, model):
-    pooling = Pooling("mean", normalize=True, cut=True, max_tokens=10)
+    pooling = Pooling("mean", normalize=True, truncate=True, max_tokens=10)
     long = "the cat sat on the mat and the dog did not " * 30
     status, reply = ask(input=[long, "a"], pooling=pooling)
     loaded = heedful.load(place)
@@ -185,17 +185,17 @@ def test_a_pass_that_fails_is_500_and_the_next_one_works(place, monkeypatch):
 
 def test_a_client_that_goes_away_ends_its_work(place, monkeypatch):
     began, go_on, n_passes = threading.Event(), threading.Event(), 0
-    real = embeddings.embed_rows
+    real = embeddings.embed_token_ids
 
     def slow(*arguments, **more):
         nonlocal n_passes
-        for found in real(*arguments, **more, budget=1):
+        for found in real(*arguments, **more, max_batch=1):
             n_passes += 1
             began.set()
             assert go_on.wait(30)
             yield found
 
-    monkeypatch.setattr(embeddings, "embed_rows", slow)
+    monkeypatch.setattr(embeddings, "embed_token_ids", slow)
 
     async def main():
         async with serving(place) as client:

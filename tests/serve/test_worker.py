@@ -110,7 +110,7 @@ def test_a_hundred_at_once_get_what_each_gets_alone(family, packed):
             parameter.mul_(0.3)  # of a usual size, with which float32 is about exact
     if packed:
         pack(loaded.model, "float32")
-    requests = mixed(100, source=not loaded.continues)
+    requests = mixed(100, source=not loaded.continues_prompt)
     alone = [Engine(loaded.model, loaded.tokenizer).run([request])[0] for request in requests]
 
     async def main():

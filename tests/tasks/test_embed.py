@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 import heedful
 from heedful.models.vit import ViT, ViTConfig
-from heedful.tasks.embed import Pooling, embed
+from heedful.tasks.embed import Pooling, embed_texts
 from heedful.text.tokenizer import Tokenizer
 from support.case import error, randomize
 from support.folders import saved, tiny_llama
@@ -99,12 +99,12 @@ def test_vectors_are_the_references(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "gpt2"])
-@pytest.mark.parametrize("budget", [1, 20, 33, 10_000])
-def test_what_is_read_together_does_not_matter(kind, budget, tmp_path):
+@pytest.mark.parametrize("max_batch", [1, 20, 33, 10_000])
+def test_what_is_read_together_does_not_matter(kind, max_batch, tmp_path):
     loaded = heedful.load(make(kind, tmp_path))
     alone = torch.stack([loaded.embed(text) for text in TEXTS])
     for pool in "mean", "last":
-        together = embed(loaded.model, loaded.tokenizer, TEXTS, Pooling(pool), budget=budget)
+        together = embed_texts(loaded.model, loaded.tokenizer, TEXTS, Pooling(pool), max_batch=max_batch)
         alone = torch.stack([loaded.embed(text, pool=pool) for text in TEXTS])
         assert error(together, alone) < LIMIT
 

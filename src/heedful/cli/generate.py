@@ -123,7 +123,7 @@ def print_completion(loaded: Loaded, prompt: Any, given: dict[str, Any], *, as_j
         pieces = iter([loaded.complete(prompt, **given)[0].choices[0].text])
     else:
         pieces = loaded.stream(prompt, **given)
-    if loaded.continues and not given.get("chat"):
+    if loaded.continues_prompt and not given.get("chat"):
         print(prompt, end="", flush=True)
     text = ""
     for piece in pieces:

@@ -95,7 +95,7 @@ def sampling_of(body: SamplingRequest, loaded: Loaded) -> Sampling:
         repetition_penalty=body.repetition_penalty,
         frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
-        logit_bias=dict.fromkeys(loaded.never, -100.0) | body.logit_bias,
+        logit_bias=dict.fromkeys(loaded.banned_ids, -100.0) | body.logit_bias,
         seed=body.seed,
     )
 

@@ -47,7 +47,7 @@ async def ask_of(body: ChatRequest, worker: Worker, most: int) -> Ask:
     loaded = worker.loaded
     check_speaks(loaded)
     with client_errors("messages"):  # a template is a program: beside the event loop
-        reading = await asyncio.to_thread(loaded.read, body.turns, True)
+        reading = await asyncio.to_thread(loaded.encode_prompt, body.turns, True)
     max_tokens = body.max_completion_tokens or rest_of(worker, reading, most // body.n)
     check_room(worker, reading, max_tokens, "messages")
     with client_errors():

@@ -74,7 +74,7 @@ def check_asked(body: CompletionRequest, most: int) -> None:
 async def ask_of(body: CompletionRequest, worker: Worker) -> Ask:
     loaded = worker.loaded
     check_speaks(loaded)
-    if body.echo and not loaded.continues:
+    if body.echo and not loaded.continues_prompt:
         raise ApiError(
             400,
             f"{loaded.name} answers its prompt instead of continuing it, and cannot echo it: leave out echo",
@@ -102,7 +102,7 @@ async def ask_of(body: CompletionRequest, worker: Worker) -> Ask:
 def read(loaded: Loaded, prompts: Sequence[str | list[int]]) -> list[Reading]:
     """Texts as `Loaded.complete` reads them, token ids as they are."""
     return [
-        loaded.read(prompt) if isinstance(prompt, str) else read_ids(loaded, prompt, number)
+        loaded.encode_prompt(prompt) if isinstance(prompt, str) else read_ids(loaded, prompt, number)
         for number, prompt in enumerate(prompts)
     ]
 
@@ -112,7 +112,7 @@ def read_ids(loaded: Loaded, prompt: Sequence[int], number: int) -> Reading:
     if max(prompt) >= size:
         bad = next(id for id in prompt if id >= size)
         raise ValueError(f"token {bad} of prompt {number}: the vocabulary of {loaded.name} is 0 to {size - 1}")
-    return (tuple(prompt), None) if loaded.continues else ((), tuple(prompt))
+    return (tuple(prompt), None) if loaded.continues_prompt else ((), tuple(prompt))
 
 
 # --- what is answered -----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from heedful.serve.handle import JobHandle
 from heedful.serve.request_schema import EmbeddingRequest, Prompts
 from heedful.serve.response_schema import EmbeddingResponse
 from heedful.serve.worker import Worker
-from heedful.tasks.embed import embed_rows, longest, pool_of, tokenize
+from heedful.tasks.embed import embed_token_ids, pooling_mode, tokenize_texts, truncation_length
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ async def answer(http: HttpRequest, body: EmbeddingRequest, worker: Worker, name
     check(loaded, body.dimensions)
     rows = await asyncio.to_thread(read, loaded, body.input)  # thousands of texts take their time
     with client_errors():
-        work = worker.run(embed_rows(loaded.model, rows, loaded.pooling))
+        work = worker.run(embed_token_ids(loaded.model, rows, loaded.pooling))
     try:
         batches = await unless_gone(http, work)
     except Exception as error:
@@ -90,7 +90,7 @@ def check(loaded: Loaded, dimensions: int | None) -> None:
     """ApiError unless the model gives vectors of this width."""
     with client_errors("model"):
         loaded.require("embed")
-        pool_of(loaded.model, loaded.pooling)
+        pooling_mode(loaded.model, loaded.pooling)
         if loaded.tokenizer is None:
             raise ValueError(f"{loaded.name} has no tokenizer: it cannot read texts")
     width = loaded.model.config.d_model
@@ -103,7 +103,7 @@ def check(loaded: Loaded, dimensions: int | None) -> None:
 def read(loaded: Loaded, given: Prompts) -> Sequence[Sequence[int]]:
     """The token ids of each text, checked."""
     assert loaded.tokenizer is not None
-    most = longest(loaded.model, loaded.pooling)  # texts are cut there, if anywhere
+    most = truncation_length(loaded.model, loaded.pooling)  # texts are cut there, if anywhere
     items = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     if not isinstance(items[0], str):
         rows = cast("list[list[int]]", items)
@@ -115,7 +115,7 @@ def read(loaded: Loaded, given: Prompts) -> Sequence[Sequence[int]]:
         if "" in texts:
             place = texts.index("")
             raise ValueError(f"input has an empty text (at {place}): leave it out")
-        rows = tokenize(loaded.tokenizer, texts, most)
+        rows = tokenize_texts(loaded.tokenizer, texts, most)
     check_lengths(loaded, rows, loaded.model.longest)
     return rows
 

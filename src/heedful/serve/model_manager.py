@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heedful.kernels.pack import n_bytes, pack_as_stored
-from heedful.loaded import TOKENIZER_FILES, Loaded, load, name_of
+from heedful.loaded import TOKENIZER_FILES, Loaded, load, model_name
 from heedful.serve import memory
 from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.metrics import Metrics
@@ -73,7 +73,7 @@ class ModelManager:
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
         need = memory.need_of(path, self.options.quantize, self.options.cache_tokens)
-        name = name or (name_of(source, path) if path.is_dir() else path.stem)
+        name = name or (model_name(source, path) if path.is_dir() else path.stem)
         if self.budget is not None and need.least > self.budget:
             raise ValueError(
                 f"{name} needs {size_in_words(need.least)} (weights {size_in_words(need.weights)}, and room for "

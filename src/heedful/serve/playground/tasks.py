@@ -77,7 +77,7 @@ def write(desk: Desk, text: str, beams: int | None) -> Reading:
     """A text with its translation; of a model without a tokenizer as many numbers as there are."""
     if desk.tokenizer is not None:
         given: dict[str, Any] = {} if beams is None else {"beams": beams}
-        settings = desk.loaded.translating(**given)
+        settings = desk.loaded.translation_options(**given)
         settings["max_tokens"] = min(settings.get("max_tokens", LONGEST_ANSWER), LONGEST_ANSWER)
         choice = desk.loaded.complete(text, **settings)[0].choices[0]
         ended = list(desk.loaded.eos_ids[:1]) if choice.finish_reason == "stop" else []

@@ -1,8 +1,10 @@
-"""Beam search, translation and speculation as a loaded model offers them."""
+"""`import heedful` is light; what `load` returns says what it is, and generates, searches, translates and drafts."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from itertools import takewhile
 
 import pytest
@@ -17,6 +19,7 @@ from heedful.text.tokenizer import Tokenizer
 from support.beams import prompts_of, reference_beams, softened
 from support.case import VOCAB, randomize
 from support.families import CASES
+from support.folders import saved, tiny_gpt
 
 case_of = {case.name: case for case in CASES}
 GREEDY = {"temperature": 0, "max_tokens": 20}
@@ -45,6 +48,69 @@ def prompts(name: str) -> list[str]:
 
 def words(tokens: list[int]) -> str:
     return " ".join(f"w{i}" for i in tokens)
+
+
+def test_importing_costs_nothing():
+    program = (
+        "import sys, heedful; heedful.__version__; dir(heedful)\n"
+        "heavy = {'torch', 'numpy', 'tokenizers', 'safetensors', 'huggingface_hub', 'gguf', 'transformers'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_loading_imports_no_reference_implementation(tmp_path):
+    program = (
+        f"import sys, heedful; heedful.load({str(saved(tmp_path / 'm'))!r})\n"
+        "print(sorted({'transformers', 'huggingface_hub', 'requests', 'httpx2', 'heedful.cli'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_package_has_what_it_says():
+    for name in heedful.__all__:
+        assert getattr(heedful, name) is not None
+    with pytest.raises(AttributeError, match=r"it has .*load"):
+        heedful.laod  # noqa: B018
+
+
+def test_what_a_model_cannot_do_says_what_it_is(tmp_path):
+    loaded = heedful.load(saved(tmp_path / "mine", tiny_gpt()))
+    assert "generate" in loaded.abilities and "translate" not in loaded.abilities
+    with pytest.raises(ValueError, match="mine is a GPT and cannot translate"):
+        loaded.require("translate")
+    with pytest.raises(AttributeError, match="nonsense"):
+        loaded.nonsense  # noqa: B018
+    assert "mine: GPT" in repr(loaded)
+
+
+def test_device_and_type(tmp_path):
+    folder = saved(tmp_path / "m", tiny_gpt())
+    loaded = heedful.load(str(folder), device="cpu", dtype=torch.bfloat16)
+    assert loaded.model.device.type == "cpu"
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
+    assert all(p.requires_grad for p in loaded.model.parameters())
+    with pytest.raises(ValueError, match="cannot be loaded as"):
+        heedful.load(folder, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("name", case_of)
+def test_every_ability_of_a_family_is_a_method(name):
+    for ability in case_of[name].ours(case_of[name].reference()).abilities:
+        assert callable(getattr(Loaded, ability))
+
+
+def test_what_a_model_is_not_for_says_what_it_is():
+    with pytest.raises(ValueError, match="cannot classify; it can: "):
+        heedful.load("tiny").classify("x")
+    with pytest.raises(ValueError, match="cannot complete_image"):
+        heedful.load("tiny").complete_image(torch.zeros(3))
+    with heedful.load("tiny").capture("decoder.0.self.weights") as acts:
+        assert list(acts) == ["decoder.0.self.weights"]
+
+
+# --- generation ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "scale", "seed"), [("gpt2", 0.7, 0), ("t5", 0.7, 1), ("marian", 0.3, 3)])

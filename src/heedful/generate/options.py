@@ -1,0 +1,135 @@
+"""The options of `Loaded.generate` and its kin: which exclude each other, and the requests and drafters they become."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, Literal, Protocol, TypedDict, cast
+
+from heedful.generate.draft import Drafter, DraftModel, PromptLookup
+from heedful.generate.engine import Speaker
+from heedful.generate.request import Request, Sampling
+from heedful.models.base import DecoderModel, GenerativeModel, Model
+from heedful.text.tokenizer import Tokenizer
+
+
+class ModelWithTokenizer(Protocol):
+    """A model with its tokenizer and name, as `heedful.load` returns it."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    name: str
+
+
+class GenerationOptions(TypedDict, total=False):
+    """How to generate; what is not given is the default. See `heedful.generate.request` for what each means."""
+
+    max_tokens: int  # 200
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    stop: str | Sequence[str]  # texts that end the completion and are not part of it
+    chat: bool  # put the prompt into the model's chat template
+    n: int  # completions of each prompt; for `complete` alone, as the next three
+    best_of: int | None
+    logprobs: int | None
+    echo: bool
+    beams: int  # more than 1: beam search (heedful.generate.beam) instead of sampling
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+    beam_groups: int
+    diversity: float
+    draft: Literal["lookup"] | ModelWithTokenizer | None  # speculative decoding: prompt lookup, or a draft model
+
+
+# Options of a request beside its sampling, with their defaults; others need `complete`, which returns whole results.
+RESULT_OPTIONS: dict[str, int | None] = {"n": 1, "best_of": None, "logprobs": None, "echo": False}
+# Options of beam search, and what `run_beam_search` calls them.
+BEAM_OPTIONS = {
+    "beams": "beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "beam_groups": "groups",
+    "diversity": "diversity",
+}
+
+
+def beam_arguments(options: GenerationOptions) -> dict[str, Any]:
+    """The arguments of `run_beam_search`; empty unless `beams` is more than 1. ValueError for what excludes it."""
+    arguments = {theirs: options[ours] for ours, theirs in BEAM_OPTIONS.items() if ours in options}  # type: ignore[literal-required]
+    beams = arguments.get("beams", 1)
+    if beams < 1:
+        raise ValueError(f"beams is {beams}: it must be 1 or more")
+    if beams == 1:
+        if wrong := [name for name in BEAM_OPTIONS if name in options and name != "beams"]:
+            raise ValueError(f"{', '.join(wrong)}: for beam search alone; give beams=2 or more")
+        return {}
+    sampling = [field.name for field in fields(Sampling)]
+    defaults: dict[str, Any] = {**RESULT_OPTIONS, "draft": None}
+    other = [name for name in defaults if name != "n" and options.get(name, defaults[name]) != defaults[name]]
+    if wrong := [name for name in sampling if name in options] + other:
+        raise ValueError(f"beam search and {', '.join(wrong)} do not go together: leave one out, or give beams=1")
+    return arguments
+
+
+def refuse_result_options(method: str, options: GenerationOptions) -> None:
+    """ValueError for options whose outcome is more than one text per prompt, which `method` cannot return."""
+    if wrong := [name for name, default in RESULT_OPTIONS.items() if options.get(name, default) != default]:
+        raise ValueError(f"{method} gives one text for a prompt: use complete for {', '.join(wrong)}")
+
+
+def build_requests(
+    prompts: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None]],
+    options: GenerationOptions,
+    *,
+    stop_ids: Collection[int],
+    banned_ids: Collection[int],
+) -> list[Request]:
+    """A request for each encoded prompt (decoder's ids, encoder's ids); `stop_ids` end a completion, `banned_ids` are
+    never generated."""
+    rest: dict[str, Any] = dict(options)
+    stop, max_tokens = rest.pop("stop", ()), rest.pop("max_tokens", 200)
+    more = {name: rest.pop(name) for name in RESULT_OPTIONS if name in rest}
+    rest = {name: value for name, value in rest.items() if name not in (*BEAM_OPTIONS, "chat", "draft")}
+    if banned_ids:
+        rest["logit_bias"] = dict.fromkeys(banned_ids, -100.0) | rest.get("logit_bias", {})
+    sampling = Sampling(**rest)
+    more["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+    more["stop_ids"] = frozenset(stop_ids)
+    return [Request(*ids, max_tokens, sampling, **more) for ids in prompts]
+
+
+def make_drafter(target: ModelWithTokenizer, draft: Literal["lookup"] | ModelWithTokenizer | None) -> Drafter | None:
+    """The drafter of speculative decoding; ValueError unless a draft model has the target's tokens and architecture
+    (both decoders, or both encoder-decoders)."""
+    assert target.tokenizer is not None
+    if draft is None:
+        return None
+    if draft == "lookup":
+        return PromptLookup(in_source=target.tokenizer.target is target.tokenizer)
+    if not isinstance(getattr(draft, "model", None), GenerativeModel):
+        raise ValueError(f'draft is {draft!r}: it must be "lookup" or a loaded model that generates')
+    if draft.tokenizer is None or not same_vocabulary(target.tokenizer, draft.tokenizer):
+        raise ValueError(f"{draft.name} cannot draft for {target.name}: their tokenizers differ")
+    alike = isinstance(draft.model, DecoderModel) == isinstance(target.model, DecoderModel)
+    if not alike or draft.model.device != target.model.device:
+        raise ValueError(
+            f"{draft.name} cannot draft for {target.name}: both must continue a prompt or both answer a source, "
+            f"on one device, not on {draft.model.device} and {target.model.device}"
+        )
+    return DraftModel(cast(Speaker, draft.model))
+
+
+@lru_cache(maxsize=8)
+def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether ids mean the same tokens to both, on both sides of a translation."""
+    pairs = (one, other), (one.target, other.target)
+    return all(a is b or a.backend.get_vocab() == b.backend.get_vocab() for a, b in pairs)
