@@ -7,7 +7,7 @@ import json
 import pytest
 
 from heedful.serve.app import create_app
-from heedful.serve.errors import MEANINGS
+from heedful.serve.errors import DESCRIPTIONS
 from heedful.serve.metrics import Metrics
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
@@ -124,7 +124,7 @@ def test_the_openapi_schema_tells_of_every_error_and_of_no_422():
     assert "422" not in json.dumps(schema["paths"]) and "HTTPValidationError" not in schema["components"]["schemas"]
     for path, methods in schema["paths"].items():
         for operation in methods.values():
-            for status in MEANINGS:
+            for status in DESCRIPTIONS:
                 content = operation["responses"][str(status)]["content"]["application/json"]
                 assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}, path
             assert all(

@@ -370,4 +370,4 @@ def test_a_full_line_is_busy_and_leaves_nothing_behind(loaded, monkeypatch):
 
         answer = server.runner.run(crowd())
         refused(answer, None, status=429, code="rate_limit_exceeded")
-        assert int(answer.headers["retry-after"]) > 0 and server.manager.n_borrowed == 0
+        assert int(answer.headers["retry-after"]) > 0 and server.manager.n_users == 0

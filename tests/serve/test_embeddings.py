@@ -219,7 +219,7 @@ def test_a_client_that_goes_away_ends_its_work(place, monkeypatch):
             await client.app(scope, receive, send)
             go_on.set()
             worker = await client.app.state.manager.worker(None)
-            await worker.run(iter([1])).result()  # behind the one that was given up
+            await worker.run_job(iter([1])).result()  # behind the one that was given up
             assert n_passes == 1 and not worker.busy
 
     asyncio.run(main())

@@ -7,10 +7,18 @@ import json
 import pytest
 
 from heedful.generate.sampling import InvalidLogits
-from heedful.serve.errors import MEANINGS, ApiError, Overloaded, ShuttingDown, from_exception, from_validation, internal
+from heedful.serve.errors import (
+    DESCRIPTIONS,
+    ApiError,
+    Overloaded,
+    ShuttingDown,
+    from_exception,
+    from_validation,
+    internal_error,
+)
 
 
-@pytest.mark.parametrize("status", [*MEANINGS, 431])
+@pytest.mark.parametrize("status", [*DESCRIPTIONS, 431])
 def test_all_four_keys_whatever_the_status(status):
     error = ApiError(status, "so it is", param="n").body()["error"]
     assert list(error) == ["message", "type", "param", "code"]
@@ -51,7 +59,7 @@ def test_who_should_try_again_is_told_when():
 
 
 def test_a_bug_is_told_by_its_id_only():
-    assert "req_5" in internal("req_5").message and internal().status == 500
+    assert "req_5" in internal_error("req_5").message and internal_error().status == 500
 
 
 def test_what_clients_sent_is_cut_and_always_encodable():

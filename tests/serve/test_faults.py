@@ -233,7 +233,7 @@ def failing(folder) -> Iterator[Client]:
     """A server whose model raises wherever it reads the token."""
     with serving(folder) as inside:
         inside.complete(model="small", prompt="a", max_tokens=1)  # loads it
-        model = inside.app.state.manager._slots["small"].worker.loaded.model
+        model = inside.app.state.manager._models["small"].worker.loaded.model
         step = model.step
 
         def fails(tokens: torch.Tensor, *arguments: Any, **more: Any) -> torch.Tensor:
@@ -290,7 +290,7 @@ def test_a_model_that_computes_nonsense(folder):
     """Where the logits are not numbers, the request is told that, and not given noise."""
     with serving(folder) as inside:
         inside.complete(model="small", prompt="a", max_tokens=1)
-        model = inside.app.state.manager._slots["small"].worker.loaded.model
+        model = inside.app.state.manager._models["small"].worker.loaded.model
         step, bad = model.step, True
         model.step = lambda *a, **more: step(*a, **more) * (float("nan") if bad else 1)
         body = {"model": "small", "prompt": "the cat", "max_tokens": 3}

@@ -15,11 +15,13 @@ import torch
 import heedful
 from heedful.generate.request import Request, Sampling
 from heedful.kernels.pack import n_bytes
-from heedful.serve import memory, model_manager
+from heedful.serve import model_manager
 from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
+from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_tokens, memory_budget
 from heedful.serve.metrics import Metrics
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
+from heedful.train.cost import free_memory
 from heedful.weights.resolve import shipped_models
 from support.folders import saved, tiny_gpt
 
@@ -31,7 +33,7 @@ def made(*names, **options) -> ModelManager:
 
 
 @asynccontextmanager
-async def open_shelf(*names, **options):
+async def running_manager(*names, **options):
     found = made(*names, **options)
     try:
         yield found
@@ -43,7 +45,7 @@ async def open_shelf(*names, **options):
 def three(tmp_path):
     """Three models of one size, and the GB that one needs."""
     folders = [str(saved(tmp_path / name, tiny_gpt())) for name in ("one", "two", "three")]
-    return folders, memory.need_of(tmp_path / "one").least / 1e9
+    return folders, estimate_memory(tmp_path / "one").minimum / 1e9
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def test_names_are_those_of_loaded_models_or_given(tmp_path):
     assert found.names == ("tiny", "mine", "other", "poet")
     assert [heedful.load(name).name for name in ("tiny", folder)] == ["tiny", "mine"]
     os.utime(folder / "model.safetensors", (10**9, 10**9))
-    about = found.about("other")
+    about = found.info("other")
     assert about.id == "other" and not about.loaded and {"generate", "embed"} <= set(about.abilities)
     newest = max(file.stat().st_mtime for file in folder.iterdir())
     assert about.created == int(newest)
@@ -112,12 +114,12 @@ def test_pickles_and_other_files_are_refused(tmp_path):
 )
 def test_only_served_names_are_found(name, loads):
     async def main():
-        async with open_shelf("tiny") as found:
+        async with running_manager("tiny") as found:
             with pytest.raises(LookupError) as error:
                 await found.worker(name)
             assert type(error.value) is LookupError and len(str(error.value)) < 400
             with pytest.raises(LookupError):
-                found.about(name)
+                found.info(name)
 
     asyncio.run(main())
     assert loads[0] == []
@@ -125,7 +127,7 @@ def test_only_served_names_are_found(name, loads):
 
 def test_no_name_means_the_only_model():
     async def main():
-        async with open_shelf("tiny") as one, open_shelf("tiny", "shakespeare") as two:
+        async with running_manager("tiny") as one, running_manager("tiny", "shakespeare") as two:
             assert (await one.worker(None)).loaded.name == "tiny"
             with pytest.raises(LookupError, match="names no model, and several are served: tiny, shakespeare"):
                 await two.worker(None)
@@ -140,18 +142,18 @@ def test_a_model_is_loaded_once_however_many_ask(loads):
     done, gate = loads
 
     async def main():
-        async with open_shelf("poet=shakespeare", "tiny") as found:
-            assert not found.about("poet").loaded
+        async with running_manager("poet=shakespeare", "tiny") as found:
+            assert not found.info("poet").loaded
             gate.clear()
             asking = [asyncio.ensure_future(found.worker("poet")) for _ in range(5)]
             await asyncio.sleep(0)
             asking.pop().cancel()  # who leaves does not stop it for the others
             gate.set()
             workers = await asyncio.gather(*asking)
-            assert len({id(worker) for worker in workers}) == 1 and found.about("poet").loaded
+            assert len({id(worker) for worker in workers}) == 1 and found.info("poet").loaded
             assert workers[0].loaded.name == "poet" and workers[0].loaded.model.packed
             assert 'heedful_model_loaded{model="poet"} 1.0' in found.metrics.render().decode()
-            result = await workers[0].submit(ASK, every_token=False).result()
+            result = await workers[0].submit(ASK, stream=False).result()
             alone = heedful.load("shakespeare", dtype=torch.float32)
             ids = alone.model(torch.tensor([ASK.prompt])).logits[0, -1].argmax()
             assert result.choices[0].tokens[0] == ids
@@ -164,7 +166,7 @@ def test_weights_keep_the_precision_they_are_stored_in(tmp_path):
     half = saved(tmp_path / "half", tiny_gpt().bfloat16())
 
     async def main():
-        async with open_shelf(str(half)) as found, open_shelf("tiny", quantize="int8") as small:
+        async with running_manager(str(half)) as found, running_manager("tiny", quantize="int8") as small:
             assert (await found.worker("half")).loaded.model.packed == "bfloat16"
             assert (await small.worker("tiny")).loaded.model.packed == "int8"
 
@@ -176,7 +178,7 @@ def test_a_load_that_fails_is_that_requests_error_and_the_next_one_tries_again(t
     weights = (folder / "model.safetensors").read_bytes()
 
     async def main():
-        async with open_shelf(str(folder), "tiny") as found:
+        async with running_manager(str(folder), "tiny") as found:
             (folder / "model.safetensors").write_bytes(weights[:50])
             for _ in range(2):
                 with pytest.raises(ValueError, match=r"model could not be loaded: .*model.safetensors"):
@@ -205,11 +207,11 @@ def test_the_least_recently_used_makes_room(loads, three):
     folders, size = three
 
     async def main():
-        async with open_shelf(*folders, memory=size * 2.5, max_rows=1) as found:
+        async with running_manager(*folders, memory=size * 2.5, max_rows=1) as found:
             for name in ("one", "two", "one", "three", "one", "two"):
                 await found.worker(name)
-                assert sum(slot.memory for slot in found._slots.values()) <= found.budget
-            assert [found.about(name).loaded for name in found.names] == [True, True, False]
+                assert sum(model.memory for model in found._models.values()) <= found.budget
+            assert [found.info(name).loaded for name in found.names] == [True, True, False]
             text = found.metrics.render().decode()
             assert 'loaded{model="three"} 0.0' in text and 'loaded{model="two"} 1.0' in text
 
@@ -221,18 +223,18 @@ def test_what_is_borrowed_or_busy_stays(three):
     folders, size = three
 
     async def main():
-        async with open_shelf(*folders, memory=size * 1.5) as found:
+        async with running_manager(*folders, memory=size * 1.5) as found:
             async with found.acquire("one") as worker:
                 with pytest.raises(Overloaded, match="no memory for two while one is in use"):
                     await found.worker("two")
-                await worker.submit(ASK, every_token=False).result()
+                await worker.submit(ASK, stream=False).result()
             model = weakref.ref(worker.loaded.model)
             assert (await found.worker("two")).loaded.name == "two"
             with pytest.raises(ShuttingDown):
-                worker.submit(ASK, every_token=False)
+                worker.submit(ASK, stream=False)
             del worker
             assert model() is None  # its memory is free
-            assert await (await found.worker("one")).submit(ASK, every_token=False).result()
+            assert await (await found.worker("one")).submit(ASK, stream=False).result()
 
     asyncio.run(main())
 
@@ -248,12 +250,12 @@ def test_a_model_larger_than_the_budget_is_refused_at_the_start_with_the_numbers
 @pytest.mark.parametrize("quantize", [None, "bfloat16", "int8"])
 def test_what_a_model_takes_is_about_what_was_expected(name, quantize):
     async def main():
-        async with open_shelf(name, quantize=quantize) as found:
+        async with running_manager(name, quantize=quantize) as found:
             worker = await found.worker(name)
-            slot = found._slots[name]
+            model = found._models[name]
             weights = n_bytes(worker.loaded.model)
-            assert weights <= slot.need.weights * 1.3 + 100_000 and slot.need.weights <= weights * 2 + 100_000
-            assert slot.memory >= weights
+            assert weights <= model.estimate.weights * 1.3 + 100_000 and model.estimate.weights <= weights * 2 + 100_000
+            assert model.memory >= weights
 
     if name == "reversal" and quantize == "int8":
         pytest.skip("recurrent cells are not packed")
@@ -261,14 +263,14 @@ def test_what_a_model_takes_is_about_what_was_expected(name, quantize):
 
 
 def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
-    need = memory.Need(("generate",), weights=100, per_token=10, context=50)
-    assert memory.pool_tokens(need, max_rows=4, room=10_000) == 200
-    assert memory.pool_tokens(need, max_rows=4, room=1000) == 100
-    assert memory.pool_tokens(need, max_rows=4, room=1) == 50
-    assert memory.pool_tokens(need, max_rows=4, room=float("inf")) == 200
+    estimate = MemoryEstimate(("generate",), weights=100, per_token=10, context=50)
+    assert kv_cache_tokens(estimate, max_rows=4, available=10_000) == 200
+    assert kv_cache_tokens(estimate, max_rows=4, available=1000) == 100
+    assert kv_cache_tokens(estimate, max_rows=4, available=1) == 50
+    assert kv_cache_tokens(estimate, max_rows=4, available=float("inf")) == 200
 
     async def main():
-        async with open_shelf("shakespeare", max_rows=3) as found:
+        async with running_manager("shakespeare", max_rows=3) as found:
             worker = await found.worker("shakespeare")
             pool = worker._engine.reader.pool
             assert pool.n_blocks * pool.block == 3 * worker.loaded.model.longest
@@ -277,9 +279,9 @@ def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
 
 
 def test_the_budget_is_most_of_what_there_is():
-    free = memory.free_memory("cpu")
-    assert 0.5 * free < memory.budget(None, None) < 0.95 * free
-    assert memory.budget(1.5, None) == 1_500_000_000
+    free = free_memory("cpu")
+    assert 0.5 * free < memory_budget(None, None) < 0.95 * free
+    assert memory_budget(1.5, None) == 1_500_000_000
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
@@ -304,7 +306,7 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
         with pytest.raises(ShuttingDown):
             await found.worker("tiny")
         with pytest.raises(ShuttingDown):
-            worker.submit(ASK, every_token=False)
+            worker.submit(ASK, stream=False)
         await found.stop()
 
     asyncio.run(main())
@@ -313,4 +315,4 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
 def test_an_adapter_can_what_its_own_head_can():
     if "sentiment" not in shipped_models():
         pytest.skip("no adapter ships here")
-    assert memory.need_of(shipped_models()["sentiment"]).abilities == ("embed", "classify", "capture")
+    assert estimate_memory(shipped_models()["sentiment"]).abilities == ("embed", "classify", "capture")

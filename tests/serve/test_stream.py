@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from heedful.generate.model_runner import ModelRunner
 from heedful.loaded import Loaded
-from heedful.serve import respond
+from heedful.serve import generation
 from support.folders import tiny_gpt
 from support.inside import Answer, Gate, Inside, until
 from support.serving import CHATML, words
@@ -36,7 +36,7 @@ def worker(inside):
     found = inside.manager.workers["small"]
     yield found
     inside.runner.run(until(lambda: not found.busy and not found.n_running))
-    assert inside.manager.n_borrowed == 0
+    assert inside.manager.n_users == 0
 
 
 def joined(answer: Answer, index: int) -> dict:
@@ -278,7 +278,7 @@ def test_a_silence_is_filled_with_comments(inside, worker, monkeypatch):
         read(self, pieces)
 
     monkeypatch.setattr(ModelRunner, "pieces", slowly)
-    monkeypatch.setattr(respond, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(generation, "KEEP_ALIVE", 0.01)
 
     async def scene():
         async def hear(answer):

@@ -115,7 +115,7 @@ def test_a_hundred_at_once_get_what_each_gets_alone(family, packed):
 
     async def main():
         async with working(loaded, max_rows=16, chunk=64) as worker:
-            handles = [worker.submit(r, every_token=i % 2 == 0) for i, r in enumerate(requests)]
+            handles = [worker.submit(r, stream=i % 2 == 0) for i, r in enumerate(requests)]
             reading = [joined(handle) for handle in handles[::2]]
             heard, results = await asyncio.gather(
                 asyncio.gather(*reading), asyncio.gather(*(t.result() for t in handles))
@@ -144,9 +144,9 @@ def test_a_hundred_at_once_get_what_each_gets_alone(family, packed):
 def test_a_reader_that_is_slow_gets_a_longer_list_and_holds_up_nobody():
     async def main():
         async with working() as worker:
-            slow = worker.submit(ask(max_tokens=9), every_token=True)
+            slow = worker.submit(ask(max_tokens=9), stream=True)
             for _ in range(5):
-                await worker.submit(ask(max_tokens=9), every_token=False).result()
+                await worker.submit(ask(max_tokens=9), stream=False).result()
             lists = [events async for events in slow.events()]
             assert len(lists) == 1 and len(lists[0]) == 9 and lists[0][-1].result is not None
 
@@ -166,10 +166,10 @@ def test_what_could_never_be_answered_is_refused_at_once():
             (Request(source=(1,)), "source"),
         ]:
             with pytest.raises(ValueError, match=word):
-                worker.submit(request, every_token=False)
+                worker.submit(request, stream=False)
         assert worker.n_waiting == 0
         with pytest.raises(ValueError, match=r"cannot generate; it can: .*embed"):
-            Worker(made("bert")).submit(ask(), every_token=False)
+            Worker(made("bert")).submit(ask(), stream=False)
 
     asyncio.run(main())
 
@@ -179,22 +179,22 @@ def test_a_full_line_is_busy():
         loaded = made()
         gate = Gate(loaded.model)
         async with working(loaded, max_rows=1, queue=3) as worker:
-            handles = [worker.submit(ask(), every_token=False)]
+            handles = [worker.submit(ask(), stream=False)]
             await gate.reached()  # the first has left the line
             assert (worker.n_waiting, worker.n_running) == (0, 1)
-            handles += [worker.submit(ask(), every_token=False) for _ in range(3)]
+            handles += [worker.submit(ask(), stream=False) for _ in range(3)]
             with pytest.raises(Overloaded, match="3 requests wait"):
-                worker.submit(ask(), every_token=False)
+                worker.submit(ask(), stream=False)
             with pytest.raises(Overloaded):
-                worker.run(iter([1]))
+                worker.run_job(iter([1]))
             gate.once()
             await gate.reached()  # now they wait in the engine
             with pytest.raises(Overloaded):
-                worker.submit(ask(), every_token=False)
+                worker.submit(ask(), stream=False)
             handles.pop().cancel()
             gate.once()
             await gate.reached()
-            handles.append(worker.submit(ask(), every_token=False))
+            handles.append(worker.submit(ask(), stream=False))
             gate.open()
             assert len({tuple((await t.result()).choices[0].tokens) for t in handles}) == 1
 
@@ -204,14 +204,14 @@ def test_a_full_line_is_busy():
 # --- going away ------------------------------------------------------------------------------------------------------
 
 
-def test_who_leaves_the_mailbox_never_reaches_the_engine():
+def test_who_leaves_the_inbox_never_reaches_the_engine():
     async def main():
         loaded = made()
         gate = Gate(loaded.model)
         async with working(loaded) as worker:
-            first = worker.submit(ask([9]), every_token=False)
+            first = worker.submit(ask([9]), stream=False)
             await gate.reached()
-            later = [worker.submit(ask([8]), every_token=i % 2 == 0) for i in range(200)]
+            later = [worker.submit(ask([8]), stream=i % 2 == 0) for i in range(200)]
             for handle in later:
                 handle.cancel()
                 handle.cancel()
@@ -231,13 +231,13 @@ def test_a_place_is_free_before_the_next_step():
         loaded = made()
         gate = Gate(loaded.model)
         async with working(loaded, max_rows=3, chunk=8) as worker:
-            speaking = [worker.submit(ask([i], 30), every_token=True) for i in (1, 2)]
+            speaking = [worker.submit(ask([i], 30), stream=True) for i in (1, 2)]
             for _ in range(3):  # two prompts, one token for each
                 await gate.reached()
                 gate.once()
             await gate.reached()
             assert gate.rows[-1] == 2
-            reading = worker.submit(ask(range(40)), every_token=True)  # five steps of 8
+            reading = worker.submit(ask(range(40)), stream=True)  # five steps of 8
             gate.once()
             for _ in range(2):
                 await gate.reached()
@@ -263,16 +263,16 @@ def test_hundreds_go_away_in_line_in_the_prompt_and_while_speaking():
     async def main():
         loaded = made()
         async with working(loaded, max_rows=4, chunk=8, queue=10_000) as worker:
-            expected = (await worker.submit(ask(), every_token=False).result()).choices[0].tokens
+            expected = (await worker.submit(ask(), stream=False).result()).choices[0].tokens
             for cycle in range(20):
-                handles = [worker.submit(ask(range(30), 30), every_token=True) for _ in range(20)]
+                handles = [worker.submit(ask(range(30), 30), stream=True) for _ in range(20)]
                 lists = handles[cycle % 3].events()
                 if cycle % 2:
                     await anext(lists)  # it speaks
                 await lists.aclose()
                 for handle in handles:
                     handle.cancel()
-            assert (await worker.submit(ask(), every_token=False).result()).choices[0].tokens == expected
+            assert (await worker.submit(ask(), stream=False).result()).choices[0].tokens == expected
             assert not worker.busy and worker._engine.reader.pool.n_used == 0
             del handles, handle, lists
             assert n_alive() == 0
@@ -284,10 +284,10 @@ def test_thousands_of_cancels_leave_nothing_behind():
     async def main():
         async with working(queue=10_000) as worker:
             for _ in range(3000):
-                worker.submit(ask(), every_token=True).cancel()
+                worker.submit(ask(), stream=True).cancel()
             for _ in range(100):
-                await worker.submit(ask(max_tokens=1), every_token=False).result()
-            assert not worker._mailbox and not worker._cancelled and not worker._handles and not worker._posts
+                await worker.submit(ask(max_tokens=1), stream=False).result()
+            assert not worker._inbox and not worker._cancelled and not worker._in_engine and not worker._outbox
             assert n_alive() == 0
 
     asyncio.run(main())
@@ -300,12 +300,12 @@ def test_a_loop_that_is_gone_stops_nothing():
     worker.start()
 
     async def leave():
-        worker.submit(ask(max_tokens=50), every_token=True)
-        worker.submit(ask(max_tokens=50), every_token=False)
+        worker.submit(ask(max_tokens=50), stream=True)
+        worker.submit(ask(max_tokens=50), stream=False)
         await gate.reached()
 
     async def come():
-        handle = worker.submit(ask(), every_token=False)
+        handle = worker.submit(ask(), stream=False)
         gate.open()
         assert len((await handle.result()).choices[0].tokens) == 4
         await worker.stop()
@@ -327,14 +327,14 @@ def test_a_pass_that_raises_is_the_servers_fault_and_the_next_request_works(prob
             raise problem
 
         async with working(loaded) as worker:
-            expected = await worker.submit(ask(), every_token=False).result()
+            expected = await worker.submit(ask(), stream=False).result()
             for every in (True, False):
                 loaded.model.step = broken
-                handle = worker.submit(ask(), every_token=every)
+                handle = worker.submit(ask(), stream=every)
                 with pytest.raises(MemoryError if isinstance(problem, MemoryError) else RuntimeError, match="no"):
                     await handle.result()
                 loaded.model.step = real
-                assert await worker.submit(ask(), every_token=False).result() == expected
+                assert await worker.submit(ask(), stream=False).result() == expected
             assert worker._engine.reader.pool.n_used == 0
 
     asyncio.run(main())
@@ -346,9 +346,9 @@ def test_an_engine_that_fails_is_made_anew(caplog):
         loaded = made()
         gate = Gate(loaded.model)
         async with working(loaded, max_rows=2) as worker:
-            running = [worker.submit(ask(max_tokens=40), every_token=i == 0) for i in range(2)]
+            running = [worker.submit(ask(max_tokens=40), stream=i == 0) for i in range(2)]
             await gate.reached()
-            waiting = worker.submit(ask(), every_token=False)
+            waiting = worker.submit(ask(), stream=False)
             gate.once()
             await gate.reached()  # it waits in the engine now
 
@@ -361,7 +361,7 @@ def test_an_engine_that_fails_is_made_anew(caplog):
             assert isinstance(events[-1].error, AssertionError) and events[0].token is not None
             with pytest.raises(AssertionError):
                 await running[1].result()
-            again = await worker.submit(ask(), every_token=False).result()
+            again = await worker.submit(ask(), stream=False).result()
             assert await waiting.result() == again
 
     asyncio.run(main())
@@ -376,9 +376,9 @@ def test_what_the_engine_refuses_later_is_the_requests_own_error():
 
             real, worker._engine.add = worker._engine.add, add
             with pytest.raises(ValueError, match="not this one"):
-                await worker.submit(ask(), every_token=False).result()
+                await worker.submit(ask(), stream=False).result()
             worker._engine.add = real
-            await worker.submit(ask(), every_token=False).result()
+            await worker.submit(ask(), stream=False).result()
 
     asyncio.run(main())
 
@@ -391,11 +391,11 @@ def test_stopping_tells_all_who_are_left(started):
         worker = Worker(loaded, max_rows=1)
         if started:
             worker.start()
-        handles = [worker.submit(ask(max_tokens=9), every_token=True) for _ in range(3)]
-        work = worker.run(iter([1]))
+        handles = [worker.submit(ask(max_tokens=9), stream=True) for _ in range(3)]
+        work = worker.run_job(iter([1]))
         if started:
             await gate.reached()
-            late = worker.submit(ask(), every_token=True)
+            late = worker.submit(ask(), stream=True)
             stopping = asyncio.ensure_future(worker.stop())
             await asyncio.sleep(0)
             gate.open()
@@ -408,7 +408,7 @@ def test_stopping_tells_all_who_are_left(started):
             handle.cancel()
         with pytest.raises(ShuttingDown):
             await work.result()
-        for late in (lambda: worker.submit(ask(), every_token=False), lambda: worker.run(iter([1]))):
+        for late in (lambda: worker.submit(ask(), stream=False), lambda: worker.run_job(iter([1]))):
             with pytest.raises(ShuttingDown):
                 late()
         await worker.stop()
@@ -437,8 +437,8 @@ def test_steps_and_jobs_take_turns():
 
         worker = Worker(loaded)
         loaded.model.step = step
-        handle = worker.submit(ask(max_tokens=12), every_token=False)
-        works = [worker.run(job("a", 4)), worker.run(job("b", 2)), worker.run(job("a", 0))]
+        handle = worker.submit(ask(max_tokens=12), stream=False)
+        works = [worker.run_job(job("a", 4)), worker.run_job(job("b", 2)), worker.run_job(job("a", 0))]
         worker.start()
         assert [await work.result() for work in works] == [[0, 1, 2, 3], [0, 1], []]
         await handle.result()
@@ -471,13 +471,13 @@ def test_a_job_can_fail_and_be_given_up(caplog):
 
         async with working(made("bert")) as worker:
             with pytest.raises(RuntimeError, match="a layer said so"):
-                await worker.run(failing()).result()
-            work, never = worker.run(long()), worker.run(failing())
+                await worker.run_job(failing()).result()
+            work, never = worker.run_job(long()), worker.run_job(failing())
             await asyncio.to_thread(began.wait, 30)
             work.cancel()
             never.cancel()
             go_on.set()
-            assert await worker.run(iter("ab")).result() == ["a", "b"]
+            assert await worker.run_job(iter("ab")).result() == ["a", "b"]
             assert closed_by == ["model small"] and not worker.busy
             with pytest.raises(RequestCancelled):
                 await work.result()
@@ -491,10 +491,10 @@ def test_the_metrics_count():
         loaded = made()
         gate = Gate(loaded.model)
         async with working(loaded, metrics=metrics) as worker:
-            gone = worker.submit(ask([7], 50), every_token=False)
+            gone = worker.submit(ask([7], 50), stream=False)
             await gate.reached()
             gone.cancel()
-            handle = worker.submit(ask([1, 2, 3], 4), every_token=False)
+            handle = worker.submit(ask([1, 2, 3], 4), stream=False)
             gate.open()
             await handle.result()
         text = metrics.render().decode()

@@ -16,13 +16,13 @@ from heedful.serve.options import Options
 from heedful.serve.worker import Worker
 
 
-class Held:
-    """A manager of models that are loaded already."""
+class LoadedManager:
+    """A model manager whose models are loaded already."""
 
     def __init__(self, models: tuple[Loaded, ...], **settings: Any) -> None:
         self.names = tuple(loaded.name for loaded in models)
         self.workers = {loaded.name: Worker(loaded, **settings) for loaded in models}
-        self.n_borrowed = 0
+        self.n_users = 0
         for worker in self.workers.values():
             worker.start()
 
@@ -30,11 +30,11 @@ class Held:
     async def acquire(self, name: str | None):
         if (name is None and len(self.names) > 1) or (name is not None and name not in self.workers):
             raise LookupError(f"there is no model {name!r}")
-        self.n_borrowed += 1
+        self.n_users += 1
         try:
             yield self.workers[name or self.names[0]]
         finally:
-            self.n_borrowed -= 1
+            self.n_users -= 1
 
     async def stop(self) -> None:
         for worker in self.workers.values():
@@ -106,7 +106,7 @@ class Inside:
     def __init__(self, *models: Loaded, options: Options | None = None, **settings: Any) -> None:
         self.runner = asyncio.Runner()
         self.runner.get_loop()
-        self.manager = Held(models, **settings)
+        self.manager = LoadedManager(models, **settings)
         self.app = create_app(self.manager, options or Options())  # type: ignore[arg-type]
 
     def __enter__(self) -> Inside:

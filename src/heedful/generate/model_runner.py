@@ -15,6 +15,7 @@ from heedful.generate.request import Request
 from heedful.generate.scheduler import bucket_by_length
 from heedful.generate.sequence import SequenceGroup
 from heedful.models.base import Batch, DecoderModel
+from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.nn.paged import PagedState, Pool
 from heedful.nn.state import KeyValueState, State
 
@@ -45,21 +46,17 @@ class ModelRunner:
 
     def check(self, request: Request) -> None:
         """ValueError if the model cannot read it."""
-        longest, config = self.model.longest, getattr(self.model, "config", None)
-        reads = getattr(config, "vocab_size", None)
-        says = getattr(config, "n_target", reads)
+        longest, (n_inputs, n_outputs) = self.model.longest, vocab_sizes(self.model)
         if self.continues and request.source is not None:
             raise ValueError("this model continues a prompt and has no encoder: it takes no source")
         if self.continues and not request.prompt:
             raise ValueError("the prompt is empty: begin with a token, for example the one that begins a text")
         if not self.continues and not request.source:
             raise ValueError("this model answers a source, and the request has none")
-        for name, ids, size in ("prompt", request.prompt, says), ("source", request.source or (), reads):
+        for name, ids, size in ("prompt", request.prompt, n_outputs), ("source", request.source or (), n_inputs):
             if longest is not None and len(ids) > longest:
                 raise ValueError(f"the {name} has {len(ids)} tokens, and this model has positions for {longest}")
-            if size is not None and ids and not 0 <= min(ids) <= max(ids) < size:
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise ValueError(f"token {wrong} of the {name}: the vocabulary is 0 to {size - 1}")
+            check_token_ids(ids, size, f"the {name}")
 
     def measure(self, request: Request) -> tuple[tuple[int, ...], int]:
         """What the decoder reads first, and how many tokens all answers may come to remember."""

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from heedful import __version__
-from heedful.serve import chat, completions, embeddings, errors, metrics, models, playground
+from heedful.serve import chat, completions, embeddings, errors, metrics, models, playground, tokenize
 from heedful.serve.metrics import Metrics
 from heedful.serve.middleware import OPEN_PATHS, Middleware
 from heedful.serve.model_manager import ModelManager
@@ -41,16 +41,16 @@ def create_app(manager: ModelManager, options: Options, counts: Metrics | None =
         redoc_url=None,
         redirect_slashes=False,
         lifespan=life,
-        responses=errors.documented(*errors.MEANINGS),
+        responses=errors.error_responses(*errors.DESCRIPTIONS),
         telemetry=NO_TRACES,
     )
     app.state.manager, app.state.options, app.state.metrics = manager, options, counts
     app.state.desks = Desks()
-    for part in (completions, chat, embeddings, models, metrics, playground):
+    for part in (completions, chat, embeddings, models, tokenize, metrics, playground):
         app.include_router(part.router)
-    app.add_exception_handler(errors.ApiError, errors.on_api_error)
-    app.add_exception_handler(HTTPException, errors.on_http)
-    app.add_exception_handler(RequestValidationError, errors.on_validation)
+    app.add_exception_handler(errors.ApiError, errors.api_error_handler)
+    app.add_exception_handler(HTTPException, errors.http_error_handler)
+    app.add_exception_handler(RequestValidationError, errors.validation_error_handler)
     app.add_middleware(Middleware, options=options, metrics=counts)
     app.openapi = lambda: openapi(app, options)  # type: ignore[method-assign]
     return app

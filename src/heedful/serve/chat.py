@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the next turn of a conversation, in the model's own chat template."""
+"""POST /v1/chat/completions: the next message of a conversation, in the model's own chat template."""
 
 from __future__ import annotations
 
@@ -13,47 +13,58 @@ from starlette.responses import Response
 
 from heedful.generate.request import Choice, Result
 from heedful.generate.sequence import Event
-from heedful.serve.asks import Ask, Part, Reading, check_budget, check_room, check_speaks, sampling_of
 from heedful.serve.errors import client_errors
-from heedful.serve.logprobs import Entry, answer_entries, chat_logprobs
-from heedful.serve.replies import Line, Reply
+from heedful.serve.generation import (
+    ChoiceState,
+    EncodedPrompt,
+    GenerationSpec,
+    ResponseFormatter,
+    SubRequest,
+    check_context_length,
+    check_token_budget,
+    generate_response,
+    require_generation,
+    sampling_params,
+)
+from heedful.serve.logprobs import TokenLogprob, answer_logprobs, chat_logprobs
 from heedful.serve.request_schema import ChatRequest
-from heedful.serve.respond import reply_to
-from heedful.serve.response_schema import ChatResponse, streamed
+from heedful.serve.response_schema import ChatResponse, json_or_event_stream
 from heedful.serve.worker import Worker
 
 router = APIRouter()
-# Tokens of an answer to a client that names no limit: it has asked for a turn, and some models never end theirs.
-UNASKED = 2048
+# max_completion_tokens where a client gives none: some models never end their turn.
+DEFAULT_MAX_TOKENS = 2048
 
 
 @router.post(
     "/v1/chat/completions",
     response_model=ChatResponse,
-    responses=streamed("The answers, or with `stream` chunks of them (chat.completion.chunk)"),
+    responses=json_or_event_stream("The answers, or with `stream` chunks of them (chat.completion.chunk)"),
 )
-async def chat(http: HttpRequest, body: ChatRequest) -> Response:
+async def create_chat_completion(http: HttpRequest, body: ChatRequest) -> Response:
+    """Generate the next message of a conversation."""
     manager, most = http.app.state.manager, http.app.state.options.max_tokens_per_request
-    check_budget(1, body.n, body.max_completion_tokens or 1, most, "max_completion_tokens")
-    async with AsyncExitStack() as held:
+    check_token_budget(1, body.n, body.max_completion_tokens or 1, most, "max_completion_tokens")
+    async with AsyncExitStack() as resources:
         with client_errors():
-            worker = await held.enter_async_context(manager.acquire(body.model))
-        ask = await ask_of(body, worker, most)
-        reply = Chat(ask, worker.loaded, body.model or manager.names[0], body.include_usage)
-        return await reply_to(http, worker, ask, reply, stream=body.stream, held=held)
+            worker = await resources.enter_async_context(manager.acquire(body.model))
+        spec = await chat_spec(body, worker, most)
+        formatter = ChatFormatter(spec, worker.loaded, body.model or manager.names[0], body.include_usage)
+        return await generate_response(http, worker, spec, formatter, stream=body.stream, resources=resources)
 
 
-async def ask_of(body: ChatRequest, worker: Worker, most: int) -> Ask:
+async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationSpec:
+    """What to generate, the conversation encoded; ApiError for what this model cannot do."""
     loaded = worker.loaded
-    check_speaks(loaded)
-    with client_errors("messages"):  # a template is a program: beside the event loop
-        reading = await asyncio.to_thread(loaded.encode_prompt, body.turns, True)
-    max_tokens = body.max_completion_tokens or rest_of(worker, reading, most // body.n)
-    check_room(worker, reading, max_tokens, "messages")
+    require_generation(loaded)
+    with client_errors("messages"):  # a template is a program: not on the event loop
+        encoded = await asyncio.to_thread(loaded.encode_prompt, body.turns, True)
+    max_tokens = body.max_completion_tokens or default_max_tokens(worker, encoded, most // body.n)
+    check_context_length(worker, encoded, max_tokens, "messages")
     with client_errors():
-        return Ask(
-            [reading],
-            sampling_of(body, loaded),
+        return GenerationSpec(
+            [encoded],
+            sampling_params(body, loaded),
             max_tokens,
             body.n,
             body.n,
@@ -62,58 +73,66 @@ async def ask_of(body: ChatRequest, worker: Worker, most: int) -> Ask:
         )
 
 
-def rest_of(worker: Worker, reading: Reading, most: int) -> int:
-    """How long an answer may be to a client that does not say: the rest of the context, within reason."""
-    prompt, _ = reading  # nothing, of an encoder-decoder: what its encoder reads takes none of the answer's room
-    room = most if worker.longest is None else worker.longest - len(prompt)
-    return max(1, min(room, most, UNASKED))
+def default_max_tokens(worker: Worker, encoded: EncodedPrompt, most: int) -> int:
+    """The rest of the context, up to a limit."""
+    prompt, _ = encoded  # empty for an encoder-decoder, whose source takes no positions of the answer
+    left = most if worker.max_context is None else worker.max_context - len(prompt)
+    return max(1, min(left, most, DEFAULT_MAX_TOKENS))
 
 
-class Chat(Reply):
-    object, streamed = "chat.completion", "chat.completion.chunk"
-    prefix = "chatcmpl"
+class ChatFormatter(ResponseFormatter):
+    """chat.completion objects and chat.completion.chunk events."""
 
-    def choice(self, part: Part, choice: Choice, result: Result) -> dict[str, Any]:
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
+    id_prefix = "chatcmpl"
+
+    def choice(self, sub: SubRequest, choice: Choice, result: Result) -> dict[str, Any]:
+        """One of the choices of a full response, without its index."""
         found = None
         if choice.scores is not None:
-            prompt, length = self.ask.prompts[part.number][0], len(choice.text)
-            entries = answer_entries(
+            prompt, length = self.spec.prompts[sub.prompt][0], len(choice.text)
+            entries = answer_logprobs(
                 self.tokenizer, prompt, choice.tokens, choice.scores, start=0, stop=length, end=None
             )
-            found = chat_logprobs(entries, self.spelling)
+            found = chat_logprobs(entries, self.token_text)
         message = {"role": "assistant", "content": choice.text, "refusal": None}
         return {"message": message, "logprobs": found, "finish_reason": choice.finish_reason}
 
-    def chunk(self, part: Part, event: Event) -> str:
-        line = self.line(part, event.index)
+    def chunk(self, sub: SubRequest, event: Event) -> str:
+        """The server-sent events for one event of the engine; may be empty."""
+        state = self.choice_state(sub, event.index)
         text, finish = event.piece, event.finish_reason
-        line.written += len(text)
+        state.n_chars += len(text)
         if event.token is not None:
-            self.n_said += 1
+            self.n_generated += 1
         if finish == "error":
             return ""
-        entries = self._entries(line, event)
+        entries = self._released_logprobs(state, event)
         chunks = ""
-        if not line.begun:
-            line.begun = True
-            chunks = self._delta(line, '{"role": "assistant", "content": "", "refusal": null}')
+        if not state.started:
+            state.started = True
+            chunks = self._delta(state, '{"role": "assistant", "content": "", "refusal": null}')
         if text or entries:
-            chunks += self._delta(line, f'{{"content": {json.dumps(text)}}}', entries)
-        return chunks + self._delta(line, "{}", finish=finish) if finish else chunks
+            chunks += self._delta(state, f'{{"content": {json.dumps(text)}}}', entries)
+        return chunks + self._delta(state, "{}", finish=finish) if finish else chunks
 
-    def _delta(self, line: Line, delta: str, entries: list[Entry] | None = None, finish: str | None = None) -> str:
-        scores = "null"
-        if line.follower is not None and entries is not None:
-            scores = json.dumps(chat_logprobs(entries, self.spelling), allow_nan=False)
+    def _delta(
+        self, state: ChoiceState, delta: str, entries: list[TokenLogprob] | None = None, finish: str | None = None
+    ) -> str:
+        logprobs = "null"
+        if state.logprobs is not None and entries is not None:
+            logprobs = json.dumps(chat_logprobs(entries, self.token_text), allow_nan=False)
         reason = f'"{finish}"' if finish else "null"
-        return f'{line.begin}"delta": {delta}, "logprobs": {scores}, "finish_reason": {reason}{self.close}'
+        fields = f'"delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}'
+        return state.prefix + fields + self.chunk_suffix
 
     @staticmethod
-    def _entries(line: Line, event: Event) -> list[Entry]:
-        """The tokens whose text is out."""
-        if line.follower is None:
+    def _released_logprobs(state: ChoiceState, event: Event) -> list[TokenLogprob]:
+        """The tokens whose text is sent with this event or was before."""
+        if state.logprobs is None:
             return []
         if event.token is not None:
-            line.follower.push(event.token, event.score)
-        ended = event.finish_reason is not None
-        return line.follower.rest(line.written, None) if ended else line.follower.before(line.written)
+            state.logprobs.push(event.token, event.score)
+        if event.finish_reason is not None:
+            return state.logprobs.finish(state.n_chars, None)
+        return state.logprobs.release(state.n_chars)

@@ -1,6 +1,6 @@
-"""POST /v1/completions: what a model writes after a prompt, or, if it is an encoder-decoder, in answer to it.
+"""POST /v1/completions: the continuation of a prompt, or an encoder-decoder's answer to it.
 
-The route of old clients, /v1/engines/{engine}/completions, is the same with the model's name in the path.
+/v1/engines/{engine}/completions, which old clients use, is the same with the model's name in the path.
 """
 
 from __future__ import annotations
@@ -18,78 +18,75 @@ from starlette.responses import Response
 from heedful.generate.request import Choice, Result
 from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
-from heedful.serve.asks import Ask, Part, Reading, check_budget, check_room, check_speaks, sampling_of
+from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import ApiError, client_errors
-from heedful.serve.logprobs import Entry, answer_entries, completion_logprobs, prompt_entries
-from heedful.serve.replies import Line, Reply
-from heedful.serve.request_schema import MAX_INT, CompletionRequest, Prompts
-from heedful.serve.respond import reply_to
-from heedful.serve.response_schema import CompletionResponse, streamed
+from heedful.serve.generation import (
+    ChoiceState,
+    EncodedPrompt,
+    GenerationSpec,
+    ResponseFormatter,
+    SubRequest,
+    check_context_length,
+    check_token_budget,
+    generate_response,
+    require_generation,
+    sampling_params,
+)
+from heedful.serve.logprobs import TokenLogprob, answer_logprobs, completion_logprobs, prompt_logprobs
+from heedful.serve.request_schema import CompletionRequest, Prompts
+from heedful.serve.response_schema import CompletionResponse, json_or_event_stream
 from heedful.serve.worker import Worker
 
 router = APIRouter()
-LONG = 4096  # characters or tokens: more are read beside the event loop
-ANSWERS = streamed("The completions, or with `stream` chunks of the same shape")
+LONG = 4096  # characters or tokens: more are encoded in a thread, beside the event loop
+RESPONSES = json_or_event_stream("The completions, or with `stream` chunks of the same shape")
 
 
-@router.post("/v1/completions", response_model=CompletionResponse, responses=ANSWERS)
-async def complete(http: HttpRequest, body: CompletionRequest) -> Response:
-    return await answer(http, body, body.model)
+@router.post("/v1/completions", response_model=CompletionResponse, responses=RESPONSES)
+async def create_completion(http: HttpRequest, body: CompletionRequest) -> Response:
+    """Complete one or several prompts."""
+    return await completion_response(http, body, body.model)
 
 
-@router.post("/v1/engines/{engine:path}/completions", response_model=CompletionResponse, responses=ANSWERS)
-async def complete_with_engine(http: HttpRequest, engine: str, body: CompletionRequest) -> Response:
+@router.post("/v1/engines/{engine:path}/completions", response_model=CompletionResponse, responses=RESPONSES)
+async def create_engine_completion(http: HttpRequest, engine: str, body: CompletionRequest) -> Response:
     """The path that clients used before models had a field."""
-    return await answer(http, body, engine)
+    return await completion_response(http, body, engine)
 
 
-async def answer(http: HttpRequest, body: CompletionRequest, name: str | None) -> Response:
-    manager = http.app.state.manager
-    check_asked(body, http.app.state.options.max_tokens_per_request)
-    async with AsyncExitStack() as held:
-        with client_errors():
-            worker = await held.enter_async_context(manager.acquire(name))
-        ask = await ask_of(body, worker)
-        reply = Completion(ask, worker.loaded, name or manager.names[0], body.include_usage)
-        return await reply_to(http, worker, ask, reply, stream=body.stream, held=held)
-
-
-# --- what is asked --------------------------------------------------------------------------------------------------
-
-
-def prompts_of(given: Prompts | None) -> Sequence[str | list[int]]:
-    if given is None or isinstance(given, str):
-        return [given or ""]  # an empty text is the start of one
-    if isinstance(given[0], int):
-        return [given]
-    return given
-
-
-def check_asked(body: CompletionRequest, most: int) -> None:
-    """Before any model is loaded."""
+async def completion_response(http: HttpRequest, body: CompletionRequest, name: str | None) -> Response:
+    """The response of the model of this name, full or streamed."""
+    manager, most = http.app.state.manager, http.app.state.options.max_tokens_per_request
     n_answers = max(body.n, body.best_of or 1)
-    check_budget(len(prompts_of(body.prompt)), n_answers, body.max_tokens, most, "max_tokens")
+    check_token_budget(len(prompt_list(body.prompt)), n_answers, body.max_tokens, most, "max_tokens")
+    async with AsyncExitStack() as resources:
+        with client_errors():
+            worker = await resources.enter_async_context(manager.acquire(name))
+        spec = await completion_spec(body, worker)
+        formatter = CompletionFormatter(spec, worker.loaded, name or manager.names[0], body.include_usage)
+        return await generate_response(http, worker, spec, formatter, stream=body.stream, resources=resources)
 
 
-async def ask_of(body: CompletionRequest, worker: Worker) -> Ask:
+async def completion_spec(body: CompletionRequest, worker: Worker) -> GenerationSpec:
+    """What to generate, the prompts encoded; ApiError for what this model cannot do."""
     loaded = worker.loaded
-    check_speaks(loaded)
+    require_generation(loaded)
     if body.echo and not loaded.continues_prompt:
         raise ApiError(
             400,
             f"{loaded.name} answers its prompt instead of continuing it, and cannot echo it: leave out echo",
             param="echo",
         )
-    prompts = prompts_of(body.prompt)
+    prompts = prompt_list(body.prompt)
     long = sum(map(len, prompts)) > LONG
     with client_errors("prompt"):
-        readings = await asyncio.to_thread(read, loaded, prompts) if long else read(loaded, prompts)
-    for reading in readings:
-        check_room(worker, reading, body.max_tokens, "prompt" if body.max_tokens == 0 else "max_tokens")
+        encoded = await asyncio.to_thread(encode_prompts, loaded, prompts) if long else encode_prompts(loaded, prompts)
+    for prompt in encoded:
+        check_context_length(worker, prompt, body.max_tokens, "prompt" if body.max_tokens == 0 else "max_tokens")
     with client_errors():
-        return Ask(
-            readings,
-            sampling_of(body, loaded),
+        return GenerationSpec(
+            encoded,
+            sampling_params(body, loaded),
             body.max_tokens,
             body.n,
             max(body.n, body.best_of or 1),
@@ -99,36 +96,41 @@ async def ask_of(body: CompletionRequest, worker: Worker) -> Ask:
         )
 
 
-def read(loaded: Loaded, prompts: Sequence[str | list[int]]) -> list[Reading]:
-    """Texts as `Loaded.complete` reads them, token ids as they are."""
-    return [
-        loaded.encode_prompt(prompt) if isinstance(prompt, str) else read_ids(loaded, prompt, number)
-        for number, prompt in enumerate(prompts)
-    ]
+def prompt_list(given: Prompts | None) -> Sequence[str | list[int]]:
+    """The field's four shapes as a list of prompts; no prompt is the start of a text."""
+    if given is None or isinstance(given, str):
+        return [given or ""]
+    if isinstance(given[0], int):
+        return [given]
+    return given
 
 
-def read_ids(loaded: Loaded, prompt: Sequence[int], number: int) -> Reading:
-    size: int = getattr(loaded.model.config, "vocab_size", MAX_INT)
-    if max(prompt) >= size:
-        bad = next(id for id in prompt if id >= size)
-        raise ValueError(f"token {bad} of prompt {number}: the vocabulary of {loaded.name} is 0 to {size - 1}")
-    return (tuple(prompt), None) if loaded.continues_prompt else ((), tuple(prompt))
+def encode_prompts(loaded: Loaded, prompts: Sequence[str | list[int]]) -> list[EncodedPrompt]:
+    """Texts encoded as `Loaded.complete` does it; token ids as they are, if the vocabulary has them."""
+    encoded: list[EncodedPrompt] = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            encoded.append(loaded.encode_prompt(prompt))
+        else:
+            check_token_ids(prompt, vocab_sizes(loaded.model)[0], f"prompt {i}", loaded.name)
+            encoded.append((tuple(prompt), None) if loaded.continues_prompt else ((), tuple(prompt)))
+    return encoded
 
 
-# --- what is answered -----------------------------------------------------------------------------------------------
+class CompletionFormatter(ResponseFormatter):
+    """text_completion objects, full or as the events of a stream."""
 
+    object = chunk_object = "text_completion"
+    id_prefix = "cmpl"
 
-class Completion(Reply):
-    object = streamed = "text_completion"
-    prefix = "cmpl"
-
-    def choice(self, part: Part, choice: Choice, result: Result) -> dict[str, Any]:
-        prompt, echo = self.ask.prompts[part.number][0], self.echo(part.number)
-        text = choice.text if self.ask.scores_prompt else echo + choice.text
+    def choice(self, sub: SubRequest, choice: Choice, result: Result) -> dict[str, Any]:
+        """One of the choices of a full response, without its index."""
+        prompt, echo = self.spec.prompts[sub.prompt][0], self.echoed_prompt(sub.prompt)
+        text = choice.text if self.spec.scores_prompt else echo + choice.text
         found = None
-        if self.ask.logprobs is not None:
-            entries = self._prompt_entries(part, result.prompt_scores or ())
-            entries += answer_entries(
+        if self.spec.logprobs is not None:
+            entries = self._prompt_logprobs(sub, result.prompt_scores or ())
+            entries += answer_logprobs(
                 self.tokenizer,
                 prompt,
                 choice.tokens,
@@ -137,36 +139,39 @@ class Completion(Reply):
                 stop=len(text),
                 end=choice.end,
             )
-            found = completion_logprobs(entries, self.spelling)
+            found = completion_logprobs(entries, self.token_text)
         return {"text": text, "logprobs": found, "finish_reason": choice.finish_reason}
 
-    def _prompt_entries(self, part: Part, scores: Sequence[Any]) -> list[Entry]:
-        return prompt_entries(self.tokenizer, self.ask.prompts[part.number][0], scores) if scores else []
+    def _prompt_logprobs(self, sub: SubRequest, scores: Sequence[Any]) -> list[TokenLogprob]:
+        return prompt_logprobs(self.tokenizer, self.spec.prompts[sub.prompt][0], scores) if scores else []
 
-    def chunk(self, part: Part, event: Event) -> str:
-        line = self.line(part, event.index)
+    def chunk(self, sub: SubRequest, event: Event) -> str:
+        """The server-sent events for one event of the engine; may be empty."""
+        state = self.choice_state(sub, event.index)
         text, finish = event.piece, event.finish_reason
-        if not line.begun and not self.ask.scores_prompt:
-            text = self.echo(part.number) + text
-        line.begun = True
-        line.written += len(text)
+        if not state.started and not self.spec.scores_prompt:
+            text = self.echoed_prompt(sub.prompt) + text
+        state.started = True
+        state.n_chars += len(text)
         if event.token is not None:
-            self.n_said += 1
-        entries = self._entries(part, line, event) if line.follower is not None else []
+            self.n_generated += 1
+        entries = self._released_logprobs(sub, state, event)
         if finish == "error" or not (text or entries or finish):
             return ""
-        scores = "null"
-        if line.follower is not None:
-            scores = json.dumps(completion_logprobs(entries, self.spelling), allow_nan=False)
+        logprobs = "null"
+        if state.logprobs is not None:
+            logprobs = json.dumps(completion_logprobs(entries, self.token_text), allow_nan=False)
         reason = f'"{finish}"' if finish else "null"
-        return f'{line.begin}"text": {json.dumps(text)}, "logprobs": {scores}, "finish_reason": {reason}{self.close}'
+        fields = f'"text": {json.dumps(text)}, "logprobs": {logprobs}, "finish_reason": {reason}'
+        return state.prefix + fields + self.chunk_suffix
 
-    def _entries(self, part: Part, line: Line, event: Event) -> list[Entry]:
-        """The tokens whose text is out."""
-        assert line.follower is not None
-        entries = self._prompt_entries(part, event.prompt_scores or ())
+    def _released_logprobs(self, sub: SubRequest, state: ChoiceState, event: Event) -> list[TokenLogprob]:
+        """The tokens whose text is sent with this event or was before."""
+        if state.logprobs is None:
+            return []
+        entries = self._prompt_logprobs(sub, event.prompt_scores or ())
         if event.token is not None:
-            line.follower.push(event.token, event.score)
+            state.logprobs.push(event.token, event.score)
         if event.finish_reason is None:
-            return entries + line.follower.before(line.written)
-        return entries + line.follower.rest(line.written, event.score if event.token is None else None)
+            return entries + state.logprobs.release(state.n_chars)
+        return entries + state.logprobs.finish(state.n_chars, event.score if event.token is None else None)

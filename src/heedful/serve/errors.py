@@ -1,8 +1,8 @@
-"""What went wrong, as clients read it: always `{"error": {"message", "type", "param", "code"}}`, all four keys.
+"""Error responses and exception handlers. A body is always `{"error": {"message", "type", "param", "code"}}`.
 
-A route raises ApiError. What it calls raises exceptions of its own; `from_exception` says what they are to a client,
-where it is the client's input that was tried. Anything else that escapes from a route is a bug of ours: 500, its
-traceback in the log and not in the answer.
+Routes raise ApiError. The code they call raises exceptions of its own, which `client_errors` converts wherever a
+client's input may be the cause. Anything else that escapes from a route is a bug: 500, with the traceback in the log
+and not in the response.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from heedful.generate.sampling import InvalidLogits
 from heedful.serve.response_schema import ErrorResponse
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client disconnected before the response
-MAX_ECHOED = 200  # characters of what a client sent that we repeat to it
+MAX_ECHOED = 200  # characters of what a client sent that are repeated in a message
 
-# OpenAI's words for the kinds of errors; the Python client chooses its exception by the status alone.
+# OpenAI's error types; its Python client chooses the exception by the status alone.
 TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 CODES = {
     401: "invalid_api_key",
@@ -36,8 +36,8 @@ CODES = {
     431: "headers_too_large",
     503: "unavailable",
 }
-# What each status means, for the OpenAPI schema.
-MEANINGS = {
+# The description of each status in the OpenAPI schema.
+DESCRIPTIONS = {
     400: "The request is wrong: `param` names the field, the message says what it may be",
     401: "The API key is missing or wrong",
     403: "The Host or Origin is not allowed here",
@@ -52,15 +52,15 @@ MEANINGS = {
 
 
 class Overloaded(Exception):
-    """The queue is full."""
+    """The queue is full, or no memory is left for another model: 429."""
 
 
 class ShuttingDown(Exception):
-    """The server is stopping."""
+    """The server, or this model, is being stopped: 503."""
 
 
 class ApiError(Exception):
-    """An answer that is an error; its type follows from the status, and its code where none is given."""
+    """An error response; its type follows from the status, and its code where none is given."""
 
     def __init__(
         self,
@@ -79,25 +79,27 @@ class ApiError(Exception):
             self.headers.setdefault("retry-after", "1")
 
     def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON object."""
         kind = TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def encoded(self) -> bytes:
-        """The body as JSON. In ASCII: what clients sent and we repeat may hold half a surrogate pair."""
+        """The body as JSON, in ASCII: what is repeated of a client's input may have half a surrogate pair."""
         return json.dumps(self.body()).encode("ascii")
 
     def response(self) -> Response:
+        """The whole response."""
         return Response(self.encoded(), self.status, self.headers, "application/json")
 
 
-def internal(request_id: str | None = None) -> ApiError:
-    """What a client is told of a bug of ours."""
+def internal_error(request_id: str | None = None) -> ApiError:
+    """A bug, of which the client learns only the id under which it is logged."""
     which = f" (request {request_id})" if request_id else ""
     return ApiError(500, f"internal error{which}: the server's log says more", code="internal_error")
 
 
 def from_exception(error: Exception) -> ApiError:
-    """What an exception means to the client whose request raised it."""
+    """The error response for an exception that a client's request raised."""
     match error:
         case ApiError():
             return error
@@ -119,17 +121,17 @@ def from_exception(error: Exception) -> ApiError:
         return ApiError(404, str(error), param="model", code="model_not_found")
     if type(error).__name__ == "OutOfMemoryError":  # torch's, of an accelerator
         return ApiError(500, "out of memory: ask for less, or try again later", code="out_of_memory")
-    return internal()
+    return internal_error()
 
 
 @contextmanager
 def client_errors(param: str | None = None) -> Iterator[None]:
-    """What is raised inside is the client's to know: of a field, if one is named."""
+    """Convert exceptions that a client can do something about to ApiErrors; `param` is the field they are about."""
     try:
         yield
     except (ValueError, LookupError, Overloaded, ShuttingDown, MemoryError) as error:
         if isinstance(error, KeyError | IndexError):
-            raise  # a bug of ours
+            raise  # a bug
         found = from_exception(error)
         if found.status == 400:
             found.param = found.param or param
@@ -137,25 +139,24 @@ def client_errors(param: str | None = None) -> Iterator[None]:
 
 
 def execution_error(error: Exception, request_id: str | None) -> ApiError:
-    """What the client is told of a request that failed while it was answered; the worker has logged why."""
+    """The error response for a request that failed in the worker, which has logged why."""
     found = from_exception(error)
-    return internal(request_id) if found.code == "internal_error" else found
+    return internal_error(request_id) if found.code == "internal_error" else found
 
 
 def request_id(scope: MutableMapping[str, Any]) -> str | None:
-    """The id in the answer's x-request-id."""
+    """The id that the middleware gave a request, as in the header x-request-id."""
     return scope.get("state", {}).get("request_id")
 
 
-# --- what the framework raises --------------------------------------------------------------------------------------
-
+# --- exception handlers ---------------------------------------------------------------------------------------------
 
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 3, 50, 50
 
 
 def abbreviate(value: object) -> str:
-    """What was sent, cut: it may be megabytes, nested thousandfold, or a number that Python does not print."""
+    """A client's value for a message: it may be megabytes, nested deeply, or a number that Python does not print."""
     if isinstance(value, str):
         text = json.dumps(value[: MAX_ECHOED + 1])
     elif isinstance(value, bool | None):
@@ -169,7 +170,7 @@ def abbreviate(value: object) -> str:
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first thing that is wrong with a body, by the name of its field."""
+    """The first of pydantic's validation errors, with the name of its field."""
     first = errors[0]
     place = [str(part) for part in first["loc"][1:]]
     where = first["loc"][0] if first["loc"] else "body"
@@ -181,7 +182,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
             return ApiError(400, "the body is empty or null: send a JSON object")
         if kind != "value_error":
             return ApiError(400, f"the body must be a JSON object, not {abbreviate(value)}")
-    if kind == "value_error":  # of a validator of ours, which says where in the field, or which field
+    if kind == "value_error":  # a FieldError, which says where in the field, or which field
         problem = first["ctx"]["error"]
         inner = [part for part in getattr(problem, "param", "").split(".") if part]
         place = place[:-1] + inner if place and inner[:1] == place[-1:] else place + inner
@@ -194,18 +195,20 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, f"{name} {message}", param=name)
 
 
-async def on_api_error(_: Request, error: Exception) -> Response:
+async def api_error_handler(_: Request, error: Exception) -> Response:
+    """The response for an ApiError."""
     assert isinstance(error, ApiError)
     return error.response()
 
 
-async def on_validation(_: Request, error: Exception) -> Response:
+async def validation_error_handler(_: Request, error: Exception) -> Response:
+    """The response for a body that does not match its schema: 400, not FastAPI's 422."""
     assert isinstance(error, RequestValidationError)
     return from_validation(error.errors()).response()
 
 
-async def on_http(request: Request, error: Exception) -> Response:
-    """Starlette's own: unknown paths, wrong methods, bodies that are not JSON."""
+async def http_error_handler(request: Request, error: Exception) -> Response:
+    """The response for what Starlette refuses: unknown paths, wrong methods, bodies that are not JSON."""
     assert isinstance(error, HTTPException)
     path, status = request.scope["path"][:MAX_ECHOED], error.status_code
     message = str(error.detail)
@@ -220,6 +223,6 @@ async def on_http(request: Request, error: Exception) -> Response:
     return ApiError(status, message, headers=error.headers).response()
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The errors of a route, for the OpenAPI schema."""
-    return {status: {"model": ErrorResponse, "description": MEANINGS[status]} for status in statuses}
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route in the OpenAPI schema for these error statuses."""
+    return {status: {"model": ErrorResponse, "description": DESCRIPTIONS[status]} for status in statuses}

@@ -1,119 +1,186 @@
-"""The event loop's side of what a worker was given: a handle waits for what the worker's thread says."""
+"""Handles to what was submitted to a worker: like futures, with partial results and cancellation.
+
+    GenerationHandle   a request of the engine: its events as they come, and its result
+    JobHandle          any other work in the model's thread, such as a batch of embeddings: its result
+    HandleGroup        the handles of one HTTP request: awaited together, cancelled together if its client disconnects
+
+A handle belongs to the event loop it was made on. The worker's thread changes it only through that loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar, cast
 
-from heedful.generate.request import Request, Result
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
+
+from heedful.generate.request import Choice, Request, Result
 from heedful.generate.sequence import Event
+from heedful.serve.errors import execution_error, request_id
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 
 class RequestCancelled(Exception):
-    """Whoever asked does not want the answer any more."""
+    """The request was cancelled by its client."""
 
 
 class Handle(Generic[R]):
-    """One's place in a worker's line, on the event loop's side."""
+    """The future result of something submitted to a worker."""
 
-    def __init__(self, forget: Callable[[Handle[Any]], None], bell: asyncio.Event | None = None) -> None:
-        self._forget: Callable[[Handle[Any]], None] | None = forget  # until the end; the worker's
+    def __init__(self, on_cancel: Callable[[Handle[Any]], None], wakeup: asyncio.Event | None = None) -> None:
+        self._on_cancel: Callable[[Handle[Any]], None] | None = on_cancel  # the worker's; None once done
         self._loop = asyncio.get_running_loop()
-        self._bell = bell or asyncio.Event()  # something came
-        self._ended = False
+        self.wakeup = wakeup or asyncio.Event()  # set whenever there is something new; handles may share it
+        self._done = False
         self._value: R | None = None
         self._error: Exception | None = None
 
     @property
-    def ended(self) -> bool:
-        return self._ended
+    def done(self) -> bool:
+        """Whether the result or the error is there."""
+        return self._done
 
     async def result(self) -> R:
-        """Wait for the end; raises the error there was."""
-        while not self._ended:
-            self._bell.clear()
-            await self._bell.wait()
+        """Wait for the result; raises the error there was."""
+        while not self._done:
+            self.wakeup.clear()
+            await self.wakeup.wait()
         if self._error is not None:
             raise self._error
         return cast(R, self._value)
 
     def cancel(self) -> None:
-        """Give the place up, at any time; what was begun ends before the next step."""
-        if self._forget is not None:
-            self._forget(self)
-            self._end(None, RequestCancelled("the request was cancelled"))
+        """Give it up, at any time; what has started ends before the engine's next step."""
+        if self._on_cancel is not None:
+            self._on_cancel(self)
+            self._finish(None, RequestCancelled("the request was cancelled"))
 
-    def _end(self, value: R | None, error: Exception | None) -> None:
-        if not self._ended:
-            self._ended, self._value, self._error, self._forget = True, value, error, None
-            self._bell.set()
+    def _finish(self, value: R | None, error: Exception | None) -> None:
+        if not self._done:
+            self._done, self._value, self._error, self._on_cancel = True, value, error, None
+            self.wakeup.set()
 
 
 class GenerationHandle(Handle[Result]):
-    """One submitted request. Whoever waits for several at once gives them one bell, and then takes what there is."""
+    """The handle of an engine request; with `stream` it collects all events, else only the result."""
 
     def __init__(
         self,
-        forget: Callable[[Handle[Any]], None],
-        request: Request,
-        every_token: bool,
-        bell: asyncio.Event | None = None,
+        on_cancel: Callable[[Handle[Any]], None],
+        request: Request | None,  # None: answered already
+        stream: bool,
+        wakeup: asyncio.Event | None = None,
     ) -> None:
-        super().__init__(forget, bell)
-        self.request, self.every_token = request, every_token
-        self._id = -1  # in the engine, once it is there
-        self._came: float | None = time.perf_counter()  # None once the first token is there
-        self._fresh: list[Event] = []  # not yet read
+        super().__init__(on_cancel, wakeup)
+        self.request, self.stream = request, stream
+        self._id = -1  # the engine's number for it, once it is there
+        self._submitted: float | None = time.perf_counter()  # None after the first token
+        self._unread: list[Event] = []
 
     async def events(self) -> AsyncIterator[list[Event]]:
-        """All that was said since the last time; the last event of the last list has the result, or the error."""
-        assert self.every_token, "a request that was submitted for its result alone has no events"
-        while self._fresh or not self._ended:
-            while not self._fresh:
-                self._bell.clear()
-                await self._bell.wait()
-            yield self.take()
+        """Lists of all events since the last list; the last event of all has the result, or the error."""
+        assert self.stream, "a request that was submitted for its result alone has no events"
+        while self._unread or not self._done:
+            while not self._unread:
+                self.wakeup.clear()
+                await self.wakeup.wait()
+            yield self.take_events()
 
-    def take(self) -> list[Event]:
-        """What was said since the last time, without waiting."""
-        events, self._fresh = self._fresh, []
+    def take_events(self) -> list[Event]:
+        """The events since the last call, without waiting."""
+        events, self._unread = self._unread, []
         return events
 
-    def _take(self, events: list[Event]) -> None:
-        if self._ended:
-            return  # cancelled while this was on its way
-        if self.every_token:
-            self._fresh += events
+    def _deliver(self, events: list[Event]) -> None:
+        if self._done:
+            return  # cancelled while these were on their way
+        if self.stream:
+            self._unread += events
         if is_last(events[-1]):
-            super()._end(events[-1].result, events[-1].error)
-        self._bell.set()
+            super()._finish(events[-1].result, events[-1].error)
+        self.wakeup.set()
 
-    def _end(self, value: Result | None, error: Exception | None) -> None:
-        """An end that the engine did not see."""
-        if not self._ended and self.every_token:
-            self._fresh.append(Event(self._id, 0, None, "", finish_reason="error", error=error))
-        super()._end(value, error)
+    def _finish(self, value: Result | None, error: Exception | None) -> None:
+        """An end that the engine has no event for."""
+        if not self._done and self.stream:
+            self._unread.append(Event(self._id, 0, None, "", finish_reason="error", error=error))
+        super()._finish(value, error)
 
 
-class JobHandle(Handle[list[T]]):
-    """JobHandle of another kind: its result is the list of all that the job gave."""
-
-    def __init__(self, forget: Callable[[Handle[Any]], None], job: Iterator[T]) -> None:
-        super().__init__(forget)
-        self._job = job
-        self._done: list[T] = []
-
-    def _close(self) -> None:
-        if isinstance(self._job, Generator):
-            self._job.close()
-        self._done = []
+def empty_result(n: int, wakeup: asyncio.Event) -> GenerationHandle:
+    """The handle of n empty answers, done already: what max_tokens 0 asks for needs no engine."""
+    events = [Event(0, i, None, "", finish_reason="length") for i in range(n)]
+    events[-1].result = Result([Choice(i, [], "", "length") for i in range(n)])
+    handle = GenerationHandle(lambda _: None, None, True, wakeup)
+    handle._deliver(events)
+    return handle
 
 
 def is_last(event: Event) -> bool:
     """Whether it is the last event of its request."""
     return event.result is not None or event.error is not None
+
+
+class JobHandle(Handle[list[T]]):
+    """The handle of a job: its result is the list of all that the iterator yielded."""
+
+    def __init__(self, on_cancel: Callable[[Handle[Any]], None], job: Iterator[T]) -> None:
+        super().__init__(on_cancel)
+        self._job = job
+        self._yielded: list[T] = []
+
+    def _close(self) -> None:
+        if isinstance(self._job, Generator):
+            self._job.close()
+        self._yielded = []
+
+
+H = TypeVar("H", bound=Handle[Any], covariant=True)
+
+
+class HandleGroup(Generic[H]):
+    """The handles of one HTTP request, all with the same `wakeup`. The only place that watches for a disconnect."""
+
+    def __init__(self, handles: Sequence[H]) -> None:
+        self.handles, self.wakeup = handles, handles[0].wakeup
+        assert all(handle.wakeup is self.wakeup for handle in handles), "the handles of a group wake it together"
+        self.disconnected = False
+
+    @asynccontextmanager
+    async def cancelled_on_disconnect(self, receive: Receive) -> AsyncIterator[None]:
+        """Cancel the handles when the client disconnects; at the end of the block, those that are not done."""
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            yield
+        finally:
+            watcher.cancel()
+            self._cancel()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected = True
+        self._cancel()
+        self.wakeup.set()
+
+    def _cancel(self) -> None:
+        for handle in self.handles:
+            handle.cancel()
+
+    async def results(self: HandleGroup[Handle[R]], http: HttpRequest) -> list[R] | None:
+        """The results of all handles, None if the client disconnected; ApiError for what failed."""
+        async with self.cancelled_on_disconnect(http.receive):
+            try:
+                for handle in self.handles:
+                    while not (handle.done or self.disconnected):
+                        self.wakeup.clear()
+                        await self.wakeup.wait()
+                return None if self.disconnected else [await handle.result() for handle in self.handles]
+            except Exception as error:
+                raise execution_error(error, request_id(http.scope)) from None

@@ -1,9 +1,9 @@
-"""Log-probabilities as OpenAI writes them: tokens as text, where each begins, and what else was likely.
+"""Log-probabilities in OpenAI's format: the text of each token, its offset, and the most likely alternatives.
 
-A token is shown by what it stands for (" the"), whatever stands before it; one that is a part of a character as its
-bytes ("bytes:\\xe2\\x80"); a special one by its name ("<|endoftext|>"). Where a stop text cuts the answer, the tokens
-that begin before the cut are kept. In a stream a token comes together with the text it is a part of: while that is
-held back, as it may become a stop text or is half a character, so is the token.
+A token is shown as its own text (" the"), independent of what precedes it; a part of a character as its bytes
+("bytes:\\xe2\\x80"); a special token by its name ("<|endoftext|>"). Where a stop string truncates the answer, the
+tokens that begin before it are kept. In a stream a token is sent together with its text: as long as that is held back,
+because it may become a stop string or is half a character, so is the token.
 """
 
 from __future__ import annotations
@@ -19,51 +19,52 @@ from heedful.generate.detokenizer import Detokenizer
 from heedful.generate.request import TokenScore
 from heedful.text.tokenizer import Tokenizer
 
-LOWEST = -9999.0  # what OpenAI shows for the impossible: JSON has no infinity
+MIN_LOGPROB = -9999.0  # what OpenAI shows for the impossible: JSON has no infinity
 
 
-def finite(logprob: float) -> float:
-    return logprob if logprob > LOWEST else LOWEST  # NaN is not above anything
+def clamp_logprob(logprob: float) -> float:
+    """The log-probability as a number that JSON has; NaN becomes the lowest."""
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB
 
 
 # --- tokens as text -------------------------------------------------------------------------------------------------
 
 
-class Spelling:
-    """How the tokens of a tokenizer are shown; each is worked out once."""
+class TokenText:
+    """The text and bytes of a tokenizer's tokens, each computed once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = ref(tokenizer)  # which goes with its model
+        self._tokenizer = ref(tokenizer)  # freed with its model
         self._names = {id: name for name, id in tokenizer.special_tokens.items()}
-        self._said: dict[int, bytes] = {}
+        self._output: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
-        # Some decoders show the first token of a text otherwise than the others ("the" for " the").
-        self._before = [i for i in tokenizer.encode("a") if tokenizer.decode([i])]
+        # Some decoders strip the space before the first token of a text ("the" for " the").
+        self._context = [i for i in tokenizer.encode("a") if tokenizer.decode([i])]
 
     def text(self, id: int, partial: str = "bytes:") -> str:
-        """What it stands for; `partial` goes before the bytes of a part of a character."""
+        """The token's text, or its bytes after the prefix `partial` if it is a part of a character."""
         found = self._texts.get(id)
         if found is None:
             try:
-                found = self.data(id).decode() or f"token_id:{id}"  # no token at all: a model's padding
+                found = self.raw_bytes(id).decode() or f"token_id:{id}"  # no token at all: a model's padding
             except UnicodeDecodeError:
                 found = ""
             self._texts[id] = found
-        return found or partial + "".join(f"\\x{byte:02x}" for byte in self.data(id))
+        return found or partial + "".join(f"\\x{byte:02x}" for byte in self.raw_bytes(id))
 
-    def data(self, id: int) -> bytes:
-        """The same as bytes."""
+    def raw_bytes(self, id: int) -> bytes:
+        """The token's bytes; of a special token, those of its name."""
         name = self._names.get(id)
-        return self.said(id) if name is None else name.encode()
+        return self.output_bytes(id) if name is None else name.encode()
 
-    def said(self, id: int) -> bytes:
-        """What it adds to a text: nothing, if it is a special one."""
-        found = self._said.get(id)
+    def output_bytes(self, id: int) -> bytes:
+        """What the token adds to the decoded text: nothing, if it is special."""
+        found = self._output.get(id)
         if found is None:
-            found = self._said[id] = b"" if id in self._names else self._work_out(id)
+            found = self._output[id] = b"" if id in self._names else self._decode(id)
         return found
 
-    def _work_out(self, id: int) -> bytes:
+    def _decode(self, id: int) -> bytes:
         tokenizer = self._tokenizer()
         assert tokenizer is not None
         try:
@@ -73,88 +74,94 @@ class Spelling:
         try:
             return tokenizer.decode_bytes([id])
         except ValueError:  # a tokenizer without bytes
-            before = tokenizer.decode(self._before)
-            return tokenizer.decode([*self._before, id])[len(before) :].encode()
+            before = tokenizer.decode(self._context)
+            return tokenizer.decode([*self._context, id])[len(before) :].encode()
 
 
-_spellings: WeakKeyDictionary[Tokenizer, Spelling] = WeakKeyDictionary()
+_token_texts: WeakKeyDictionary[Tokenizer, TokenText] = WeakKeyDictionary()
 
 
-def spelling_of(tokenizer: Tokenizer) -> Spelling:
-    if tokenizer not in _spellings:
-        _spellings[tokenizer] = Spelling(tokenizer)
-    return _spellings[tokenizer]
+def token_text_of(tokenizer: Tokenizer) -> TokenText:
+    """The tokenizer's TokenText, one for all requests."""
+    if tokenizer not in _token_texts:
+        _token_texts[tokenizer] = TokenText(tokenizer)
+    return _token_texts[tokenizer]
 
 
-# --- where they stand -----------------------------------------------------------------------------------------------
+# --- offsets ----------------------------------------------------------------------------------------------------------
 
 
-class Places:
-    """Where each token begins in a text, in characters; parts of a character begin where it does."""
+class TextOffsets:
+    """The offset of each token in the decoded text, in characters; parts of a character have the offset of it."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        self.n = 0  # characters so far
-        self._spelling = spelling_of(tokenizer)
-        # Where bytes come out as they went in, reading them is the same and much faster.
+        self.n_chars = 0
+        self._token_text = token_text_of(tokenizer)
+        # Where the tokenizer reproduces bytes exactly, decoding those gives the same and is much faster.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.lossless else None
-        self._text = Detokenizer(tokenizer, context) if self._utf8 is None else None
+        self._detokenizer = Detokenizer(tokenizer, context) if self._utf8 is None else None
 
     def push(self, token: int) -> int:
-        place = self.n
+        """Append a token; returns its offset."""
+        offset = self.n_chars
         if self._utf8 is not None:
-            self.n += len(self._utf8.decode(self._spelling.said(token)))
-        elif self._text is not None:
-            self.n += len(self._text.push(token))
-        return place
+            self.n_chars += len(self._utf8.decode(self._token_text.output_bytes(token)))
+        elif self._detokenizer is not None:
+            self.n_chars += len(self._detokenizer.push(token))
+        return offset
 
-    def end(self) -> int:
-        """The length of the whole, a broken character included."""
+    def finish(self) -> int:
+        """The length of the whole text, including an incomplete character at its end."""
         if self._utf8 is not None:
-            self.n += len(self._utf8.decode(b"", final=True))
-        elif self._text is not None:
-            self.n += len(self._text.flush())
-        return self.n
+            self.n_chars += len(self._utf8.decode(b"", final=True))
+        elif self._detokenizer is not None:
+            self.n_chars += len(self._detokenizer.flush())
+        return self.n_chars
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A token in its place, and its score (the first one of a prompt has none)."""
+class TokenLogprob:
+    """A token with its offset and its score (the first token of a prompt has none)."""
 
-    place: int
+    offset: int
     token: int
     score: TokenScore | None
 
 
-def prompt_entries(tokenizer: Tokenizer, prompt: Sequence[int], scores: Sequence[TokenScore | None]) -> list[Entry]:
-    places = Places(tokenizer)
-    return [Entry(places.push(token), token, score) for token, score in zip(prompt, scores, strict=True)]
+def prompt_logprobs(
+    tokenizer: Tokenizer, prompt: Sequence[int], scores: Sequence[TokenScore | None]
+) -> list[TokenLogprob]:
+    """The tokens of an echoed prompt."""
+    offsets = TextOffsets(tokenizer)
+    return [TokenLogprob(offsets.push(token), token, score) for token, score in zip(prompt, scores, strict=True)]
 
 
-class Follower:
-    """The tokens of one answer, let out with the text they are a part of; `start` characters stand before it."""
+class LogprobBuffer:
+    """The tokens of one answer, held back until their text is sent; the answer begins at offset `start`."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], start: int = 0) -> None:
-        self._places = Places(tokenizer, prompt)
+        self._offsets = TextOffsets(tokenizer, prompt)
         self._start = start
-        self._waiting: list[Entry] = []
+        self._pending: list[TokenLogprob] = []
 
     def push(self, token: int, score: TokenScore | None) -> None:
-        self._waiting.append(Entry(self._start + self._places.push(token), token, score))
+        """Append a token."""
+        self._pending.append(TokenLogprob(self._start + self._offsets.push(token), token, score))
 
-    def before(self, place: int) -> list[Entry]:
-        """Those not let out yet that begin before this place in the text."""
-        n = next((i for i, entry in enumerate(self._waiting) if entry.place >= place), len(self._waiting))
-        out, self._waiting = self._waiting[:n], self._waiting[n:]
-        return out
+    def release(self, n_chars: int) -> list[TokenLogprob]:
+        """The pending tokens that begin within the first n_chars of the text."""
+        n = next((i for i, entry in enumerate(self._pending) if entry.offset >= n_chars), len(self._pending))
+        released, self._pending = self._pending[:n], self._pending[n:]
+        return released
 
-    def rest(self, place: int, end: TokenScore | None) -> list[Entry]:
-        """The last ones, of a text that ends here; `end` is the stop token's."""
-        whole = self._start + self._places.end() <= place  # no stop text cut it
-        out = self._waiting if whole else self.before(place)
-        return out if end is None else [*out, Entry(place, end.token, end)]
+    def finish(self, n_chars: int, end: TokenScore | None) -> list[TokenLogprob]:
+        """The last tokens of a text of n_chars; `end` is the score of the stop token, if it is wanted."""
+        whole = self._start + self._offsets.finish() <= n_chars  # no stop string truncated it
+        released = self._pending if whole else self.release(n_chars)
+        return released if end is None else [*released, TokenLogprob(n_chars, end.token, end)]
 
 
-def answer_entries(
+def answer_logprobs(
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     tokens: Sequence[int],
@@ -163,45 +170,48 @@ def answer_entries(
     start: int,
     stop: int,
     end: TokenScore | None,
-) -> list[Entry]:
-    """Those of a whole answer, which stands at start:stop of the text."""
-    follower = Follower(tokenizer, prompt, start)
+) -> list[TokenLogprob]:
+    """The tokens of a complete answer, which is text[start:stop]; `end` as in LogprobBuffer.finish."""
+    buffer = LogprobBuffer(tokenizer, prompt, start)
     for token, score in zip(tokens, scores, strict=True):
-        follower.push(token, score)
-    return follower.rest(stop, end)
+        buffer.push(token, score)
+    return buffer.finish(stop, end)
 
 
-# --- as JSON --------------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def likely(score: TokenScore, spelling: Spelling) -> dict[str, float]:
-    """The likeliest tokens by their text, the chosen one among them. Of two with the same text the likelier counts."""
+def top_logprobs(score: TokenScore, token_text: TokenText) -> dict[str, float]:
+    """The most likely tokens by their text, the chosen one included; of two with one text, the more likely."""
     found: dict[str, float] = {}
     for id, logprob in (*score.top, (score.token, score.logprob)):
-        text, logprob = spelling.text(id), finite(logprob)
+        text, logprob = token_text.text(id), clamp_logprob(logprob)
         if logprob > found.get(text, -math.inf):
             found[text] = logprob
     return found
 
 
-def completion_logprobs(entries: Sequence[Entry], spelling: Spelling) -> dict[str, Any]:
+def completion_logprobs(entries: Sequence[TokenLogprob], token_text: TokenText) -> dict[str, Any]:
+    """The `logprobs` of a completion: parallel lists."""
     scores = [entry.score for entry in entries]
     return {
-        "tokens": [spelling.text(entry.token) for entry in entries],
-        "token_logprobs": [None if score is None else finite(score.logprob) for score in scores],
-        "top_logprobs": [None if score is None else likely(score, spelling) for score in scores],
-        "text_offset": [entry.place for entry in entries],
+        "tokens": [token_text.text(entry.token) for entry in entries],
+        "token_logprobs": [None if score is None else clamp_logprob(score.logprob) for score in scores],
+        "top_logprobs": [None if score is None else top_logprobs(score, token_text) for score in scores],
+        "text_offset": [entry.offset for entry in entries],
     }
 
 
-def chat_logprobs(entries: Sequence[Entry], spelling: Spelling) -> dict[str, Any]:
-    def shown(id: int, logprob: float) -> dict[str, Any]:
-        token = spelling.text(id, partial="")  # as OpenAI's chats have it
-        return {"token": token, "logprob": finite(logprob), "bytes": list(spelling.data(id))}
+def chat_logprobs(entries: Sequence[TokenLogprob], token_text: TokenText) -> dict[str, Any]:
+    """The `logprobs` of a chat completion: an object per token."""
+
+    def describe(id: int, logprob: float) -> dict[str, Any]:
+        token = token_text.text(id, partial="")  # without a prefix, as OpenAI's chats have it
+        return {"token": token, "logprob": clamp_logprob(logprob), "bytes": list(token_text.raw_bytes(id))}
 
     content = []
     for entry in entries:
         assert entry.score is not None
-        top = [shown(*pair) for pair in entry.score.top]
-        content.append({**shown(entry.token, entry.score.logprob), "top_logprobs": top})
+        top = [describe(*pair) for pair in entry.score.top]
+        content.append({**describe(entry.token, entry.score.logprob), "top_logprobs": top})
     return {"content": content, "refusal": None}

@@ -1,7 +1,7 @@
-"""How much memory a model takes: before it is loaded, by its files and their shapes alone, and afterwards.
+"""The memory budget: how much a model takes, estimated before it is loaded from its files and shapes alone.
 
-weights        as stored, or as `quantize` packs them (weights/pack.py); a packed head is apart from its table
-key/value pool what all answers together may come to remember: a bound, taken bit by bit
+weights    as stored, or as `quantize` packs them; a packed output head no longer shares memory with the embedding
+KV cache   for all answers together: an upper bound, allocated as it fills
 """
 
 from __future__ import annotations
@@ -20,66 +20,68 @@ from heedful.weights.gguf_file import GgufFile
 from heedful.weights.meta import load_meta
 from heedful.weights.resolve import resolve
 
-PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.625}
-SHARE = 0.8  # of the memory there is, for models; the rest is for what a pass needs, and for others
-USUAL = 2048  # tokens of one answer with its prompt, where the model has no end
+BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.625}
+SHARE = 0.8  # of the free memory, for models; the rest is for activations and other programs
+DEFAULT_CONTEXT = 2048  # most tokens of one answer with its prompt that are reserved for
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a model needs, in bytes."""
+class MemoryEstimate:
+    """What a model needs, in bytes, and what it can do."""
 
     abilities: tuple[str, ...]
     weights: int
-    per_token: int  # of what an answer remembers
-    context: int  # tokens that there must be room for: the longest answer's, if nobody says otherwise
+    per_token: int  # of the KV cache
+    context: int  # tokens that the KV cache must hold at least: the longest answer's, unless --cache-tokens says
 
     @property
-    def least(self) -> int:
-        """With the smallest pool."""
+    def minimum(self) -> int:
+        """Weights and the smallest KV cache."""
         return self.weights + self.per_token * self.context
 
 
-def budget(memory: float | None, device: str | None) -> int | None:
-    """Bytes for all models together: what was given in GB, or most of what there is; None where nobody knows."""
-    if memory is not None:
-        return int(memory * 1e9)
+def memory_budget(gigabytes: float | None, device: str | None) -> int | None:
+    """Bytes for all models together: as given, else most of the free memory; None if that is unknown."""
+    if gigabytes is not None:
+        return int(gigabytes * 1e9)
     free = free_memory(device or "cpu")
     return None if free is None else int(free * SHARE)
 
 
-def need_of(path: Path, quantize: Kind | None = None, cache_tokens: int | None = None) -> Need:
-    """What the model at a folder or a GGUF file will need; its weights are not read."""
+def estimate_memory(path: Path, quantize: Kind | None = None, cache_tokens: int | None = None) -> MemoryEstimate:
+    """What the model in a folder or a GGUF file will need; its weights are not read."""
     model = load_meta(path)
-    weights = float(stored(path)) if quantize is None else model.n_parameters() * PER_WEIGHT[quantize]
+    weights = float(stored_bytes(path)) if quantize is None else model.n_parameters() * BYTES_PER_WEIGHT[quantize]
     if quantize is not None or isinstance(model, GenerativeModel):
-        # It will be packed, and a head that shares its numbers with the table is packed apart from it.
-        twice = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
-        weights *= twice / max(1, model.n_parameters())
-    context = cache_tokens or min(model.longest or USUAL, USUAL)
-    return Need(model.abilities, math.ceil(weights), per_token(model), context)
+        # It will be packed: then a tied head is a copy of its own.
+        untied = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
+        weights *= untied / max(1, model.n_parameters())
+    context = cache_tokens or min(model.longest or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    return MemoryEstimate(model.abilities, math.ceil(weights), kv_bytes_per_token(model), context)
 
 
-def stored(path: Path) -> int:
-    """Bytes that the weights take as they are stored, in memory."""
+def stored_bytes(path: Path) -> int:
+    """Bytes of the weights in memory, in the precision they are stored in."""
     if path.is_dir() and is_adapter(path):
-        return stored(resolve(base_of(path)))
+        return stored_bytes(resolve(base_of(path)))
     if path.is_dir() and (path / "config.json").exists():
         return sum(file.stat().st_size for file in weight_files(path))
     with GgufFile(next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path) as file:
         return sum(math.prod(file.shape(name)) * file.dtype(name).itemsize for name in file.names())
 
 
-def per_token(model: Model) -> int:
-    """Bytes that one more token of one answer may take: keys and values in float32, of the target and the source."""
+def kv_bytes_per_token(model: Model) -> int:
+    """Bytes of the KV cache per token of one answer: float32 keys and values of self- and cross-attention."""
     if "generate" not in model.abilities:
         return 0
     blocks = [module for module in model.modules() if isinstance(module, Block)]
-    caches = [part for block in blocks for part in (block.attention, block.cross) if part is not None]
-    return sum(2 * 4 * cache.n_kv_heads * cache.d_head for cache in caches)
+    layers = [part for block in blocks for part in (block.attention, block.cross) if part is not None]
+    return sum(2 * 4 * layer.n_kv_heads * layer.d_head for layer in layers)
 
 
-def pool_tokens(need: Need, max_rows: int, room: float) -> int:
-    """How many tokens all answers may remember: all rows their fill, unless that is more than the room there is."""
-    most = max_rows * need.context
-    return most if most * need.per_token <= room else max(need.context, int(room / need.per_token))
+def kv_cache_tokens(estimate: MemoryEstimate, max_rows: int, available: float) -> int:
+    """How many tokens the KV cache gets: `context` for every row, or fewer if so many bytes are not available."""
+    most = max_rows * estimate.context
+    if most * estimate.per_token <= available:
+        return most
+    return max(estimate.context, int(available / estimate.per_token))

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from heedful.serve.errors import ApiError, Overloaded, ShuttingDown, abbreviate, internal
+from heedful.serve.errors import ApiError, Overloaded, ShuttingDown, abbreviate, internal_error
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 
@@ -62,7 +62,7 @@ class Middleware:
             await visit.refuse(ApiError(503, str(error) or "the server is stopping"))
         except Exception:
             log.exception("request %s failed", visit.id)
-            await visit.refuse(internal(visit.id))
+            await visit.refuse(internal_error(visit.id))
         finally:
             self._note(scope, visit)
 

@@ -1,6 +1,7 @@
-"""The served models by name: loaded when somebody asks for them, and let go when another needs their memory.
+"""The model manager: the served models by name, loaded on first use and evicted, the least recently used first, when
+another needs their memory.
 
-Names are fixed at the start. What a client calls a model is looked up among them and never anywhere else.
+Names are fixed at the start. The name that a client sends is looked up among them and never anywhere else.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from heedful.kernels.pack import n_bytes, pack_as_stored
 from heedful.loaded import TOKENIZER_FILES, Loaded, load, model_name
-from heedful.serve import memory
 from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
+from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_tokens, memory_budget
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 from heedful.serve.worker import Worker
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What clients are told of a model."""
+    """A served model as clients see it."""
 
     id: str
     created: int  # when its files were written, in seconds since 1970
@@ -36,35 +37,37 @@ class ModelInfo:
 
 
 @dataclass(eq=False)
-class Slot:
+class ServedModel:
     """A served model, in memory or not."""
 
     name: str
     source: str | Path  # what to load
     path: Path  # where its files are
-    need: memory.Need
+    estimate: MemoryEstimate
     created: int
     worker: Worker | None = None
     loading: asyncio.Task[Worker] | None = None
     memory: int = 0  # bytes, while it is loaded or being loaded
-    borrowed: int = field(default=0)
+    n_users: int = 0  # requests that hold it
 
 
 class ModelManager:
+    """Loads, hands out and evicts models within a memory budget."""
+
     def __init__(self, names: Sequence[str], options: Options, metrics: Metrics) -> None:
         self.options, self.metrics = options, metrics
-        self.budget = memory.budget(options.memory, options.device)
-        self._slots: dict[str, Slot] = {}  # the least recently used first
-        for text in names or _useful():
-            slot = self._resolve(text)
-            if slot.name in self._slots:
-                raise ValueError(f"two models are called {slot.name!r}: name one of them, as other={text}")
-            self._slots[slot.name] = slot
-        self.names = tuple(self._slots)
-        self._one_at_a_time = asyncio.Lock()  # loads and evictions, so that what is counted is what is there
+        self.budget = memory_budget(options.memory, options.device)
+        self._models: dict[str, ServedModel] = {}  # the least recently used first
+        for text in names or _default_names():
+            model = self._resolve(text)
+            if model.name in self._models:
+                raise ValueError(f"two models are called {model.name!r}: name one of them, as other={text}")
+            self._models[model.name] = model
+        self.names = tuple(self._models)
+        self._loading_lock = asyncio.Lock()  # one load or eviction at a time, so that the memory is counted right
         self._stopping = False
 
-    def _resolve(self, text: str) -> Slot:
+    def _resolve(self, text: str) -> ServedModel:
         name, given, source = text.partition("=")
         if not given or text in shipped_models() or Path(text).expanduser().exists():
             name, source = "", text
@@ -72,158 +75,159 @@ class ModelManager:
         reject_pickle(path)
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
-        need = memory.need_of(path, self.options.quantize, self.options.cache_tokens)
+        estimate = estimate_memory(path, self.options.quantize, self.options.cache_tokens)
         name = name or (model_name(source, path) if path.is_dir() else path.stem)
-        if self.budget is not None and need.least > self.budget:
+        if self.budget is not None and estimate.minimum > self.budget:
             raise ValueError(
-                f"{name} needs {size_in_words(need.least)} (weights {size_in_words(need.weights)}, and room for "
-                f"{need.context} tokens), and all models together may take {size_in_words(self.budget)}: "
+                f"{name} needs {size_in_words(estimate.minimum)} (weights {size_in_words(estimate.weights)}, and room "
+                f"for {estimate.context} tokens), and all models together may take {size_in_words(self.budget)}: "
                 "allow more with --memory, or make the weights smaller with --quantize"
             )
-        return Slot(name, source, path, need, _written(path))
+        return ServedModel(name, source, path, estimate, _modified(path))
 
-    # --- what is there ---------------------------------------------------------------------------------------------
+    # --- lookup ----------------------------------------------------------------------------------------------------
 
-    def about(self, name: str) -> ModelInfo:
-        """LookupError if it is not served."""
-        slot = self._slot(name)
-        return ModelInfo(slot.name, slot.created, slot.need.abilities, slot.worker is not None)
+    def info(self, name: str) -> ModelInfo:
+        """What clients may know of a model. LookupError if it is not served."""
+        model = self._find(name)
+        return ModelInfo(model.name, model.created, model.estimate.abilities, model.worker is not None)
 
     def path(self, name: str) -> Path:
         """Where the files of a served model are."""
-        return self._slot(name).path
+        return self._find(name).path
 
-    def _slot(self, name: str | None) -> Slot:
+    def _find(self, name: str | None) -> ServedModel:
         served = ", ".join(self.names[:20])
         if name is None and len(self.names) == 1:
             name = self.names[0]
         if name is None:
             raise LookupError(f"the request names no model, and several are served: {served}")
-        if name not in self._slots:
+        if name not in self._models:
             raise LookupError(f"no model is called {name[:200]!r} here; served are: {served}")
-        return self._slots[name]
+        return self._models[name]
 
     # --- loading ---------------------------------------------------------------------------------------------------
 
     async def worker(self, name: str | None) -> Worker:
-        """The model's worker, loaded if need be; it may be gone at the next `await` unless it is borrowed."""
+        """The model's worker, loaded if necessary. It may be evicted at the next `await`: see `acquire`."""
         async with self.acquire(name) as worker:
             return worker
 
     @asynccontextmanager
     async def acquire(self, name: str | None) -> AsyncIterator[Worker]:
-        """The model's worker, not evicted meanwhile. LookupError: not served; Overloaded: no memory for it now."""
-        slot = self._slot(name)
-        slot.borrowed += 1
+        """The model's worker, which is not evicted within the block. LookupError: not served; Overloaded: no memory."""
+        model = self._find(name)
+        model.n_users += 1
         try:
-            yield await self._ready(slot)
+            yield await self._ready(model)
         finally:
-            slot.borrowed -= 1
+            model.n_users -= 1
 
-    async def _ready(self, slot: Slot) -> Worker:
+    async def _ready(self, model: ServedModel) -> Worker:
         if self._stopping:
             raise ShuttingDown("the server is stopping")
-        self._slots[slot.name] = self._slots.pop(slot.name)  # the most recently used
-        if slot.worker is not None:
-            return slot.worker
-        if slot.loading is None:
-            slot.loading = asyncio.ensure_future(self._load(slot))
-            # Its error is nobody's if all have left.
-            slot.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(slot.loading)  # who leaves does not stop it for the others
+        self._models[model.name] = self._models.pop(model.name)  # the most recently used
+        if model.worker is not None:
+            return model.worker
+        if model.loading is None:
+            model.loading = asyncio.ensure_future(self._load(model))
+            # Retrieve its exception even if all clients have left, or asyncio would log it.
+            model.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(model.loading)  # a client that leaves does not cancel it for the others
 
-    async def _load(self, slot: Slot) -> Worker:
+    async def _load(self, model: ServedModel) -> Worker:
         try:
-            async with self._one_at_a_time:
-                await self._make_room(slot)
-                slot.memory = slot.need.least
-                slot.worker = worker = await self._begin(slot)
+            async with self._loading_lock:
+                await self._evict_until_fits(model)
+                model.memory = model.estimate.minimum
+                model.worker = worker = await self._start_worker(model)
                 return worker
         except (ValueError, Overloaded, ShuttingDown):
-            slot.memory = 0
+            model.memory = 0
             raise
         except Exception as error:
-            slot.memory = 0
-            log.exception("%s could not be loaded", slot.name)
-            problem = f"{slot.name} could not be loaded: {type(error).__name__}: {str(error)[:500]}"
+            model.memory = 0
+            log.exception("%s could not be loaded", model.name)
+            problem = f"{model.name} could not be loaded: {type(error).__name__}: {str(error)[:500]}"
             raise ApiError(500, problem, code="model_not_loaded") from None
         finally:
-            slot.loading = None
+            model.loading = None
 
-    async def _begin(self, slot: Slot) -> Worker:
+    async def _start_worker(self, model: ServedModel) -> Worker:
         try:
-            loaded = await asyncio.to_thread(self._read, slot)
+            loaded = await asyncio.to_thread(self._read_weights, model)
         except (ValueError, FileNotFoundError) as error:  # something is wrong with its files
-            raise ValueError(f"{slot.name} could not be loaded: {error}") from None
+            raise ValueError(f"{model.name} could not be loaded: {error}") from None
         if self._stopping:
             raise ShuttingDown("the server is stopping")
         weights, options = n_bytes(loaded.model), self.options
-        tokens = options.cache_tokens or memory.pool_tokens(slot.need, options.max_rows, self._left(slot, weights) / 2)
-        slot.memory = weights + slot.need.per_token * tokens
+        available = self._available(model) - weights
+        tokens = options.cache_tokens or kv_cache_tokens(model.estimate, options.max_rows, available / 2)
+        model.memory = weights + model.estimate.per_token * tokens
         limits = {"max_rows": options.max_rows, "queue": options.queue, "chunk": options.chunk}
         worker = Worker(loaded, cache_tokens=tokens, metrics=self.metrics, **limits)
         worker.start()
-        self.metrics.model(slot.name).loaded(weights)
+        self.metrics.model(model.name).loaded(weights)
         return worker
 
-    def _read(self, slot: Slot) -> Loaded:
-        """In a thread of its own."""
+    def _read_weights(self, model: ServedModel) -> Loaded:
+        """Load the weights; runs in a thread."""
         options = self.options
-        loaded = load(slot.source, device=options.device, quantize=options.quantize)
-        loaded.name = slot.name
+        loaded = load(model.source, device=options.device, quantize=options.quantize)
+        loaded.name = model.name
         if options.quantize is None and loaded.model.device.type == "cpu":
             pack_as_stored(loaded.model)
         return loaded
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def _left(self, slot: Slot, weights: int = 0) -> float:
-        """Bytes of the budget that nobody has, if this model's are counted as so many."""
-        others = sum(other.memory for other in self._slots.values() if other is not slot)
-        return float("inf") if self.budget is None else self.budget - others - weights
+    def _available(self, model: ServedModel) -> float:
+        """Bytes of the budget that the other models leave to this one."""
+        others = sum(other.memory for other in self._models.values() if other is not model)
+        return float("inf") if self.budget is None else self.budget - others
 
-    async def _make_room(self, slot: Slot) -> None:
-        """Let go of models that nobody uses, the least recently used first, until this one fits."""
-        while self._left(slot) < slot.need.least:
-            idle = [other for other in self._slots.values() if self._is_idle(other)]
+    async def _evict_until_fits(self, model: ServedModel) -> None:
+        """Evict idle models, the least recently used first, until this one fits."""
+        while self._available(model) < model.estimate.minimum:
+            idle = [other for other in self._models.values() if self._is_idle(other)]
             if not idle:
-                used = ", ".join(other.name for other in self._slots.values() if other.memory and other is not slot)
-                raise Overloaded(f"there is no memory for {slot.name} while {used} is in use: try again later")
+                used = ", ".join(other.name for other in self._models.values() if other.memory and other is not model)
+                raise Overloaded(f"there is no memory for {model.name} while {used} is in use: try again later")
             await self._evict(idle[0])
 
     @staticmethod
-    def _is_idle(slot: Slot) -> bool:
-        return slot.worker is not None and not slot.borrowed and not slot.worker.busy
+    def _is_idle(model: ServedModel) -> bool:
+        return model.worker is not None and not model.n_users and not model.worker.busy
 
-    async def _evict(self, slot: Slot) -> None:
-        worker, slot.worker = slot.worker, None  # from here on, who asks waits for it to be loaded again
+    async def _evict(self, model: ServedModel) -> None:
+        worker, model.worker = model.worker, None  # from here on, a request loads it again
         if worker is None:
-            return  # somebody else was faster
+            return  # evicted meanwhile
         await worker.stop()
-        slot.memory = 0
-        self.metrics.model(slot.name).unloaded()
+        model.memory = 0
+        self.metrics.model(model.name).unloaded()
 
     async def stop(self) -> None:
-        """End all workers; requests that are left get ShuttingDown."""
+        """Stop all workers; unfinished requests fail with ShuttingDown."""
         self._stopping = True
-        loading = [slot.loading for slot in self._slots.values() if slot.loading is not None]
+        loading = [model.loading for model in self._models.values() if model.loading is not None]
         await asyncio.gather(*loading, return_exceptions=True)
-        await asyncio.gather(*(self._evict(s) for s in self._slots.values() if s.worker is not None))
+        await asyncio.gather(*(self._evict(model) for model in self._models.values() if model.worker is not None))
 
 
-def _useful() -> list[str]:
-    """The models that ship: those that write text first, then those that read it, then the others, for the page."""
+def _default_names() -> list[str]:
+    """All shipped models: first those that generate text, then those that read it, then the others."""
 
-    def place(name: str) -> int:
+    def rank(name: str) -> int:
         path = shipped_models()[name]
         if not any((path / file).exists() for file in TOKENIZER_FILES):
             return 2
-        return 0 if "generate" in memory.need_of(path).abilities else 1
+        return 0 if "generate" in estimate_memory(path).abilities else 1
 
-    return sorted(shipped_models(), key=place)
+    return sorted(shipped_models(), key=rank)
 
 
-def _written(path: Path) -> int:
-    """When the newest of its files was written."""
+def _modified(path: Path) -> int:
+    """When the newest of a model's files was written, in seconds since 1970."""
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     return int(max((file.stat().st_mtime for file in files), default=0))

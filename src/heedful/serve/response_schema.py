@@ -124,7 +124,7 @@ class Health(ResponseModel):
     status: Literal["ok", "stopping"]
 
 
-def streamed(about: str) -> dict[int | str, dict[str, Any]]:
+def json_or_event_stream(about: str) -> dict[int | str, dict[str, Any]]:
     """For routes that answer with JSON or a stream: `responses=streamed("...")` beside `response_model`.
 
     `itemSchema` is OpenAPI 3.2's word for the schema of each event; readers of 3.1 pass over it.

@@ -156,7 +156,7 @@ def greeting(manager: ModelManager, options: Options, address: tuple[str, int]) 
     """The one line at the start: what is served, where, who may ask, and how to try it."""
     url = f"http://{name_of(address[0])}:{address[1]}"
     first = manager.names[0]
-    can = manager.about(first).abilities or ("generate",)
+    can = manager.info(first).abilities or ("generate",)
     if "generate" in can:
         path, body = "completions", {"model": first, "prompt": "Once upon a time", "max_tokens": 50}
     elif "embed" in can:

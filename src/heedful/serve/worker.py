@@ -1,15 +1,15 @@
-"""A model, its engine and the thread they live in; requests come from the event loop and answers go back to it.
+"""The engine thread: a worker owns a model, its engine and the thread that runs them, for use from an event loop.
 
-The engine belongs to one thread, and the event loop must never wait for a pass of the model. So requests wait in a
-mailbox that the thread empties before every step, and what a step has said goes back with one call of the loop, for
-all requests together. Between two steps one batch of other work (embeddings) is done, if there is any.
+The engine belongs to one thread, and the event loop must never wait for a forward pass. So submissions wait in an inbox
+that the thread empties before every step, and the events of a step go back in one call to the loop, for all requests
+together. Between two steps one batch of another job (embeddings, activations) runs, if there is any.
 
-    loop    submit, run ──► mailbox ──► engine.add, engine.step, next(job)    thread
-            cancel      ──► cancelled ──► engine.cancel
-            handle      ◄── one call_soon_threadsafe per step ◄── events
+    event loop  submit, run_job ──► inbox ──► engine.add, engine.step, next(job)   thread
+                cancel ──► cancelled ──► engine.cancel
+                handle ◄── one call_soon_threadsafe per step ◄── events
 
-The lock is held for moments, never during a step. Nothing waits for a reader: what it has not read yet is kept in its
-handle, and a reader whose loop is gone is as one that went away.
+The lock is held for moments, never during a step. Nothing waits for a client: what it has not read yet stays in its
+handle, and a handle whose event loop is closed counts as cancelled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """A model, its engine and the thread they live in. All methods are called from the event loop."""
+    """A model, its engine and their thread. All public methods are for the event loop."""
 
     def __init__(
         self,
@@ -55,20 +55,20 @@ class Worker:
         self.loaded, self.queue = loaded, queue
         self._settings: dict[str, Any] = {"max_rows": max_rows, "chunk": chunk, "cache_tokens": cache_tokens}
         self._metrics = None if metrics is None else metrics.model(loaded.name)
-        self._n_read, self._n_written, self._last = 0, 0, 0.0  # up to the last step, and when that was
+        self._n_prefilled, self._n_generated, self._last_step = 0, 0, 0.0  # reported to the metrics, and when
         self._engine = self._make_engine()
         self._thread: threading.Thread | None = None
-        # The lock is for these four; the rest belongs to the thread.
+        # The lock protects these three and the engine's replacement; the rest belongs to the thread.
         self._condition = threading.Condition()
-        self._mailbox: dict[Handle[Any], None] = {}  # in the order they came
+        self._inbox: dict[Handle[Any], None] = {}  # in the order they came
         self._cancelled: list[Handle[Any]] = []
         self._stopping = False
-        self._handles: dict[int, GenerationHandle] = {}  # in the engine, by its number for them
+        self._in_engine: dict[int, GenerationHandle] = {}  # by the engine's number for them
         self._jobs: deque[JobHandle[Any]] = deque()
-        self._posts: list[tuple[Handle[Any], Callable[[], None]]] = []  # for the loop
+        self._outbox: list[tuple[Handle[Any], Callable[[], None]]] = []  # to be called on the handles' loops
 
     def _make_engine(self) -> Engine | None:
-        """None for a model that does not generate. Paged where the model can: alike beginnings are read once."""
+        """None for a model that does not generate. Paged where the model can be, to share common prefixes."""
         if "generate" not in self.loaded.abilities:
             return None
         tokenizer = None if self.loaded.tokenizer is None else self.loaded.tokenizer.target
@@ -78,40 +78,46 @@ class Worker:
         except ValueError:
             return Engine(model, tokenizer, state="contiguous", **self._settings)
 
-    # --- the event loop's side -------------------------------------------------------------------------------------
+    # --- on the event loop -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Start the thread."""
         assert self._thread is None, "a worker starts once"
-        self._thread = threading.Thread(target=self._live, name=f"model {self.loaded.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"model {self.loaded.name}", daemon=True)
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after the step it is in; requests that are left get ShuttingDown."""
+        """End the thread after its current step; what is unfinished fails with ShuttingDown."""
         with self._condition:
             self._stopping = True
             self._condition.notify()
         if self._thread is None:
-            self._leave()
+            self._shut_down()
         else:
             await asyncio.to_thread(self._thread.join)
 
-    def submit(self, request: Request, *, every_token: bool) -> GenerationHandle:
-        """Put a request in line. ValueError if it could never be answered, Overloaded if the line is full."""
-        return self.submit_all([request], every_token=every_token)[0]
+    def submit(self, request: Request, *, stream: bool) -> GenerationHandle:
+        """Queue a request. ValueError if it could never run, Overloaded if the queue is full."""
+        return self.submit_all([request], stream=stream)[0]
 
-    def submit_all(
-        self, requests: Sequence[Request], *, every_token: bool, bell: asyncio.Event | None = None
-    ) -> list[GenerationHandle]:
-        """Put several in line, all or none, behind one bell: however many, they are let in while there is room."""
-        engine = self._living()
+    def submit_all(self, requests: Sequence[Request], *, stream: bool) -> list[GenerationHandle]:
+        """Queue several, all or none, with one `wakeup`: however many, they are accepted unless the queue is full."""
+        engine = self._require_engine()
         for request in requests:
             engine.reader.check(request)
             engine.scheduler.check(request.best_of or request.n, engine.reader.measure(request)[1])
-        handles = [GenerationHandle(self._forget, request, every_token, bell) for request in requests]
-        self._put(*handles)
+        wakeup = asyncio.Event()
+        handles = [GenerationHandle(self._cancel, request, stream, wakeup) for request in requests]
+        self._enqueue(*handles)
         return handles
 
-    def _living(self) -> Engine:
+    def run_job(self, job: Iterator[T]) -> JobHandle[T]:
+        """Queue other work: the thread calls `next` on it once between two steps, in turns with other jobs."""
+        handle = JobHandle(self._cancel, job)
+        self._enqueue(handle)
+        return handle
+
+    def _require_engine(self) -> Engine:
         engine = self._engine
         if engine is None:
             self.loaded.require("generate")
@@ -119,251 +125,249 @@ class Worker:
         return engine
 
     @property
-    def longest(self) -> int | None:
-        """The longest prompt and answer together that the model can read and the engine can hold; None: no limit."""
-        engine = self._living()
+    def max_context(self) -> int | None:
+        """Most tokens of a prompt and its answer together, by the model's positions and the cache; None: no limit."""
+        engine = self._require_engine()
         block = 1 if engine.reader.pool is None else engine.reader.pool.block
-        held = None if engine.scheduler.max_size is None else engine.scheduler.max_size // block * block
-        return min((n for n in (self.loaded.model.longest, held) if n is not None), default=None)
+        cached = None if engine.scheduler.max_size is None else engine.scheduler.max_size // block * block
+        return min((n for n in (self.loaded.model.longest, cached) if n is not None), default=None)
 
-    def rows_for(self, request: Request) -> int:
-        """How many answers to one prompt can be written at once; more are asked for in parts."""
-        scheduler, size = self._living().scheduler, self._living().reader.measure(replace(request, n=1))[1]
-        held = scheduler.max_rows if scheduler.max_size is None else scheduler.max_size // size
-        return max(1, min(scheduler.max_rows, held))
+    def max_answers(self, request: Request) -> int:
+        """How many answers to one prompt fit into a batch and the cache; more take several requests."""
+        engine = self._require_engine()
+        scheduler, size = engine.scheduler, engine.reader.measure(replace(request, n=1))[1]
+        cached = scheduler.max_rows if scheduler.max_size is None else scheduler.max_size // size
+        return max(1, min(scheduler.max_rows, cached))
 
-    def run(self, job: Iterator[T]) -> JobHandle[T]:
-        """Put other work in line: one `next` of it between two steps, in turns with other jobs."""
-        work = JobHandle(self._forget, job)
-        self._put(work)
-        return work
-
-    def _put(self, *handles: Handle[Any]) -> None:
+    def _enqueue(self, *handles: Handle[Any]) -> None:
         with self._condition:
             if self._stopping:
                 raise ShuttingDown(f"{self.loaded.name} is being stopped")
             if (waiting := self._count_waiting()) >= self.queue:
                 raise Overloaded(f"{waiting} requests wait for {self.loaded.name} already: try again later")
-            self._mailbox |= dict.fromkeys(handles)
+            self._inbox |= dict.fromkeys(handles)
             self._condition.notify()
 
-    def _forget(self, place: Handle[Any]) -> None:
+    def _cancel(self, handle: Handle[Any]) -> None:
         with self._condition:
-            if place in self._mailbox:
-                del self._mailbox[place]
-                self._note_cancelled()
+            if handle in self._inbox:
+                del self._inbox[handle]
+                self._count_cancelled()
             elif not self._stopping:
-                self._cancelled.append(place)
+                self._cancelled.append(handle)
                 self._condition.notify()
 
     @property
     def n_waiting(self) -> int:
-        """Requests of which nothing is read yet, and other work."""
+        """Requests whose prefill has not begun, and other jobs."""
         with self._condition:
             return self._count_waiting()
 
     @property
     def n_running(self) -> int:
-        """Requests that are being read or answered."""
+        """Requests in prefill or decoding."""
         engine = self._engine
         return 0 if engine is None else len(engine.scheduler.active)
 
     @property
     def busy(self) -> bool:
+        """Whether there is anything to do."""
         with self._condition:
-            return bool(self._mailbox or self._handles or self._jobs)
+            return bool(self._inbox or self._in_engine or self._jobs)
 
     def _count_waiting(self) -> int:
         engine = self._engine
         in_engine = 0 if engine is None else len(engine.scheduler.waiting)
-        return len(self._mailbox) + in_engine + len(self._jobs)
+        return len(self._inbox) + in_engine + len(self._jobs)
 
-    # --- the thread's side -----------------------------------------------------------------------------------------
+    # --- in the thread ---------------------------------------------------------------------------------------------
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
-            while self._gather():
+            while self._process_inbox():
                 self._step()
-                self._hand_over()
-                self._report()
-                self._work()
-                self._hand_over()
+                self._flush_outbox()
+                self._update_metrics()
+                self._step_job()
+                self._flush_outbox()
         except BaseException:
             log.exception("the thread of %s has ended: a mistake in heedful", self.loaded.name)
         finally:
-            self._leave()
+            self._shut_down()
 
-    def _gather(self) -> bool:
-        """Wait until there is something to do, let go who went away, let in who came. False: stop."""
+    def _process_inbox(self) -> bool:
+        """Wait until there is something to do, drop what was cancelled, admit what was submitted. False: stop."""
         with self._condition:
-            while not (self._stopping or self._mailbox or self._cancelled or self._handles or self._jobs):
+            while not (self._stopping or self._inbox or self._cancelled or self._in_engine or self._jobs):
                 self._condition.wait()
             if self._stopping:
                 return False
             cancelled, self._cancelled = self._cancelled, []
-        for place in cancelled:
-            self._drop(place)
-        while self._mailbox:
-            with self._condition:  # anew for each: the loop may have something to say in between
-                if self._mailbox:
-                    place = next(iter(self._mailbox))
-                    self._admit(place)
-                    del self._mailbox[place]
+        for handle in cancelled:
+            self._drop(handle)
+        while self._inbox:
+            with self._condition:  # released after each, so that the event loop never waits for all of them
+                if self._inbox:
+                    handle = next(iter(self._inbox))
+                    self._admit(handle)
+                    del self._inbox[handle]
         return True
 
-    def _admit(self, place: Handle[Any]) -> None:
-        if isinstance(place, JobHandle):
-            self._jobs.append(place)
+    def _admit(self, handle: Handle[Any]) -> None:
+        if isinstance(handle, JobHandle):
+            self._jobs.append(handle)
             return
-        assert isinstance(place, GenerationHandle) and self._engine is not None
+        assert isinstance(handle, GenerationHandle) and handle.request is not None and self._engine is not None
         try:
-            place._id = self._engine.add(place.request)
+            handle._id = self._engine.add(handle.request)
         except Exception as error:
-            self._post_end(place, None, error)
+            self._post_result(handle, None, error)
         else:
-            self._handles[place._id] = place
+            self._in_engine[handle._id] = handle
 
-    def _drop(self, place: Handle[Any]) -> None:
-        """Whoever asked went away."""
-        if isinstance(place, JobHandle) and place in self._jobs:
-            self._jobs.remove(place)
-            self._close(place)
-            self._note_cancelled()
-        elif isinstance(place, GenerationHandle) and self._handles.pop(place._id, None) is not None:
+    def _drop(self, handle: Handle[Any]) -> None:
+        """Remove what was cancelled."""
+        if isinstance(handle, JobHandle) and handle in self._jobs:
+            self._jobs.remove(handle)
+            self._close_job(handle)
+            self._count_cancelled()
+        elif isinstance(handle, GenerationHandle) and self._in_engine.pop(handle._id, None) is not None:
             assert self._engine is not None
-            self._note_cancelled()
+            self._count_cancelled()
             try:
-                self._engine.cancel(place._id)
+                self._engine.cancel(handle._id)
             except Exception as error:
-                self._renew(error)
+                self._replace_engine(error)
 
-    def _close(self, work: JobHandle[Any]) -> None:
+    def _close_job(self, handle: JobHandle[Any]) -> None:
         try:
-            work._close()
+            handle._close()
         except Exception:
             log.exception("a job of %s could not be ended well", self.loaded.name)
 
     def _step(self) -> None:
-        if not self._handles:
+        """A step of the engine; its events go to the outbox."""
+        if not self._in_engine:
             return
         assert self._engine is not None
         try:
             events = self._engine.step()
         except Exception as error:
-            return self._renew(error)
-        said: dict[GenerationHandle, list[Event]] = {}
+            return self._replace_engine(error)
+        by_handle: dict[GenerationHandle, list[Event]] = {}
         for event in events:
-            handle = self._handles.get(event.id)
+            handle = self._in_engine.get(event.id)
             if handle is None:
                 continue
-            self._note(handle, event)
+            self._count_token(handle, event)
             if is_last(event):
-                del self._handles[event.id]
-                event.error = None if event.error is None else self._fault(event.error)
-            elif not handle.every_token:
+                del self._in_engine[event.id]
+                event.error = None if event.error is None else self._server_error(event.error)
+            elif not handle.stream:
                 continue
-            said.setdefault(handle, []).append(event)
-        self._posts += [(handle, partial(handle._take, heard)) for handle, heard in said.items()]
+            by_handle.setdefault(handle, []).append(event)
+        self._outbox += [(handle, partial(handle._deliver, its)) for handle, its in by_handle.items()]
 
-    def _work(self) -> None:
-        """One batch of the job whose turn it is."""
+    def _step_job(self) -> None:
+        """One `next` of the job whose turn it is."""
         if not self._jobs:
             return
-        work = self._jobs[0]
+        handle = self._jobs[0]
         try:
-            work._done.append(next(work._job))
+            handle._yielded.append(next(handle._job))
         except StopIteration:
             self._jobs.popleft()
-            self._post_end(work, work._done, None)
+            self._post_result(handle, handle._yielded, None)
         except Exception as error:
             self._jobs.popleft()
-            self._post_end(work, None, self._fault(error))
+            self._post_result(handle, None, self._server_error(error))
         else:
             self._jobs.rotate(-1)
 
-    def _renew(self, error: Exception) -> None:
-        """The engine itself failed: a new one. Those it was answering have the error; those that waited wait on."""
+    def _replace_engine(self, error: Exception) -> None:
+        """The engine itself failed: make a new one. Running requests get the error; waiting ones move to the new."""
         assert self._engine is not None
-        error = self._fault(error)
+        error = self._server_error(error)
         waiting = {task.id for task in self._engine.scheduler.waiting} if self._engine.scheduler.active else set()
-        handles, self._handles = self._handles, {}
+        handles, self._in_engine = self._in_engine, {}
         with self._condition:
-            self._engine, self._n_read = self._make_engine(), 0
+            self._engine, self._n_prefilled = self._make_engine(), 0
             for id, handle in handles.items():
                 if id in waiting:
                     self._admit(handle)
                 else:
-                    self._post_end(handle, None, error)
+                    self._post_result(handle, None, error)
 
-    def _fault(self, error: Exception) -> Exception:
-        """An error to hand out: logged here, without its traceback, which would keep the tensors of the pass alive.
+    def _server_error(self, error: Exception) -> Exception:
+        """Log an error of a forward pass, and strip its traceback, which would keep the tensors of the pass alive.
 
-        Requests were checked before, so it is never the asker's, as a ValueError would be.
+        Requests were validated before, so a ValueError here is no client's mistake: it becomes a RuntimeError.
         """
         if error.__traceback__ is not None:  # several requests may share it
             log.error("a pass of %s failed", self.loaded.name, exc_info=error)
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        theirs = isinstance(error, ValueError | LookupError) and not isinstance(error, InvalidLogits)
-        return RuntimeError(str(error)) if theirs else error
+        like_a_clients = isinstance(error, ValueError | LookupError) and not isinstance(error, InvalidLogits)
+        return RuntimeError(str(error)) if like_a_clients else error
 
-    def _note(self, handle: GenerationHandle, event: Event) -> None:
+    def _count_token(self, handle: GenerationHandle, event: Event) -> None:
         if event.token is not None and self._metrics is not None:
-            self._n_written += 1
-            if handle._came is not None:
-                self._metrics.first_token(time.perf_counter() - handle._came)
-                handle._came = None
+            self._n_generated += 1
+            if handle._submitted is not None:
+                self._metrics.first_token(time.perf_counter() - handle._submitted)
+                handle._submitted = None
 
-    def _note_cancelled(self) -> None:
+    def _count_cancelled(self) -> None:
         if self._metrics is not None:
             self._metrics.cancelled()
 
-    def _report(self) -> None:
-        """Tell the metrics what the step did, and what is there now."""
+    def _update_metrics(self) -> None:
+        """Report what the step did, and what is running and waiting now."""
         if self._metrics is None or self._engine is None:
             return
         reader, now = self._engine.reader, time.perf_counter()
         self._metrics.step(
             running=self.n_running,
             waiting=self._count_waiting(),
-            prompt_tokens=reader.n_read - self._n_read,
-            generated_tokens=self._n_written,
+            prompt_tokens=reader.n_read - self._n_prefilled,
+            generated_tokens=self._n_generated,
         )
-        if self._n_written and self._last:
-            self._metrics.next_token(now - self._last)
-        self._last = now if self._handles else 0.0
-        self._n_read, self._n_written = reader.n_read, 0
+        if self._n_generated and self._last_step:
+            self._metrics.next_token(now - self._last_step)
+        self._last_step = now if self._in_engine else 0.0
+        self._n_prefilled, self._n_generated = reader.n_read, 0
         if reader.pool is not None:
             self._metrics.cache(reader.pool.n_used * reader.pool.block, reader.pool.n_blocks * reader.pool.block)
 
-    def _post_end(self, place: Handle[R], value: R | None, error: Exception | None) -> None:
-        self._posts.append((place, partial(place._end, value, error)))
+    def _post_result(self, handle: Handle[R], value: R | None, error: Exception | None) -> None:
+        self._outbox.append((handle, partial(handle._finish, value, error)))
 
-    def _hand_over(self) -> None:
-        posts, self._posts = self._posts, []
+    def _flush_outbox(self) -> None:
+        """Call everything in the outbox on its handle's event loop, with one call per loop."""
+        outbox, self._outbox = self._outbox, []
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Handle[Any], Callable[[], None]]]] = {}
-        for post in posts:
-            by_loop.setdefault(post[0]._loop, []).append(post)
-        for loop, its in by_loop.items():
+        for entry in outbox:
+            by_loop.setdefault(entry[0]._loop, []).append(entry)
+        for loop, entries in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_deliver, [deliver for _, deliver in its])
-            except RuntimeError:  # the loop is closed, and with it all who asked there
-                for place, _ in its:
-                    self._drop(place)
+                loop.call_soon_threadsafe(_call_all, [call for _, call in entries])
+            except RuntimeError:  # the loop is closed, and with it all its clients are gone
+                for handle, _ in entries:
+                    self._drop(handle)
 
-    def _leave(self) -> None:
+    def _shut_down(self) -> None:
         with self._condition:
             self._stopping = True
-            left = [*self._mailbox, *self._handles.values(), *self._jobs]
-            self._mailbox, self._handles, self._cancelled = {}, {}, []
+            left = [*self._inbox, *self._in_engine.values(), *self._jobs]
+            self._inbox, self._in_engine, self._cancelled = {}, {}, []
             self._engine = None
-        for place in left:
-            if isinstance(place, JobHandle):
-                self._close(place)
-            self._post_end(place, None, ShuttingDown(f"{self.loaded.name} is being stopped"))
+        for handle in left:
+            if isinstance(handle, JobHandle):
+                self._close_job(handle)
+            self._post_result(handle, None, ShuttingDown(f"{self.loaded.name} is being stopped"))
         self._jobs.clear()
-        self._hand_over()
+        self._flush_outbox()
 
 
-def _deliver(posts: list[Callable[[], None]]) -> None:
-    for post in posts:
-        post()
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()

@@ -22,8 +22,8 @@ from torch import Tensor
 from heedful.loaded import Loaded, load
 from heedful.models.base import DecoderModel, Model
 from heedful.observe.reading import piece
-from heedful.serve.embeddings import unless_gone
-from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors, execution_error, request_id
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
+from heedful.serve.handle import HandleGroup
 from heedful.serve.worker import Worker
 from heedful.text.tokenizer import Tokenizer
 
@@ -180,14 +180,11 @@ async def ask_in_turns(http: HttpRequest, name: str, look: Callable[[Desk], Iter
     async with AsyncExitStack() as held:
         with client_errors():
             worker = await held.enter_async_context(manager.acquire(name))
-            work = worker.run(_attempt(look(http.app.state.desks.of(worker, manager.path(name)))))
-        try:
-            found = await unless_gone(http, work)
-        except Exception as error:
-            raise execution_error(error, request_id(http.scope)) from None
-    if found is None:
+            job = worker.run_job(_attempt(look(http.app.state.desks.of(worker, manager.path(name)))))
+        results = await HandleGroup([job]).results(http)
+    if results is None:
         raise ApiError(CLIENT_CLOSED_REQUEST, "the client went away")
-    last = found[-1]
+    last = results[0][-1]
     if isinstance(last, ApiError):
         raise last
     return last

@@ -27,13 +27,11 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.models.vit import ViT
 from heedful.observe import attention as look
 from heedful.observe.reading import read_image
-from heedful.serve.asking import Asking
-from heedful.serve.asks import Part
 from heedful.serve.errors import client_errors
+from heedful.serve.generation import EventStream, SubRequest, submit
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.shapes import Image, Index, Name, check_bytes, reply
 from heedful.serve.request_schema import MAX_INT, Count, Number, RequestBody
-from heedful.serve.respond import EventStream
 
 router = APIRouter()
 MOST_LEVELS = 256  # a larger palette is one of colours, and not in a model's files
@@ -131,12 +129,12 @@ async def complete(http: HttpRequest, body: CompleteBody) -> Response:
             begun, top, longest = beginning(worker.loaded, body)
             # Torch's own state is the same whenever a server starts.
             seed = secrets.randbits(30) if body.seed is None else body.seed
-            parts = []
+            subrequests = []
             for i in range(body.n):
                 how = Sampling(temperature=body.temperature, seed=seed + i)
-                parts.append(Part(Request(begun, None, longest - body.n_given, how), i, i, 1))
-            asking = Asking(worker, parts, every_token=True)
-        return EventStream(asking, Pixels(body.n_given, top), held.pop_all())
+                subrequests.append(SubRequest(Request(begun, None, longest - body.n_given, how), i, i, 1))
+            group = submit(worker, subrequests, stream=True)
+        return EventStream(group, subrequests, Pixels(body.n_given, top), held.pop_all())
 
 
 def beginning(loaded: Loaded, body: CompleteBody) -> tuple[tuple[int, ...], int, int]:
@@ -162,13 +160,13 @@ class Pixels:
         self.first, self.top = first, top
         self.written: dict[int, int] = {}
 
-    def chunk(self, part: Part, event: Event) -> str:
+    def chunk(self, sub: SubRequest, event: Event) -> str:
         if event.token is None:
             return ""
-        place = self.written.get(part.first, 0)
-        self.written[part.first] = place + 1
-        said = {"index": part.first, "pixel": self.first + place, "value": event.token / self.top}
+        place = self.written.get(sub.first, 0)
+        self.written[sub.first] = place + 1
+        said = {"index": sub.first, "pixel": self.first + place, "value": event.token / self.top}
         return f"data: {json.dumps(said)}\n\n"
 
-    def end(self) -> str:
+    def final_chunk(self) -> str:
         return ""

@@ -32,8 +32,8 @@ async def list_models(http: HttpRequest) -> Response:
     def describe_all() -> list[dict[str, Any]]:
         found = []
         for name in manager.names:
-            about = manager.about(name)
-            found.append({"id": name, **describe(manager.path(name), about.created), "loaded": about.loaded})
+            info = manager.info(name)
+            found.append({"id": name, **describe(manager.path(name), info.created), "loaded": info.loaded})
         return found
 
     return await reply(http, {"models": await asyncio.to_thread(describe_all)})

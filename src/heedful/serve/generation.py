@@ -1,0 +1,395 @@
+"""Text generation over HTTP, as /v1/completions and /v1/chat/completions share it: from a checked body to the engine
+and back.
+
+    GenerationSpec      what to generate, checked against the model
+    generate_response   submits it to the model's worker; a full JSON response, or a stream of server-sent events
+    EventStream         that stream
+    ResponseFormatter   the bodies and chunks of the response, in OpenAI's format
+
+Nothing is sent before the engine's first event, so that what fails until then has its own HTTP status; what fails later
+is the last event but [DONE] of the stream. A server-sent message carries all tokens since the last one: a slow client
+delays only itself. A comment now and then keeps proxies from closing a connection that is silent during a long prefill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from heedful.generate.request import Choice, Request, Result, Sampling
+from heedful.generate.sequence import Event
+from heedful.loaded import Loaded
+from heedful.models.vocabulary import check_token_ids, vocab_sizes
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors, execution_error, request_id
+from heedful.serve.handle import GenerationHandle, HandleGroup, empty_result
+from heedful.serve.logprobs import LogprobBuffer, token_text_of
+from heedful.serve.request_schema import SamplingRequest
+from heedful.serve.worker import Worker
+
+LARGE = 4096  # log-probabilities: a body with more is made in a thread, beside the event loop
+KEEP_ALIVE = 15.0  # seconds without an event until a comment is sent
+DONE = "data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would buffer it
+]
+
+EncodedPrompt = tuple[tuple[int, ...], tuple[int, ...] | None]  # token ids for the decoder, and for the encoder
+
+
+# --- what to generate -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GenerationSpec:
+    """What an HTTP request asks a model to generate."""
+
+    prompts: Sequence[EncodedPrompt]
+    sampling: Sampling
+    max_tokens: int
+    n: int = 1  # answers to each prompt
+    best_of: int = 1  # how many are generated, to return the best n
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    echo: bool = False
+
+    @property
+    def n_prompt_tokens(self) -> int:
+        """Tokens of all prompts, for the usage."""
+        return sum(len(prompt) + len(source or ()) for prompt, source in self.prompts)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities are wanted. An echo without them needs no model."""
+        return self.echo and self.logprobs is not None
+
+
+@dataclass(frozen=True)
+class SubRequest:
+    """One engine request among those that an HTTP request is split into."""
+
+    request: Request | None  # None: nothing to compute
+    prompt: int  # the index of its prompt
+    first: int  # the index of its first answer among the response's choices
+    n: int
+
+
+def split_requests(spec: GenerationSpec, worker: Worker, stop_ids: frozenset[int]) -> list[SubRequest]:
+    """The engine requests: one per prompt, or several where it has more answers than fit into a batch."""
+    if not spec.max_tokens and not spec.scores_prompt:
+        return [SubRequest(None, i, i * spec.n, spec.n) for i in range(len(spec.prompts))]
+    logprobs = 0 if spec.logprobs is None and spec.best_of > spec.n else spec.logprobs
+    found = []
+    for i, (prompt, source) in enumerate(spec.prompts):
+        # Torch's own random state is the same whenever a server starts.
+        seed = secrets.randbits(63) if spec.sampling.seed is None else spec.sampling.seed
+        whole = Request(
+            prompt, source, spec.max_tokens, replace(spec.sampling, seed=seed), spec.stop, stop_ids,
+            logprobs=logprobs, echo=spec.scores_prompt,
+        )  # fmt: skip
+        most = worker.max_answers(whole)
+        for first in range(0, spec.best_of, most):
+            n = min(most, spec.best_of - first)
+            found.append(SubRequest(replace(whole, n=n, first=first), i, i * spec.n + first, n))
+    return found
+
+
+def sampling_params(body: SamplingRequest, loaded: Loaded) -> Sampling:
+    """The sampling a body asks for, with the tokens that the model's authors rule out."""
+    with client_errors("logit_bias"):
+        check_token_ids(list(body.logit_bias), vocab_sizes(loaded.model)[1], "logit_bias", loaded.name)
+    return Sampling(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        logit_bias=dict.fromkeys(loaded.banned_ids, -100.0) | body.logit_bias,
+        seed=body.seed,
+    )
+
+
+def require_generation(loaded: Loaded) -> None:
+    """ApiError unless the model generates text."""
+    with client_errors("model"):
+        loaded.require("generate")
+        if loaded.tokenizer is None:
+            raise ValueError(f"{loaded.name} has no tokenizer: it can neither read text nor write it")
+
+
+def check_context_length(worker: Worker, encoded: EncodedPrompt, max_tokens: int, param: str) -> None:
+    """ApiError unless a prompt and its answer fit into the context: nothing is truncated silently."""
+    prompt, source = encoded
+    n, longest = len(prompt) + len(source or ()), worker.max_context
+    if longest is None:
+        return
+    needed = n + max_tokens if source is None else max(n, max_tokens)  # an encoder has its own positions
+    if needed > longest:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {longest} tokens, however you requested {n + max_tokens} tokens "
+            f"({n} in the prompt; {max_tokens} for the completion): shorten the prompt or ask for fewer",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+def check_token_budget(n_prompts: int, n_answers: int, max_tokens: int, most: int, param: str) -> None:
+    """ApiError if one request would generate more tokens than --max-tokens-per-request."""
+    asked = n_prompts * n_answers * max(1, max_tokens)
+    if asked > most:
+        raise ApiError(
+            400,
+            f"{n_prompts} prompts x {n_answers} answers x {max_tokens} {param} are {asked} tokens, and this server "
+            f"writes at most {most} for one request: ask for fewer",
+            param=param,
+        )
+
+
+# --- dispatch ---------------------------------------------------------------------------------------------------------
+
+
+async def generate_response(
+    http: HttpRequest,
+    worker: Worker,
+    spec: GenerationSpec,
+    formatter: ResponseFormatter,
+    *,
+    stream: bool,
+    resources: AsyncExitStack,
+) -> Response:
+    """Submit to the worker, and return the full response or a stream, which keeps the resources until it ends."""
+    with client_errors():
+        subrequests = split_requests(spec, worker, frozenset(worker.loaded.eos_ids))
+        group = submit(worker, subrequests, stream=stream)
+    if stream:
+        return EventStream(group, subrequests, formatter, resources.pop_all())
+    results = await group.results(http)
+    if results is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if n_logprobs(results) > LARGE:
+        body = await asyncio.to_thread(formatter.body, subrequests, results)
+    else:
+        body = formatter.body(subrequests, results)
+    return Response(body, media_type="application/json")
+
+
+def submit(worker: Worker, subrequests: Sequence[SubRequest], *, stream: bool) -> HandleGroup[GenerationHandle]:
+    """Submit all sub-requests together, or none of them."""
+    requests = [sub.request for sub in subrequests if sub.request is not None]
+    if requests:  # then all of them have one
+        return HandleGroup(worker.submit_all(requests, stream=stream))
+    wakeup = asyncio.Event()
+    return HandleGroup([empty_result(sub.n, wakeup) for sub in subrequests])
+
+
+def n_logprobs(results: Sequence[Result]) -> int:
+    """How many log-probabilities a response with these results has."""
+    answers = sum(len(choice.scores or ()) for result in results for choice in result.choices)
+    return answers + sum(len(result.prompt_scores or ()) * len(result.choices) for result in results)
+
+
+# --- server-sent events -----------------------------------------------------------------------------------------------
+
+
+class ChunkFormatter(Protocol):
+    """What an EventStream needs of a formatter."""
+
+    def chunk(self, sub: SubRequest, event: Event) -> str:
+        """The server-sent events for one event of the engine; may be empty."""
+
+    def final_chunk(self) -> str:
+        """What comes last before [DONE]; may be empty."""
+
+
+class EventStream(Response):
+    """A response of server-sent events; it closes its resources at the end."""
+
+    def __init__(
+        self,
+        group: HandleGroup[GenerationHandle],
+        subrequests: Sequence[SubRequest],
+        formatter: ChunkFormatter,
+        resources: AsyncExitStack,
+    ) -> None:
+        super().__init__()
+        self.group, self.subrequests, self.formatter, self.resources = group, subrequests, formatter, resources
+        self._started = self._failed = False
+        self._last_sent = 0.0
+        self._request_id: str | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._request_id, self._last_sent = request_id(scope), asyncio.get_running_loop().time()
+        heartbeat = asyncio.create_task(self._heartbeat())
+        async with self.resources, self.group.cancelled_on_disconnect(receive):
+            try:
+                await self._stream(send)
+            finally:
+                heartbeat.cancel()
+
+    async def _heartbeat(self) -> None:
+        """Wake `_stream` now and then, so that it notices a silence."""
+        while True:
+            await asyncio.sleep(KEEP_ALIVE / 4)
+            if self._silent:
+                self.group.wakeup.set()
+
+    @property
+    def _silent(self) -> bool:
+        return asyncio.get_running_loop().time() - self._last_sent >= KEEP_ALIVE
+
+    async def _stream(self, send: Send) -> None:
+        group, over = self.group, False
+        while not over:
+            await group.wakeup.wait()
+            group.wakeup.clear()
+            if group.disconnected:
+                return
+            chunks = self._new_chunks()
+            over = self._failed or all(handle.done for handle in group.handles)
+            if over:
+                chunks += DONE if self._failed else self.formatter.final_chunk() + DONE
+            if chunks:
+                await self._send(send, chunks.encode(), more=not over)
+            elif self._silent:
+                await self._send(send, COMMENT, more=True)
+
+    def _new_chunks(self) -> str:
+        """Chunks for the events of all handles since the last call."""
+        chunks = list[str]()
+        for sub, handle in zip(self.subrequests, self.group.handles, strict=True):
+            for event in handle.take_events():
+                if event.error is not None:
+                    before = "".join(chunks)
+                    return before + self._error_chunk(event.error, started=self._started or bool(before))
+                chunks.append(self.formatter.chunk(sub, event))
+        return "".join(chunks)
+
+    def _error_chunk(self, error: Exception, *, started: bool) -> str:
+        problem = execution_error(error, self._request_id)
+        if not started:
+            raise problem
+        self._failed = True
+        return f"data: {problem.encoded().decode()}\n\n"
+
+    async def _send(self, send: Send, body: bytes, *, more: bool) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._last_sent = asyncio.get_running_loop().time()
+
+
+# --- the format -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class ChoiceState:
+    """One choice of a stream so far."""
+
+    prefix: str  # of its chunks
+    logprobs: LogprobBuffer | None  # where log-probabilities are asked for
+    n_chars: int = 0  # sent
+    started: bool = False
+
+
+class ResponseFormatter(ABC):
+    """An endpoint's responses in OpenAI's format: `body` for the full one, `chunk` and `final_chunk` for a stream."""
+
+    object: str  # the type of the full response
+    chunk_object: str  # and of a chunk
+    id_prefix: str
+
+    def __init__(self, spec: GenerationSpec, loaded: Loaded, model: str, include_usage: bool) -> None:
+        assert loaded.tokenizer is not None
+        self.spec, self.tokenizer = spec, loaded.tokenizer.target
+        self.token_text = token_text_of(self.tokenizer)
+        self.id, self.created, self.model = f"{self.id_prefix}-{secrets.token_hex(12)}", int(time.time()), model
+        self.include_usage = include_usage
+        self.n_generated = 0
+        self._echoes: dict[int, str] = {}
+        self._choices: dict[int, ChoiceState] = {}
+
+    @abstractmethod
+    def choice(self, sub: SubRequest, choice: Choice, result: Result) -> dict[str, Any]:
+        """One of the choices of a full response, without its index."""
+
+    @abstractmethod
+    def chunk(self, sub: SubRequest, event: Event) -> str:
+        """The server-sent events for one event of the engine; may be empty."""
+
+    def body(self, subrequests: Sequence[SubRequest], results: Sequence[Result]) -> bytes:
+        """The full response as JSON."""
+        spec, by_prompt = self.spec, [list[tuple[SubRequest, Choice, Result]]() for _ in self.spec.prompts]
+        for sub, result in zip(subrequests, results, strict=True):
+            by_prompt[sub.prompt] += [(sub, choice, result) for choice in result.choices]
+            self.n_generated += sum(len(choice.tokens) for choice in result.choices)
+        choices = []
+        for i, answers in enumerate(by_prompt):
+            if spec.best_of > spec.n:
+                answers = sorted(answers, key=lambda answer: -mean_logprob(answer[1]))[: spec.n]
+            choices += [{"index": i * spec.n + k, **self.choice(*answer)} for k, answer in enumerate(answers)]
+        whole = {**self.envelope(self.object), "choices": choices, "usage": self.usage()}
+        return json.dumps(whole, allow_nan=False).encode()
+
+    def envelope(self, object: str) -> dict[str, Any]:
+        """The fields that a full response and every chunk begin with."""
+        return {"id": self.id, "object": object, "created": self.created, "model": self.model}
+
+    def usage(self) -> dict[str, int]:
+        """The numbers of tokens."""
+        n = self.spec.n_prompt_tokens
+        return {"prompt_tokens": n, "completion_tokens": self.n_generated, "total_tokens": n + self.n_generated}
+
+    def echoed_prompt(self, index: int) -> str:
+        """The text of a prompt where `echo` makes it a part of the answer, else nothing."""
+        if not self.spec.echo:
+            return ""
+        if index not in self._echoes:
+            self._echoes[index] = self.tokenizer.decode(self.spec.prompts[index][0])
+        return self._echoes[index]
+
+    def choice_state(self, sub: SubRequest, index: int) -> ChoiceState:
+        """The choice of a stream for the sub-request's answer of this index."""
+        index += sub.first
+        if index not in self._choices:
+            logprobs = None
+            if self.spec.logprobs is not None:
+                prompt = self.spec.prompts[sub.prompt][0]
+                logprobs = LogprobBuffer(self.tokenizer, prompt, len(self.echoed_prompt(sub.prompt)))
+            head = json.dumps(self.envelope(self.chunk_object))
+            self._choices[index] = ChoiceState(f'data: {head[:-1]}, "choices": [{{"index": {index}, ', logprobs)
+        return self._choices[index]
+
+    @property
+    def chunk_suffix(self) -> str:
+        """What every chunk ends with."""
+        return '}], "usage": null}\n\n' if self.include_usage else "}]}\n\n"
+
+    def final_chunk(self) -> str:
+        """The last chunk of a stream, with the usage where it is asked for."""
+        if not self.include_usage:
+            return ""
+        last = {**self.envelope(self.chunk_object), "choices": [], "usage": self.usage()}
+        return f"data: {json.dumps(last)}\n\n"
+
+
+def mean_logprob(choice: Choice) -> float:
+    """The mean log-probability of all tokens that were sampled, by which `best_of` ranks answers."""
+    sampled = [*(choice.scores or ()), *([choice.end] if choice.end else ())]
+    return sum(score.logprob for score in sampled) / max(1, len(sampled))

@@ -1,0 +1,117 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: a served model's tokenizer.
+
+The paths are vLLM's; lm-evaluation-harness finds a server's tokenizer by them. A special token in a prompt is ordinary
+text, as everywhere; a prompt that is nothing but a special token is its id, which is how the harness asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from heedful.loaded import Loaded
+from heedful.models.vocabulary import check_token_ids, vocab_sizes
+from heedful.serve.errors import ApiError, client_errors
+from heedful.serve.request_schema import Count, Flag, RequestBody, Text
+from heedful.serve.response_schema import ResponseModel
+from heedful.text.tokenizer import Tokenizer
+
+router = APIRouter()
+LONG = 4096  # characters or tokens: more are processed in a thread, beside the event loop
+
+
+class TokenizeRequest(RequestBody):
+    """A text to tokenize."""
+
+    prompt: Text
+    model: Text | None = None
+    add_special_tokens: Flag = True
+    return_token_strs: Flag = False
+
+
+class DetokenizeRequest(RequestBody):
+    """Token ids to decode."""
+
+    tokens: Annotated[list[Annotated[Count, Field(ge=0)]], Field(max_length=1_000_000)]
+    model: Text | None = None
+
+
+class TokenizeResponse(ResponseModel):
+    """The token ids of a text."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(ResponseModel):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class TokenizerInfo(ResponseModel):
+    """A tokenizer's kind, size, special tokens and chat template."""
+
+    tokenizer_class: str
+    vocab_size: int
+    eos_token: str | None
+    bos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+
+
+@router.post("/tokenize", response_model=TokenizeResponse)
+async def tokenize_text(http: HttpRequest, body: TokenizeRequest) -> Response:
+    """Tokenize a text."""
+    loaded, tokenizer = await tokenizer_of(http, body.model)
+
+    def encode() -> Response:
+        special = None if body.add_special_tokens else tokenizer.special_tokens.get(body.prompt)
+        ids = tokenizer.encode(body.prompt, add_special=body.add_special_tokens) if special is None else [special]
+        pieces = [tokenizer.token(id) for id in ids] if body.return_token_strs else None
+        about = {"count": len(ids), "max_model_len": loaded.model.longest}
+        return JSONResponse({"tokens": ids, **about, "token_strs": pieces})
+
+    with client_errors("prompt"):
+        return await asyncio.to_thread(encode) if len(body.prompt) > LONG else encode()
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse)
+async def detokenize_ids(http: HttpRequest, body: DetokenizeRequest) -> Response:
+    """Decode token ids."""
+    loaded, tokenizer = await tokenizer_of(http, body.model)
+    with client_errors("tokens"):
+        check_token_ids(body.tokens, vocab_sizes(loaded.model)[0], "tokens", loaded.name)
+
+    def decode() -> Response:
+        return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special=False)})
+
+    return await asyncio.to_thread(decode) if len(body.tokens) > LONG else decode()
+
+
+@router.get("/tokenizer_info", response_model=TokenizerInfo)
+async def tokenizer_info(
+    http: HttpRequest, model: Annotated[str | None, Query(max_length=1000)] = None
+) -> dict[str, Any]:
+    """Describe a model's tokenizer."""
+    _, tokenizer = await tokenizer_of(http, model)
+    special = {f"{role}_token": tokenizer.roles.get(role) for role in ("eos", "bos", "pad", "unk")}
+    about = {"tokenizer_class": type(tokenizer.backend.model).__name__, "vocab_size": tokenizer.vocab_size}
+    return {**about, **special, "chat_template": tokenizer.chat_template}
+
+
+async def tokenizer_of(http: HttpRequest, name: str | None) -> tuple[Loaded, Tokenizer]:
+    """A model and its tokenizer. They stay usable even if the model is evicted meanwhile."""
+    with client_errors():
+        loaded: Loaded = (await http.app.state.manager.worker(name)).loaded
+    if loaded.tokenizer is None:
+        raise ApiError(400, f"{loaded.name} has no tokenizer", param="model")
+    return loaded, loaded.tokenizer
