@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from heedful.cli import parse_arguments
+from support.documents import blocks, commands, read
 from support.serving import Client, serving
 
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+PAGE = "docs/serving.md"
 PLACE = "http://127.0.0.1:8000"
 
 
@@ -28,7 +25,7 @@ def documented(folder) -> Iterator[Client]:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "bash"])
+@pytest.mark.parametrize("code", blocks(PAGE, "bash"))
 def test_commands(documented, code):
     script = "set -euo pipefail\nexport HEEDFUL_API_KEY=sk-secret\n" + code.replace(PLACE, documented.url)
     script = script.replace("curl ", "curl --silent --show-error --fail --noproxy '*' ")
@@ -36,28 +33,21 @@ def test_commands(documented, code):
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "python"])
-def test_programs(documented, code):
+@pytest.mark.parametrize("code", blocks(PAGE, "python"))
+def test_programs(documented, code, capsys):
     needed = re.findall(r"^from (openai|langchain_openai|lm_eval)", code, re.MULTILINE)
     for package in needed:
         pytest.importorskip(package, reason=f"{package} is not installed")
-    done = subprocess.run(
-        [sys.executable, "-c", code.replace(PLACE, documented.url)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0 and done.stdout, done.stderr
+    exec(compile(code.replace(PLACE, documented.url), PAGE, "exec"), {})
+    assert capsys.readouterr().out
 
 
-def started() -> list[str]:
-    lines = "".join(code for kind, code in BLOCKS if kind == "sh").replace("\\\n", " ").splitlines()
-    return [line.partition("#")[0].strip() for line in lines if line.strip()]
+STARTED = [words for code in blocks(PAGE, "sh") for words in commands(code)]
 
 
-@pytest.mark.parametrize("line", [line for line in started() if "heedful serve" in line])
-def test_ways_to_start(line):
-    _, options = parse_arguments(shlex.split(line.partition("heedful ")[2]))
+@pytest.mark.parametrize("words", [words for words in STARTED if "serve" in words], ids=" ".join)
+def test_ways_to_start(words):
+    _, options = parse_arguments(words[words.index("heedful") + 1 :])
     assert options.models or options.model
 
 
@@ -66,8 +56,8 @@ def test_the_harness(documented, folder):
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    (line,) = [line for line in started() if line.startswith("lm_eval")]
-    given = shlex.split(line)[shlex.split(line).index("--model_args") + 1]
+    (words,) = [words for words in STARTED if words[0] == "lm_eval"]
+    given = words[words.index("--model_args") + 1]
     given = given.replace(PLACE, documented.url).replace("FOLDER", str(folder))
     http = LocalCompletionsAPI.create_from_arg_string(given)
     assert http.loglikelihood([Instance("loglikelihood", {}, ("the old", " dog"), 0)])[0][0] < 0
@@ -75,7 +65,7 @@ def test_the_harness(documented, folder):
 
 def test_metrics(documented):
     documented.complete(model="shakespeare", prompt="a", max_tokens=1)
-    told = set(re.findall(r"`(heedful_\w+)`", PAGE.read_text(encoding="utf-8")))
+    told = set(re.findall(r"`(heedful_\w+)`", read(PAGE)))
     lines = documented.get("/metrics").text.splitlines()
     there = {
         line.split()[2] for line in lines if line.startswith("# TYPE") and not line.split()[2].endswith("_created")
@@ -84,4 +74,4 @@ def test_metrics(documented):
 
 
 def test_the_readme_points_to_it():
-    assert "docs/serving.md" in (PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert "docs/serving.md" in read("README.md")
