@@ -31,9 +31,9 @@ from heedful.models.base import DecoderModel, GenerativeModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.image_gpt import ImageGPT
 from heedful.observe.capture import Activations, Edit, capture
-from heedful.observe.fill import Filled, fill
-from heedful.observe.several import fill_by
-from heedful.observe.template import parse
+from heedful.observe.compare_models import fill_by_models
+from heedful.observe.fill import Filled, fill_template
+from heedful.observe.template import parse_template
 from heedful.tasks.answer import AnswerSpan, extract_answer
 from heedful.tasks.classify import Label, predict_labels
 from heedful.tasks.complete_image import complete_image
@@ -275,16 +275,16 @@ class Loaded:
         """The likeliest words for the blank of "In [Texas|New York], they like to buy _.", see heedful.observe.fill.
         Models that a first bracket names, "[bert-books|shakespeare]: My lord, _", fill it in place of this one."""
         self.require("fill")
-        parsed = parse(template, is_local, shipped_models())
+        parsed = parse_template(template, is_local, shipped_models())
         if not parsed.models:
-            return fill(self.model, self._text_tokenizer, parsed, words=words, n=n)
+            return fill_template(self.model, self._text_tokenizer, parsed, words=words, n=n)
         dtype = next(self.model.parameters()).dtype
         device, models = self.model.device, {}
         for name in parsed.models:
             other = self if name == self.name else load(name, device=device, dtype=dtype)
             other.require("fill")
             models[name] = (other.model, other._text_tokenizer)
-        return fill_by(parsed, models, words=words, n=n)
+        return fill_by_models(parsed, models, words=words, n=n)
 
 
 def load(

@@ -12,8 +12,9 @@ from heedful.generate.engine import greedy_batch
 from heedful.kernels.pack import pack
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel
 from heedful.nn.attention import Watch
-from heedful.observe.capture import capture, names
-from heedful.observe.edits import averaged, replaced, zeroed
+from heedful.observe.capture import capture
+from heedful.observe.interventions import activation_patch, mean_ablation, zero_ablation
+from heedful.observe.names import activation_names
 from support.case import Case, error
 from support.families import CASES
 from support.tiny import tiny
@@ -47,8 +48,8 @@ def test_every_name_of_every_family(case: Case):
     counted, plain = case.counted(batch), model(batch).logits
     with capture(model, "*") as acts:
         first = model(batch).logits
-    assert list(acts) == list(names(model))
-    for name, shape in names(model).items():
+    assert list(acts) == list(activation_names(model))
+    for name, shape in activation_names(model).items():
         assert len(acts[name].shape) == len(shape), name
         sizes = zip(shape, acts[name].shape, strict=True)
         assert all(want == got for want, got in sizes if isinstance(want, int) and want > 1), name
@@ -143,7 +144,7 @@ def test_generation_step_by_step(case: Case):
     model, batch = case.model(), case.batch()
     row = case.rows(batch)[0]
     prompt = dataclasses.replace(row, tokens=row.tokens[:, :3])
-    where = next(n for n in names(model) if n.startswith("decoder") and n.endswith(".weights"))
+    where = next(n for n in activation_names(model) if n.startswith("decoder") and n.endswith(".weights"))
     with capture(model, [where, "logits", "decoder.embeddings"]) as acts:
         _, state = model.start(prompt)
         for t in range(3, 7):
@@ -195,7 +196,7 @@ def test_packed_models_can_be_watched():
 def test_a_head_without_output_is_a_head_without_projection():
     model = tiny("gpt").eval()
     tokens = torch.randint(3, 61, (2, 9), generator=torch.Generator().manual_seed(0))
-    with capture(model, "logits", edit={"decoder.1.self.heads": zeroed(heads=[2])}) as acts:
+    with capture(model, "logits", edit={"decoder.1.self.heads": zero_ablation(heads=[2])}) as acts:
         model(tokens)
     block = model.decoder.blocks[1].attention
     size = block.d_head
@@ -209,10 +210,10 @@ def test_patching_everything_in_makes_the_other_run():
         one, other = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[9, 3, 7, 4]])
         with capture(model, ["decoder.1.before", "logits"]) as acts:
             model(other)
-        with capture(model, "logits", edit={"decoder.1.before": replaced(acts["decoder.1.before"])}) as patched:
+        with capture(model, "logits", edit={"decoder.1.before": activation_patch(acts["decoder.1.before"])}) as patched:
             model(one)
         assert torch.equal(patched["logits"], acts["logits"])
-        part = {"decoder.1.before": replaced(acts["decoder.1.before"], positions=[0])}
+        part = {"decoder.1.before": activation_patch(acts["decoder.1.before"], positions=[0])}
         with capture(model, "logits", edit=part) as some:
             model(one)
         assert not torch.allclose(some["logits"], acts["logits"])
@@ -228,13 +229,13 @@ def test_patching_everything_in_makes_the_other_run():
 def test_means_and_patterns_in_edits():
     model = tiny("bert", head="masked").eval()
     tokens = torch.tensor([[5, 6, 7, 8], [4, 9, 9, 4]])
-    with capture(model, "*.feedforward.hidden", edit={"*.feedforward.hidden": averaged()}) as acts:
+    with capture(model, "*.feedforward.hidden", edit={"*.feedforward.hidden": mean_ablation()}) as acts:
         model(tokens)
     for name in acts:
         assert error(acts[name][0, 0], acts[name][1, 3]) < 1e-6
     with pytest.raises(ValueError, match="keep the shape"), capture(model, edit={"logits": lambda x: x[:1]}):
         model(tokens)
-    with pytest.raises(ValueError, match="heads"), capture(model, edit={"*.self.heads": zeroed(heads=[4])}):
+    with pytest.raises(ValueError, match="heads"), capture(model, edit={"*.self.heads": zero_ablation(heads=[4])}):
         model(tokens)
     assert not traces(model)
 
@@ -258,7 +259,7 @@ def test_unknown_names_are_refused_with_the_nearest():
         with capture(model, "decoder.0.self.weight"):
             pass
     with pytest.raises(ValueError, match="nothing here is called"):
-        with capture(model, edit={"encoder.0.cross.scores": zeroed()}):
+        with capture(model, edit={"encoder.0.cross.scores": zero_ablation()}):
             pass
     with capture(model, "logits") as acts:
         with pytest.raises(ValueError, match="inside the `with`"):

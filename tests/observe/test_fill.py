@@ -12,9 +12,9 @@ import torch
 
 import heedful
 from heedful.models.base import Batch
-from heedful.observe import report
-from heedful.observe.fill import fill
-from heedful.observe.template import LONGEST, MOST_ALTERNATIVES, MOST_SENTENCES, parse
+from heedful.observe import fill_report
+from heedful.observe.fill import fill_template
+from heedful.observe.template import MAX_ALTERNATIVES, MAX_CHARACTERS, MAX_SENTENCES, parse_template
 from heedful.text.tokenizer import Tokenizer
 from support.tiny import tiny
 
@@ -25,7 +25,7 @@ GPT2 = Path(__file__).parents[3] / "shared" / "data" / "gpt2-tokenizer"
 
 
 def test_every_combination_is_a_sentence():
-    template = parse("In [1908|2018], [he|she] was employed as a _.")
+    template = parse_template("In [1908|2018], [he|she] was employed as a _.")
     assert template.slots == (("1908", "2018"), ("he", "she"))
     assert [str(s) for s in template.sentences] == [
         "In 1908, he was employed as a _.",
@@ -38,11 +38,11 @@ def test_every_combination_is_a_sentence():
 
 
 def test_blanks_and_plain_characters():
-    assert str(parse("a ____ b").sentences[0]) == "a _ b"
-    assert parse("snake_case is _").sentences[0].before == "snake_case is "
-    assert parse(r"a \[b\|c\] \_ \\ _").sentences[0].before == r"a [b|c] _ \ "
-    assert [s.before for s in parse("[|not ]so _").sentences] == ["so ", "not so "]
-    assert parse("_").sentences[0] == parse("[ a|b]_").sentences[0].__class__("", "", ())
+    assert str(parse_template("a ____ b").sentences[0]) == "a _ b"
+    assert parse_template("snake_case is _").sentences[0].before == "snake_case is "
+    assert parse_template(r"a \[b\|c\] \_ \\ _").sentences[0].before == r"a [b|c] _ \ "
+    assert [s.before for s in parse_template("[|not ]so _").sentences] == ["so ", "not so "]
+    assert parse_template("_").sentences[0] == parse_template("[ a|b]_").sentences[0].__class__("", "", ())
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_blanks_and_plain_characters():
     [
         ("[a|", "opens at character 1 is not closed"),
         ("x [a|b _", "opens at character 3 is not closed"),
-        ("[" + "|".join(map(str, range(50))) + "] _", f"more than {MOST_ALTERNATIVES} alternatives"),
-        ("_" + "x" * 1_000_000, f"at most {LONGEST:,}"),
+        ("[" + "|".join(map(str, range(50))) + "] _", f"more than {MAX_ALTERNATIVES} alternatives"),
+        ("_" + "x" * 1_000_000, f"at most {MAX_CHARACTERS:,}"),
         ("[" * 4999, "bracket inside a bracket"),
-        ("[a|b]" * 7 + " _", f"128 sentences: a template may mean {MOST_SENTENCES}"),
+        ("[a|b]" * 7 + " _", f"128 sentences: a template may mean {MAX_SENTENCES}"),
         ("no blank", "one blank, not 0"),
         ("_ and _", "one blank, not 2"),
         ("a ] _", "closes nothing"),
@@ -64,12 +64,12 @@ def test_blanks_and_plain_characters():
 )
 def test_mistakes_are_told_with_the_limit(text: str, message: str):
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
-        parse(text)
+        parse_template(text)
 
 
 def test_a_first_bracket_may_name_models():
     models = ("bert-books", "tiny", "shakespeare")
-    template = parse("[tiny|shakespeare]: [he|she] was _.", models.__contains__, models)
+    template = parse_template("[tiny|shakespeare]: [he|she] was _.", models.__contains__, models)
     assert template.models == ("tiny", "shakespeare") and template.slots == (
         ("tiny", "shakespeare"),
         ("he", "she"),
@@ -80,13 +80,13 @@ def test_a_first_bracket_may_name_models():
     assert template.sentences[3].name == "shakespeare / she"
     assert [s.model for s in template.of("tiny").sentences] == ["tiny", "tiny"]
     for text in (" [tiny|shakespeare] _", "[big|small] feet _", "a [tiny|shakespeare] _"):
-        assert parse(text, models.__contains__, models).models == ()
+        assert parse_template(text, models.__contains__, models).models == ()
     with pytest.raises(ValueError, match=r"names the model tiny, and 'shakspeare' is none \(near it: shakespeare\)"):
-        parse("[tiny|shakspeare] _", models.__contains__, models)
+        parse_template("[tiny|shakspeare] _", models.__contains__, models)
     with pytest.raises(ValueError, match="names a model twice"):
-        parse("[tiny| tiny] _", models.__contains__, models)
+        parse_template("[tiny| tiny] _", models.__contains__, models)
     with pytest.raises(ValueError, match="character 22"):  # as it stands in the whole
-        parse("[tiny|bert-books]: a ] _", models.__contains__, models)
+        parse_template("[tiny|bert-books]: a ] _", models.__contains__, models)
 
 
 # --- masked models ---------------------------------------------------------------------------------------------------
@@ -177,7 +177,9 @@ def test_what_follows_the_blank_counts_where_words_follow(shakespeare):
     joint = [log_p(shakespeare.model, shakespeare.tokenizer.encode(f"My lady, I {w} thee well"), 8) for w in words]
     expected = torch.tensor(joint).log_softmax(dim=-1)
     assert torch.allclose(found.logprobs[1], expected, atol=1e-3)
-    plain = fill(shakespeare.model, shakespeare.tokenizer, "My lady, I _ thee well", words=words, rescore=False)
+    plain = fill_template(
+        shakespeare.model, shakespeare.tokenizer, "My lady, I _ thee well", words=words, rescore=False
+    )
     assert plain.method == "next" and not torch.allclose(plain.logprobs[0], found.logprobs[1])
 
 
@@ -185,7 +187,7 @@ def test_what_follows_the_blank_counts_where_words_follow(shakespeare):
 def test_candidates_of_byte_pairs_are_words_with_their_space():
     tokenizer = Tokenizer.from_folder(GPT2)
     model = tiny("gpt", vocab_size=len(tokenizer)).eval()
-    found = fill(model, tokenizer, "In [Texas|New York], they like to buy _.", n=20)
+    found = fill_template(model, tokenizer, "In [Texas|New York], they like to buy _.", n=20)
     assert found.method == "next" and 20 <= len(found.words) <= 40
     assert all(word == word.strip() and any(c.isalnum() for c in word) for word in found.words)
     ids = [tokenizer.encode(" " + word) for word in found.words]
@@ -208,7 +210,7 @@ def test_what_cannot_be_filled(bert, shakespeare):
     with pytest.raises(ValueError, match="cannot fill"):
         heedful.load("digits-vit").fill("a _")
     with pytest.raises(ValueError, match="cannot fill in a blank"):
-        fill(tiny("t5"), bert.tokenizer, "a _")
+        fill_template(tiny("t5"), bert.tokenizer, "a _")
     with pytest.raises(ValueError, match="words to compare are empty"):
         bert.fill("a _", words=[" "])
     with pytest.raises(ValueError, match="at most 1000"):
@@ -220,7 +222,7 @@ def test_what_cannot_be_filled(bert, shakespeare):
     with pytest.raises(ValueError, match="shorten the text"):
         bert.fill("man " * 1000 + "_")
     with pytest.raises(ValueError, match="sees what follows"):
-        fill(bert.model, bert.tokenizer, "a _", rescore=True)
+        fill_template(bert.model, bert.tokenizer, "a _", rescore=True)
 
 
 # --- several models --------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ def test_models_are_compared_with_what_follows_the_blank(bert, shakespeare):
 def test_reports_hold_the_numbers_and_no_markup(bert, tmp_path):
     found = bert.fill("<b>the</b> [man|<script>alert(1)</script>] took _ hat .", words=["his", "her", "=1+1"])
     for ending in (".html", ".csv", ".svg"):
-        report.save(found, "bert-books", tmp_path / f"r{ending}")
+        fill_report.save_report(found, "bert-books", tmp_path / f"r{ending}")
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page and "src=" not in page
     assert "<svg" in page and f"{100 * found.top(0, 1)[0][1]:.3f} %" in page
@@ -281,5 +283,5 @@ def test_reports_hold_the_numbers_and_no_markup(bert, tmp_path):
     )
     assert "<script>" not in (tmp_path / "r.svg").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match="written as"):
-        report.save(found, "x", tmp_path / "r.doc")
-    assert "his" in report.text(found) and math.isfinite(float(found.mean()[0]))
+        fill_report.save_report(found, "x", tmp_path / "r.doc")
+    assert "his" in fill_report.report_text(found) and math.isfinite(float(found.mean()[0]))

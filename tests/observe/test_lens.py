@@ -7,9 +7,9 @@ import torch
 
 import heedful
 from heedful.models.base import Batch
-from heedful.observe.lens import FEATURES, embeddings, features, logit_lens, matrix, nearest_tokens
-from heedful.observe.positions import positions
-from heedful.observe.similarity import before_and_after, concepts, cosines
+from heedful.observe.lens import FEATURES, embedding_matrix, features, hidden_states, logit_lens, nearest_tokens
+from heedful.observe.positions import position_encoding
+from heedful.observe.similarity import cosine_similarity, latent_semantic_indexing, projection_similarity
 from support.families import CASES
 from support.tiny import tiny
 
@@ -66,7 +66,7 @@ def test_features_by_layer_are_made_of_the_references_hidden_states():
     assert set(expected) == set(FEATURES)
     for which, want in expected.items():
         assert torch.allclose(features(model, Batch(tokens), which), want, atol=1e-5), which
-    assert embeddings(model, Batch(tokens)).shape == (7, 2, 4, 32)
+    assert hidden_states(model, Batch(tokens)).shape == (7, 2, 4, 32)
     with pytest.raises(ValueError, match="features can be"):
         features(model, Batch(tokens), "middle")
     with pytest.raises(ValueError, match="needs 4 layers"):
@@ -76,13 +76,13 @@ def test_features_by_layer_are_made_of_the_references_hidden_states():
 def test_the_nearest_token_of_an_embedding_is_itself():
     for family in ("gpt", "gemma", "t5", "seq2seq"):
         model = tiny(family)
-        rows = matrix(model)
+        rows = embedding_matrix(model)
         found = nearest_tokens(model, rows[17], k=3)
         assert found[0][0] == 17 and found[0][1] == pytest.approx(1.0, abs=1e-5) and len(found) == 3
     with pytest.raises(ValueError, match="dimensions"):
         nearest_tokens(model, torch.zeros(3))
     with pytest.raises(ValueError, match="no embeddings of tokens"):
-        matrix(tiny("vit"))
+        embedding_matrix(tiny("vit"))
 
 
 def test_users_without_a_film_in_common_are_alike_in_concept_space():
@@ -99,38 +99,40 @@ def test_users_without_a_film_in_common_are_alike_in_concept_space():
         ],
         dtype=torch.float64,
     )
-    space = concepts(table, 2)
+    space = latent_semantic_indexing(table, 2)
     users = torch.tensor([[5, 0, 0, 0, 0], [0, 4, 5, 0, 0]], dtype=torch.float64)
-    assert cosines(users)[0, 1] == 0
-    assert cosines(space.project(users))[0, 1] > 0.99
+    assert cosine_similarity(users)[0, 1] == 0
+    assert cosine_similarity(space.project(users))[0, 1] > 0.99
     assert space.strengths.tolist() == pytest.approx([12.48, 9.51], abs=0.01)  # the book's
     with pytest.raises(ValueError, match="concepts"):
-        concepts(table, 6)
+        latent_semantic_indexing(table, 6)
 
 
 def test_similarity_before_and_after_a_heads_projection():
     model = tiny("llama").eval()  # grouped queries: heads 0 and 1 share keys
-    before, after = before_and_after(model, Batch(torch.tensor([[5, 6, 7, 5]])), layer=0, head=1)
+    before, after = projection_similarity(model, Batch(torch.tensor([[5, 6, 7, 5]])), layer=0, head=1)
     assert before.shape == after.shape == (4, 4)
     assert torch.allclose(before.diagonal(), torch.ones(4), atol=1e-5)
     assert before[0, 3] == pytest.approx(1.0, abs=1e-5)  # the same token, no position added: rotary turns later
     assert after[0, 3] != pytest.approx(float(after[0, 0]), abs=1e-3)
     with pytest.raises(ValueError, match="no head 4"):
-        before_and_after(model, Batch(torch.tensor([[5, 6]])), layer=0, head=4)
+        projection_similarity(model, Batch(torch.tensor([[5, 6]])), layer=0, head=4)
     with pytest.raises(ValueError, match="no self-attention"):
-        before_and_after(model, Batch(torch.tensor([[5, 6]])), layer=2, head=0)
+        projection_similarity(model, Batch(torch.tensor([[5, 6]])), layer=2, head=0)
 
 
 def test_positions_of_every_kind():
-    found = positions(tiny("transformer", max_len=None), 50)
+    found = position_encoding(tiny("transformer", max_len=None), 50)
     assert found.kind == "sinusoidal" and found.values.shape == (50, 32) and found.values.abs().max() <= 1
     assert torch.allclose(found.values[:, 0], torch.arange(50).float().sin(), atol=1e-6)
-    assert positions(tiny("gpt"), 50).kind == "learned" and len(positions(tiny("gpt"), 500).values) == 64
-    assert positions(tiny("vit")).values.shape == (5, 32)
-    assert positions(tiny("llama"), 10).values[0].tolist() == [1.0] * 4
-    bias = positions(tiny("t5"), 6)
+    assert (
+        position_encoding(tiny("gpt"), 50).kind == "learned" and len(position_encoding(tiny("gpt"), 500).values) == 64
+    )
+    assert position_encoding(tiny("vit")).values.shape == (5, 32)
+    assert position_encoding(tiny("llama"), 10).values[0].tolist() == [1.0] * 4
+    bias = position_encoding(tiny("t5"), 6)
     assert bias.kind == "bias" and bias.values.shape == (4, 6)
     with pytest.raises(ValueError, match="no positions"):
-        positions(tiny("seq2seq"))
+        position_encoding(tiny("seq2seq"))
     with pytest.raises(ValueError, match="1 at least"):
-        positions(heedful.load("tiny").model, 0)
+        position_encoding(heedful.load("tiny").model, 0)

@@ -12,9 +12,9 @@ import heedful
 from heedful.cli import main
 from heedful.cli.show import WHAT, WITHOUT_TEXT
 from heedful.models.registry import FAMILIES
-from heedful.observe.attention import attention
-from heedful.observe.reading import read, read_image
-from heedful.observe.views import VIEWS, Wish
+from heedful.observe.attention import attention_weights
+from heedful.observe.inputs import image_input, text_input
+from heedful.observe.views import VIEWS, ViewOptions
 from support.tiny import tiny
 
 EVIL = "<script>alert('$x$')</script> & \"you\""
@@ -44,7 +44,7 @@ def test_the_numbers_of_a_page_are_the_librarys(what: str, tmp_path):
     assert found is not None
     (shown,) = json.loads(found[1])["maps"]
     loaded = heedful.load("reversal")
-    ((_, weights),) = attention(loaded.model, read(loaded.model, None, text)).items()
+    ((_, weights),) = attention_weights(loaded.model, text_input(loaded.model, None, text)).items()
     assert shown["columns"] == text.split() and shown["rows"] == text.split()[::-1]
     assert torch.allclose(torch.tensor(shown["weights"]), weights, atol=1e-4)
 
@@ -83,10 +83,10 @@ def test_images(tmp_path):
 def test_every_family_shows_what_it_has(family: str):
     model = tiny(family).eval()
     image = torch.zeros(3, 8, 8)
-    reading = read_image(model, image) if family == "vit" else read(model, None, "3 1 4 1 5")
+    reading = image_input(model, image) if family == "vit" else text_input(model, None, "3 1 4 1 5")
     shown = set()
     for what, view in VIEWS.items():
-        wish = Wish(model, None, family, None if what in WITHOUT_TEXT else reading)
+        wish = ViewOptions(model, None, family, None if what in WITHOUT_TEXT else reading)
         try:
             assert "</html>" in view(wish).page()
             shown.add(what)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from heedful.observe import attention as look
-from heedful.observe.reading import read
+from heedful.observe.inputs import text_input
 from heedful.serve.playground import attention, shapes
 from heedful.serve.playground.desk import ROOM, Desk, Kept, n_bytes
 from heedful.serve.playground.shapes import in_json, with_arrays
@@ -90,10 +90,10 @@ def test_weights_are_the_librarys_to_the_bit(page, name):
     for layer in (0, -1):
         asked(page, "tokens", model=name, text=TEXTS[name])
         loaded = desk_of(page, name).loaded
-        reading = read(loaded.model, loaded.tokenizer, TEXTS[name])
-        expected = list(look.attention(loaded.model, reading).values())
+        reading = text_input(loaded.model, loaded.tokenizer, TEXTS[name])
+        expected = list(look.attention_weights(loaded.model, reading).values())
         layer %= len(expected)
-        (expected[layer],) = look.attention(loaded.model, reading, layer=layer).values()
+        (expected[layer],) = look.attention_weights(loaded.model, reading, layer=layer).values()
         which = "cross" if reading.source else "self"
         found, after = packed(page, "attention", model=name, text=TEXTS[name], which=which, layer=layer)
         assert torch.equal(array(found["weights"], after), expected[layer])

@@ -13,8 +13,8 @@ import heedful
 from heedful.models.bert import Bert, BertConfig
 from heedful.models.registry import FAMILIES
 from heedful.observe import attention as look
-from heedful.observe.reading import read_image
-from heedful.observe.template import parse
+from heedful.observe.inputs import image_input
+from heedful.observe.template import parse_template
 from heedful.serve.playground.desk import Desk, Kept
 from heedful.serve.playground.fill import turns as turns_of
 from heedful.text import train_bpe, train_wordpiece
@@ -77,7 +77,7 @@ def test_models_are_described_without_being_loaded():
         assert model["kind"] == kind and model["family"] == expected.model.family
         assert model["parameters"] == expected.model.n_parameters() and model["about"]
         assert tuple(model["abilities"]) == expected.abilities and model["context"] == expected.model.longest
-        maps = look.kinds(expected.model)
+        maps = look.attention_kinds(expected.model)
         assert bool(maps) == bool(model["n_heads"]) and model["n_layers"] and not model["chat"]
     assert found["tiny"]["vocabulary"] == 66 and found["tiny"]["n_heads"] == 2 and found["tiny"]["image"] is None
     assert found["tiny"]["about"] != FAMILIES["gpt"].about  # its card's
@@ -168,12 +168,12 @@ def test_templates_that_are_wrong_say_how(page, template, problem):
     body = {"model": "tiny", "template": template}
     assert problem in assert_error(page.post("/api/fill", body), 400)
     with pytest.raises(ValueError):
-        parse(template)
+        parse_template(template)
 
 
 def test_a_fill_that_takes_long_lets_others_have_their_turn():
     desk = Desk(exact("tiny"), shipped_models()["tiny"], Kept(), 0)
-    template = parse("[a|b|c] is _ and so on")
+    template = parse_template("[a|b|c] is _ and so on")
     *turns, found = turns_of(template, None, 5, True, desk)
     assert turns == [None] * 4  # which words, then one sentence after the other
     same(found.logprobs.tolist(), exact("tiny").fill(template.text, n=5).logprobs)
@@ -250,9 +250,9 @@ def test_the_examples_are_digits_that_the_classifier_knows(page):
         expected = loaded.classify(image[None] * 2 - 1)
         assert [label["label"] for label in found["labels"]] == [label.name for label in expected]
         same([label["probability"] for label in found["labels"]], torch.tensor([e.score for e in expected]))
-    reading = read_image(loaded.model, image[None] * 2 - 1)
-    same(found["weights"], torch.stack(list(look.attention(loaded.model, reading).values())))
-    rollout = look.rolled_out(loaded.model, reading)[:, 0, 1:].view(-1, 4, 4)
+    reading = image_input(loaded.model, image[None] * 2 - 1)
+    same(found["weights"], torch.stack(list(look.attention_weights(loaded.model, reading).values())))
+    rollout = look.attention_rollout(loaded.model, reading)[:, 0, 1:].view(-1, 4, 4)
     same(found["rollout"], rollout[-1])
     over = asked(page, "rollout", model="digits-vit", image=digit["image"])
     assert over["grid"] == [4, 4]

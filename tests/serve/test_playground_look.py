@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from heedful.observe import attention as look
 from heedful.observe.capture import capture
+from heedful.observe.inputs import text_input
 from heedful.observe.lens import logit_lens
-from heedful.observe.reading import read
 from heedful.serve.playground.steps import merges
 from support.folders import saved, tiny_llama
 from support.playground import TEXTS, array, asked, exact, pieces, same
@@ -38,7 +38,7 @@ def page() -> Iterator[Inside]:
 @pytest.mark.parametrize("name", TEXTS)
 def test_tokens_are_those_the_model_reads(page, name):
     loaded = exact(name)
-    reading = read(loaded.model, loaded.tokenizer, TEXTS[name])
+    reading = text_input(loaded.model, loaded.tokenizer, TEXTS[name])
     found = asked(page, "tokens", model=name, text=TEXTS[name])["tokens"]
     assert pieces(found) == (reading.source or reading.tokens)
     if name == "bert-books":
@@ -48,7 +48,7 @@ def test_tokens_are_those_the_model_reads(page, name):
 @pytest.mark.parametrize("name", ["tiny", "shakespeare", "reversal", "translator"])
 def test_next_is_the_softmax_of_the_last_logits(page, name):
     loaded = exact(name)
-    batch = read(loaded.model, loaded.tokenizer, TEXTS[name]).batch
+    batch = text_input(loaded.model, loaded.tokenizer, TEXTS[name]).batch
     with torch.no_grad():
         logits = loaded.model(batch).logits[0]
     expected = logits[-1 if batch.source is None else 0].softmax(-1).topk(5)
@@ -60,9 +60,9 @@ def test_next_is_the_softmax_of_the_last_logits(page, name):
 @pytest.mark.parametrize(("name", "which", "kind"), MAPS)
 def test_attention_of_every_layer(page, name, which, kind):
     loaded = exact(name)
-    reading = read(loaded.model, loaded.tokenizer, TEXTS[name])
-    expected = look.attention(loaded.model, reading, kind)
-    rows, columns = look.labels(reading, next(iter(expected)))
+    reading = text_input(loaded.model, loaded.tokenizer, TEXTS[name])
+    expected = look.attention_weights(loaded.model, reading, kind)
+    rows, columns = look.axis_labels(reading, next(iter(expected)))
     for layer, weights in enumerate(expected.values()):
         found = asked(page, "attention", model=name, text=TEXTS[name], which=which, layer=layer)
         assert (found["layer"], found["n_layers"], found["n_heads"]) == (layer, len(expected), len(weights))
@@ -74,8 +74,8 @@ def test_attention_of_every_layer(page, name, which, kind):
         if kind == "decoder":
             assert (given.triu(1) == 0).all()
     said = {
-        "reversal": " ".join(reading.says),
-        "translator": "".join(reading.says[:-1]).replace("␣", " ").strip(),
+        "reversal": " ".join(reading.targets),
+        "translator": "".join(reading.targets[:-1]).replace("␣", " ").strip(),
     }
     assert found["answer"] == said.get(name)
 
@@ -84,7 +84,9 @@ def test_attention_of_every_layer(page, name, which, kind):
 def test_thumbnails_have_the_largest_weight_of_each_part(page, name, which, kind):
     loaded, long = exact(name), name == "shakespeare"
     text = TEXTS[name] * (4 if long else 1)
-    maps = torch.stack(list(look.attention(loaded.model, read(loaded.model, loaded.tokenizer, text), kind).values()))
+    maps = torch.stack(
+        list(look.attention_weights(loaded.model, text_input(loaded.model, loaded.tokenizer, text), kind).values())
+    )
     found = asked(page, "attention/overview", model=name, text=text, which=which)
     side = min(32, max(maps.shape[-2:]))
     assert found["thumbnails"]["dtype"] == "uint8"
@@ -117,8 +119,8 @@ def test_in_a_causal_model_nobody_looks_at_a_masked_token_but_itself(page):
         assert (weights.triu(1) == 0).all() and (weights[:, 0, 0] == 1).all()
         assert (weights[:, 1:3, 0] == 0).all() and (weights[:, 4:, [0, 3]] == 0).all()
         assert (weights[:, 3, 3] > 0).all()
-    same(asked(page, "attention", **text)["weights"], look.attention(
-        exact("tiny").model, read(exact("tiny").model, exact("tiny").tokenizer, TEXTS["tiny"]), layer=0
+    same(asked(page, "attention", **text)["weights"], look.attention_weights(
+        exact("tiny").model, text_input(exact("tiny").model, exact("tiny").tokenizer, TEXTS["tiny"]), layer=0
     )["decoder.0.self.weights"])  # fmt: skip
 
 
@@ -166,7 +168,7 @@ def test_a_score_is_the_sum_of_its_products_and_the_weights_their_softmax(page, 
 @pytest.mark.parametrize("name", ["tiny", "shakespeare", "bert-books", "translator"])
 def test_the_lens(page, name):
     loaded = exact(name)
-    reading = read(loaded.model, loaded.tokenizer, TEXTS[name])
+    reading = text_input(loaded.model, loaded.tokenizer, TEXTS[name])
     expected = logit_lens(loaded.model, reading.batch, 3)
     found = asked(page, "lens", model=name, text=TEXTS[name], k=3)
     assert found["layers"] == expected.layers and pieces(found["tokens"]) == reading.tokens
@@ -178,8 +180,8 @@ def test_the_lens(page, name):
 def test_rollout_of_a_text(page, name):
     loaded = exact(name)
     found = asked(page, "rollout", model=name, text=TEXTS[name])
-    reading = read(loaded.model, loaded.tokenizer, TEXTS[name])
-    same(found["weights"], look.rolled_out(loaded.model, reading))
+    reading = text_input(loaded.model, loaded.tokenizer, TEXTS[name])
+    same(found["weights"], look.attention_rollout(loaded.model, reading))
     assert pieces(found["tokens"]) == reading.tokens
 
 
@@ -226,10 +228,10 @@ def test_an_alignment_with_masks_has_the_layers_of_it(page, name):
 def test_alignment(page, name, target):
     given = None if target is None else {"reversal": "6 2 9", "translator": "Ein Mann."}[name]
     loaded = exact(name)
-    reading = read(loaded.model, loaded.tokenizer, TEXTS[name], target=given)
+    reading = text_input(loaded.model, loaded.tokenizer, TEXTS[name], target=given)
     found = asked(page, "alignment", model=name, source=TEXTS[name], target=given)
-    assert pieces(found["source"]) == reading.source and pieces(found["target"]) == reading.says
-    same(found["weights"], torch.stack(list(look.attention(loaded.model, reading, "cross").values())))
+    assert pieces(found["source"]) == reading.source and pieces(found["target"]) == reading.targets
+    same(found["weights"], torch.stack(list(look.attention_weights(loaded.model, reading, "cross").values())))
     assert given is None or found["text"] == given
 
 

@@ -8,7 +8,7 @@ import torch
 import heedful
 from heedful.loaded import Loaded
 from heedful.models.base import Batch
-from heedful.observe.reading import read
+from heedful.observe.inputs import text_input
 from support.tiny import tiny
 
 
@@ -39,4 +39,4 @@ def test_texts_are_classified_as_the_head_says(bert, tokenizer):
 def test_two_texts_for_a_model_that_does_not_tell_them_apart(tokenizer):
     model = tiny("distilbert", vocab_size=len(tokenizer), head="classify", n_labels=2).eval()
     assert len(Loaded(model, tokenizer, "small").classify("the cat", "the dog")) == 2
-    assert read(model, tokenizer, "the cat", second="the dog").batch.segments is None
+    assert text_input(model, tokenizer, "the cat", second="the dog").batch.segments is None

@@ -15,7 +15,7 @@ from torch import Tensor
 import heedful
 from heedful.observe import attention as look
 from heedful.observe.capture import capture
-from heedful.observe.reading import Reading, read
+from heedful.observe.inputs import ModelInput, text_input
 from support.browser import address, in_address, n_lines, settled, table, until
 from support.serving import Server
 
@@ -34,9 +34,9 @@ def server() -> Iterator[Server]:
         yield started
 
 
-def reading_of(name: str, text: str) -> tuple[Any, Reading]:
+def reading_of(name: str, text: str) -> tuple[Any, ModelInput]:
     loaded = heedful.load(name, dtype=torch.float32)
-    return loaded.model, read(loaded.model, loaded.tokenizer, text)
+    return loaded.model, text_input(loaded.model, loaded.tokenizer, text)
 
 
 def weights_of(rows: list[dict[str, str]], shape: tuple[int, ...]) -> Tensor:
@@ -78,7 +78,7 @@ def test_reversal_looks_along_the_anti_diagonal(open_tab, page):
     open_tab("attention", model="reversal", text=DIGITS, view="matrix")
     model, reading = reading_of("reversal", DIGITS)
     expected = look.alignment(model, reading)
-    assert page.get_by_text(" ".join(map(str, reading.said))).is_visible()
+    assert page.get_by_text(" ".join(map(str, reading.target_ids))).is_visible()
     torch.testing.assert_close(weights_of(table(page), (1, 20, 20))[0], expected, atol=1e-6, rtol=0)
     colours = pixels(page, 20, 20)[..., :3].sum(dim=-1)  # dark is strong
     away = (colours.argmin(dim=1) - torch.arange(19, -1, -1)).abs()
@@ -107,7 +107,7 @@ def test_a_causal_model_shows_nothing_above_the_diagonal(open_tab, page):
 )
 def test_the_numbers_are_the_librarys(open_tab, page, name, text, which, kind, layer):
     model, reading = reading_of(name, text)
-    expected = next(iter(look.attention(model, reading, kind, layer).values()))
+    expected = next(iter(look.attention_weights(model, reading, kind, layer).values()))
     open_tab("attention", model=name, text=text, which=which, layer=layer)
     torch.testing.assert_close(weights_of(table(page), tuple(expected.shape)), expected, atol=1e-6, rtol=0)
     shown = [page.locator(f".{side} .token") for side in ("from", "to")]
@@ -127,7 +127,7 @@ def test_all_layers_of_an_alignment_are_the_librarys(open_tab, page):
     page.get_by_role("radio", name="all", exact=True).click()
     until(page, lambda: in_address(page, "all") == "true")
     page.get_by_role("application", name="the mean of all layers").wait_for()
-    maps = torch.stack(list(look.attention(model, reading, "cross").values()))  # (L, H, T, S)
+    maps = torch.stack(list(look.attention_weights(model, reading, "cross").values()))  # (L, H, T, S)
     rows = table(page)
     assert len(rows) == maps.numel()
     total = sum(float(row["weight"]) for row in rows if row["from"] == "1" and row["to"] == "1")
@@ -163,7 +163,7 @@ def test_a_query_against_its_keys(open_tab, page):
 )
 def test_rollout(open_tab, page, name, text, which, half):
     model, reading = reading_of(name, text)
-    expected = look.rolled_out(model, reading, half)[2]
+    expected = look.attention_rollout(model, reading, half)[2]
     open_tab("attention", model=name, text=text, which=which, view="rollout", layer=2)
     found = torch.tensor([[float(x) for x in list(row.values())[1:]] for row in table(page)])
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
@@ -216,7 +216,7 @@ def test_a_token_has_its_lines_alone(open_tab, page):
 def test_the_top_of_the_attention(open_tab, page):
     open_tab("attention", model="shakespeare", text=TO_BE, layer=4, off="[0,1,2,3,5]", top=50)
     model, reading = reading_of("shakespeare", TO_BE)
-    weights = look.attention(model, reading, "decoder", 4)["decoder.4.self.weights"][4]
+    weights = look.attention_weights(model, reading, "decoder", 4)["decoder.4.self.weights"][4]
     largest = weights.sort(dim=-1, descending=True).values
     needed = ((largest.cumsum(dim=-1) - largest) < 0.5 - 1e-6).sum()  # as many as make half of each row
     assert n_lines(page) == int(needed)
@@ -249,7 +249,7 @@ def test_bert_reads_a_mask(open_tab, page):
 
 def test_rollout_without_a_masked_token(open_tab, page):
     model, reading = reading_of("shakespeare", TO_BE)
-    expected = look.rolled_out(model, reading)[3]
+    expected = look.attention_rollout(model, reading)[3]
     open_tab("attention", model="shakespeare", text=TO_BE, view="rollout", layer=3)
     matrix = lambda: torch.tensor([[float(x) for x in list(row.values())[1:]] for row in table(page)])  # noqa: E731
     torch.testing.assert_close(matrix(), expected, atol=1e-6, rtol=0)

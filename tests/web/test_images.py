@@ -14,7 +14,7 @@ from torch import Tensor
 
 import heedful
 from heedful.observe import attention as look
-from heedful.observe.reading import read_image
+from heedful.observe.inputs import image_input
 from heedful.serve.playground.images import digits
 from support.browser import settled, table
 from support.playground import exact
@@ -56,7 +56,7 @@ def test_an_example_is_classified_and_its_patches_are_shown(open_tab, page, tmp_
     for row in rows[:10]:
         assert abs(float(row["value"]) - labels[row["label"]]) < 1e-4
     model = exact("digits-vit").model
-    rolled = look.rolled_out(model, read_image(model, pixels(image)))[-1, 0, 1:]
+    rolled = look.attention_rollout(model, image_input(model, pixels(image)))[-1, 0, 1:]
     assert torch.allclose(torch.tensor([float(row["value"]) for row in rows[10:]]), rolled, atol=1e-4)
     page.get_by_role("button", name="View code").click()
     file = tmp_path / "shown.py"

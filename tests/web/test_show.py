@@ -7,10 +7,10 @@ import re
 import pytest
 
 from heedful.cli import main
-from heedful.observe.attention import alignment, attention
-from heedful.observe.lens import embeddings, logit_lens
-from heedful.observe.reading import read
-from heedful.observe.similarity import cosines
+from heedful.observe.attention import alignment, attention_weights
+from heedful.observe.inputs import text_input
+from heedful.observe.lens import hidden_states, logit_lens
+from heedful.observe.similarity import cosine_similarity
 from support.playground import exact
 
 EVIL = "the <script>alert(1)</script> & king"
@@ -69,7 +69,7 @@ def test_a_page_draws_its_numbers_and_fits_a_phone(shown, what):
 def test_attention_is_read_by_mouse_and_keys(shown):
     page = shown("bert-books", "the king was old", "--what", "heads")
     bert = exact("bert-books")
-    maps = attention(bert.model, read(bert.model, bert.tokenizer, "the king was old"))
+    maps = attention_weights(bert.model, text_input(bert.model, bert.tokenizer, "the king was old"))
     assert page.locator("#overview button").count() == sum(len(weights) for weights in maps.values())
     page.get_by_role("button", name="encoder.2.self, head 3").click()
     assert page.locator("#overview button[aria-pressed=true]").count() == 1
@@ -102,14 +102,14 @@ def test_attention_is_read_by_mouse_and_keys(shown):
 def test_matrices_are_read_cell_by_cell(shown):
     text = "the king was old"
     bert = exact("bert-books")
-    reading = read(bert.model, bert.tokenizer, text)
+    reading = text_input(bert.model, bert.tokenizer, text)
     page = shown("bert-books", text, "--what", "embeddings")
     assert page.locator(".view").count() == 3
     last = page.locator(".view").last
     box = last.locator("image").first.bounding_box()
     n = len(reading.tokens)
     page.mouse.move(box["x"] + 2.5 * box["width"] / n, box["y"] + 1.5 * box["height"] / n)
-    expected = cosines(embeddings(bert.model, reading.batch)[-1, 0])[1, 2]
+    expected = cosine_similarity(hidden_states(bert.model, reading.batch)[-1, 0])[1, 2]
     assert last.locator(".told").inner_text() == f"“the” → “king”: {expected:.4f}"
     page = shown("bert-books", text, "--what", "lens")
     page.locator(".view svg").focus()
@@ -159,6 +159,6 @@ def test_the_reversal_looks_from_right_to_left(shown):
             page.keyboard.press("ArrowRight")
         found.append(float(page.locator("#heat .told").inner_text().split(": ")[1]))
     model = exact("reversal").model
-    weights = alignment(model, read(model, None, "3 1 4 1 5 9"))
+    weights = alignment(model, text_input(model, None, "3 1 4 1 5 9"))
     assert found == pytest.approx(weights.flip(1).diagonal().tolist(), abs=1e-4)
     assert sum(found) / 6 > 0.45  # of a row that adds up to 1, where even would be 0.17

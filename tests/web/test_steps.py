@@ -15,7 +15,7 @@ import torch
 import heedful
 from heedful.generate.sampling import keep_top_k, keep_top_p
 from heedful.observe.capture import capture
-from heedful.observe.reading import read
+from heedful.observe.inputs import text_input
 from support.playground import exact
 from support.serving import Server, saved
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory):
 def acts():
     loaded = exact("tiny")
     with torch.no_grad(), capture(loaded.model, ["*"]) as found:
-        loaded.model(read(loaded.model, loaded.tokenizer, TEXT).batch)
+        loaded.model(text_input(loaded.model, loaded.tokenizer, TEXT).batch)
     return found
 
 

@@ -27,19 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the words and what tells the sentences apart; write the report."""
+    """Print the words and what tells the sentences apart; write the fill_report."""
     import torch
 
     import heedful
-    from heedful.observe import report
-    from heedful.observe.template import parse
+    from heedful.observe import fill_report
+    from heedful.observe.template import parse_template
     from heedful.weights.resolve import is_local, shipped_models
 
-    if options.out is not None and options.out.suffix.lower() not in report.ENDINGS:
-        raise ValueError(f"{options.out}: a report is written as {', '.join(report.ENDINGS)}")
+    if options.out is not None and options.out.suffix.lower() not in fill_report.ENDINGS:
+        raise ValueError(f"{options.out}: a report is written as {', '.join(fill_report.ENDINGS)}")
     if options.n < 0:
         raise ValueError(f"-n is {options.n}: it must be 0 or more")
-    models = parse(options.template, is_local, shipped_models()).models
+    models = parse_template(options.template, is_local, shipped_models()).models
     if options.model is None and not models:
         raise ValueError(
             "which model? heedful fill MODEL TEMPLATE; or name models in the template, as "
@@ -51,6 +51,6 @@ def run(options: argparse.Namespace) -> int:
     words = None if options.words is None else [word for word in options.words.split(",") if word.strip()]
     found = loaded.fill(options.template, words=words, n=options.n or None)
     if options.out is not None:  # first: whoever reads what is printed may stop early
-        report.save(found, " and ".join(models) or loaded.name, options.out)
-    print(report.text(found) + (f"\n\n{options.out}" if options.out is not None else ""))
+        fill_report.save_report(found, " and ".join(models) or loaded.name, options.out)
+    print(fill_report.report_text(found) + (f"\n\n{options.out}" if options.out is not None else ""))
     return 0

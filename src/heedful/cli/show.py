@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from heedful.models.base import Model
-    from heedful.observe.reading import Reading
+    from heedful.observe.inputs import ModelInput
 
 # What can be shown, and the options that choose among it.
 WHAT: dict[str, tuple[str, ...]] = {
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     import heedful
-    from heedful.observe.views import ENDINGS, VIEWS, Wish, listing
+    from heedful.observe.views import ENDINGS, VIEWS, ViewOptions, format_names
 
     if options.out is not None and options.out.suffix.lower() not in ENDINGS:
         raise ValueError(f"{options.out}: what is shown is written as {', '.join(ENDINGS)}")
@@ -68,14 +68,14 @@ def run(options: argparse.Namespace) -> int:
     loaded = heedful.load(options.model, dtype=torch.float32)  # so that weights add up to 1 in what is shown
     loaded.require("capture")
     if options.what == "names":
-        print(listing(loaded.model))
+        print(format_names(loaded.model))
         return 0
     reading, text = None, options.text or ""
     if options.what not in WITHOUT_TEXT:
         if options.text is None:
             raise ValueError(f"give a text to look at: heedful show {options.model} TEXT --what {options.what}")
         reading = _read(loaded, options)
-    wish = Wish(
+    wish = ViewOptions(
         loaded.model, loaded.tokenizer, loaded.name, reading, text, options.kind, options.layer, options.head,
         options.ablate, options.length,
     )  # fmt: skip
@@ -101,17 +101,17 @@ def _check(options: argparse.Namespace) -> None:
                 raise ValueError(f"{options.what} are a model's own: leave the {name} out")
 
 
-def _read(loaded: object, options: argparse.Namespace) -> Reading:
+def _read(loaded: object, options: argparse.Namespace) -> ModelInput:
     from heedful.loaded import Loaded
     from heedful.models.vit import ViT
-    from heedful.observe.reading import read, read_image
+    from heedful.observe.inputs import image_input, text_input
 
     assert isinstance(loaded, Loaded)
     if isinstance(loaded.model, ViT):
         if Path(options.text).suffix.lower() not in IMAGES:
             raise ValueError(f"{loaded.name} reads images: give a file ({', '.join(IMAGES)})")
-        return read_image(loaded.model, _image(loaded.model, Path(options.text)))
-    return read(loaded.model, loaded.tokenizer, options.text, second=options.second, target=options.target)
+        return image_input(loaded.model, _image(loaded.model, Path(options.text)))
+    return text_input(loaded.model, loaded.tokenizer, options.text, second=options.second, target=options.target)
 
 
 def _image(model: Model, path: Path) -> Tensor:

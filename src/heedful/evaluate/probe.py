@@ -23,7 +23,7 @@ from heedful.evaluate.entities import are_entities, score_entities
 from heedful.models.base import Batch, EncoderDecoderModel, Model
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
-from heedful.observe.lens import FEATURES, NEEDS, combined, embeddings
+from heedful.observe.lens import FEATURES, MIN_LAYERS, combine_layers, hidden_states
 
 # As the lecture's table has them.
 ROWS = ("first", "last", "sum_all", "second_to_last", "sum_last_four", "concat_last_four")
@@ -79,21 +79,21 @@ def probe(
     known, labels, _ = read(model, train, lambda done, of: progress("reading", done, of))
     tested, expected, sentences = read(model, dev, lambda done, of: progress("reading more", done, of))
     n_layers = len(known) - 1
-    choices = choices or [name for name in ROWS if n_layers >= NEEDS.get(name, 0)]
+    choices = choices or [name for name in ROWS if n_layers >= MIN_LAYERS.get(name, 0)]
     every = ["first", *map(str, range(n_layers))]
     choices = [name for choice in choices for name in (every if choice == "each" else [choice])]
     for which in choices:
-        combined(known[:, :1], which)  # ValueError now, not after minutes
+        combine_layers(known[:, :1], which)  # ValueError now, not after minutes
     rows = []
     for i, which in enumerate(choices):
         progress(f"fitting {which}", i, len(choices))
-        fitted = Linear.fit(combined(known, which), labels, len(train.names))
-        said = fitted(combined(tested, which))
+        fitted = Linear.fit(combine_layers(known, which), labels, len(train.names))
+        said = fitted(combine_layers(tested, which))
         f1 = None
         if are_entities(train.names):
             true = _told(expected, sentences, train.names)
             f1 = score_entities(true, _told(said, sentences, train.names)).f1
-        seen = _agree(fitted(combined(known, which)), labels)
+        seen = _agree(fitted(combine_layers(known, which)), labels)
         rows.append(Row(which, fitted.weight.shape[0], _agree(said, expected), f1, seen))
     progress("fitting", len(choices), len(choices))
     return rows
@@ -127,7 +127,7 @@ def read(
     for begin in range(0, len(order), BATCH):
         part = order[begin : begin + BATCH]
         batch = data.batch([Draw(0, i) for i in part], seed=0)
-        layers = embeddings(model, _for(model, batch)).cpu()
+        layers = hidden_states(model, _for(model, batch)).cpu()
         assert batch.targets is not None
         for row, i in enumerate(part):
             found[i] = layers[:, row, : batch.targets.shape[1]][:, batch.targets[row] != IGNORED]

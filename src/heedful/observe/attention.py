@@ -12,27 +12,27 @@ import torch
 from torch import Tensor
 
 from heedful.models.base import Batch, Model
-from heedful.observe.capture import Edit, capture, matching
-from heedful.observe.edits import averaged, zeroed
-from heedful.observe.reading import Reading
-from heedful.observe.table import halves, names
+from heedful.observe.capture import Edit, capture, match_names
+from heedful.observe.inputs import ModelInput
+from heedful.observe.interventions import mean_ablation, zero_ablation
+from heedful.observe.names import activation_names, stack_names
 
 Kind = Literal["encoder", "decoder", "cross"]
-ABLATIONS: dict[str, Callable[[list[int]], Edit]] = {"zero": zeroed, "mean": averaged}
+ABLATIONS: dict[str, Callable[[list[int]], Edit]] = {"zero": zero_ablation, "mean": mean_ablation}
 
 
-def kinds(model: Model) -> list[Kind]:
+def attention_kinds(model: Model) -> list[Kind]:
     """The kinds of attention that a model has: the encoder's or decoder's own, and the decoder's to the encoder."""
-    known, found = list(names(model)), list[Kind]()
-    for half in halves(model):
+    known, found = list(activation_names(model)), list[Kind]()
+    for half in stack_names(model):
         if any(name.startswith(f"{half}.") and name.endswith(".self.weights") for name in known):
             found.append(half)  # type: ignore[arg-type]
     return [*found, *(["cross"] if any(name.endswith(".cross.weights") for name in known) else [])]  # type: ignore[list-item]
 
 
-def pattern(model: Model, kind: Kind | None = None, what: str = "weights") -> str:
+def name_pattern(model: Model, kind: Kind | None = None, what: str = "weights") -> str:
     """The names of one kind of attention; without a kind, the model's main one: cross-attention if there is any."""
-    has = kinds(model)
+    has = attention_kinds(model)
     if not has:
         raise ValueError(f"a {model.family} model of this kind has no attention to look at")
     kind = kind or has[-1]
@@ -42,22 +42,24 @@ def pattern(model: Model, kind: Kind | None = None, what: str = "weights") -> st
 
 
 @torch.no_grad()
-def attention(model: Model, reading: Reading, kind: Kind | None = None, layer: int | None = None) -> dict[str, Tensor]:
+def attention_weights(
+    model: Model, reading: ModelInput, kind: Kind | None = None, layer: int | None = None
+) -> dict[str, Tensor]:
     """The weights (H, T, S) by name, of every layer or one; causal ones are exactly 0 after each position."""
-    which = pattern(model, kind)
-    found = matching(list(names(model)), which)
+    which = name_pattern(model, kind)
+    found = match_names(list(activation_names(model)), which)
     if layer is not None:
-        found = [found[_checked(layer, len(found))]]
+        found = [found[_checked_index(layer, len(found))]]
     with capture(model, found) as acts:
         model(reading.batch)
     return {name: acts[name][0].float().cpu() for name in found}
 
 
-def labels(reading: Reading, name: str) -> tuple[list[str], list[str]]:
+def axis_labels(reading: ModelInput, name: str) -> tuple[list[str], list[str]]:
     """What stands beside the rows and the columns of a map: "decoder.0.cross.weights" looks from target to source."""
     half = name.split(".")[0]
     if ".cross." in name:
-        return reading.says or reading.tokens, reading.source
+        return reading.targets or reading.tokens, reading.source
     return reading.labels(half), reading.labels(half)
 
 
@@ -78,32 +80,32 @@ def rollout(weights: Tensor, *, residual: float = 0.5) -> Tensor:
     return torch.stack(found)
 
 
-def rolled_out(model: Model, reading: Reading, half: str | None = None) -> Tensor:
+def attention_rollout(model: Model, reading: ModelInput, half: str | None = None) -> Tensor:
     """`rollout` of a text, (L, T, T)."""
-    has = [kind for kind in kinds(model) if kind != "cross"]
+    has = [kind for kind in attention_kinds(model) if kind != "cross"]
     if not has:
         raise ValueError(f"a {model.family} model has no self-attention to roll out")
     kind = half or has[-1]
-    return rollout(torch.stack(list(attention(model, reading, kind).values())))  # type: ignore[arg-type]
+    return rollout(torch.stack(list(attention_weights(model, reading, kind).values())))  # type: ignore[arg-type]
 
 
-def alignment(model: Model, reading: Reading, layer: int | None = None, head: int | None = None) -> Tensor:
+def alignment(model: Model, reading: ModelInput, layer: int | None = None, head: int | None = None) -> Tensor:
     """Where in the source each target was looked for, (T, S): the mean over heads and layers unless one is chosen.
 
     Row t is what the model looked at to say target t. Of a recurrent model it is the alignment of Bahdanau et al.
     """
-    if "cross" not in kinds(model):
+    if "cross" not in attention_kinds(model):
         raise ValueError(
             f"a {model.family} model of this kind looks at no source: only encoder-decoders with attention do"
         )
-    found = torch.stack(list(attention(model, reading, "cross", layer).values()))  # (L, H, T, S)
+    found = torch.stack(list(attention_weights(model, reading, "cross", layer).values()))  # (L, H, T, S)
     if head is not None:
-        return found[:, _checked(head, found.shape[1], "head")].mean(dim=0)
+        return found[:, _checked_index(head, found.shape[1], "head")].mean(dim=0)
     return found.mean(dim=(0, 1))
 
 
 @torch.no_grad()
-def head_scores(
+def head_importance(
     model: Model, batch: Batch, kind: Kind | None = None, *, how: Literal["zero", "mean"] = "zero"
 ) -> Tensor:
     """How much each head matters here, (L, H): how far the output moves without it (Michel et al. 2019 take the loss).
@@ -111,10 +113,10 @@ def head_scores(
     The mean over positions of KL(with || without) in nats, from one run for each head; `how` says what stands in for
     what the head brings: zero, or the mean over positions.
     """
-    places = matching(list(names(model)), pattern(model, kind, "heads"))
+    places = match_names(list(activation_names(model)), name_pattern(model, kind, "heads"))
     if how not in ABLATIONS:
         raise ValueError(f"how is {how!r}: zero and mean are known")
-    n_heads = int(names(model)[places[0]][1])
+    n_heads = int(activation_names(model)[places[0]][1])
     scores = torch.zeros(len(places), n_heads)
     with capture(model, edit={place: lambda x: x for place in places}):  # the same arithmetic on both sides
         whole = _log_probabilities(model, batch)
@@ -138,13 +140,13 @@ def _log_probabilities(model: Model, batch: Batch) -> Tensor:
     return flat
 
 
-def entropy(weights: Tensor) -> Tensor:
+def attention_entropy(weights: Tensor) -> Tensor:
     """How widely each head looks, in bits: (..., T, S) -> (...), the mean over targets; 0 is one position alone."""
     bits = -(weights * weights.clamp(min=1e-30).log2()).sum(dim=-1)
     return bits.mean(dim=-1)
 
 
-def _checked(index: int, count: int, what: str = "layer") -> int:
+def _checked_index(index: int, count: int, what: str = "layer") -> int:
     if not -count <= index < count:
         raise ValueError(f"there is no {what} {index}: this model has 0 to {count - 1}")
     return index % count

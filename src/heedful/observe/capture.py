@@ -1,15 +1,15 @@
-"""See and change what a model computes on the way.
+"""Record and change a model's activations with forward hooks.
 
     with capture(model, "decoder.*.self.weights") as acts:
         model(tokens)
     acts["decoder.3.self.weights"]                    # (B, H, T, S)
 
-    with capture(model, "logits", edit={"decoder.3.self.heads": zeroed(heads=[5])}) as acts: ...
+    with capture(model, "logits", edit={"decoder.3.self.heads": zero_ablation(heads=[5])}) as acts: ...
 
-`names(model)` lists what there is (table.py); `*` in a pattern stands for anything. Hooks exist only inside the `with`,
-and only the attention layers whose inside is asked for take the explicit path meanwhile: outside, watching costs
-nothing, and the output does not change. What is captured is what the model went on with, after the edits.
-`forward`, `start` and `step` are all seen: generation gives one tensor for each of its calls, `acts.steps(name)`.
+`activation_names(model)` lists the names (names.py); `*` in a pattern matches anything. Hooks exist only inside the
+`with`, and only attention layers whose scores or weights are wanted switch to the explicit computation, until its end:
+outside it costs nothing, and the output does not change. An activation is recorded after its edits. `forward`, `start`
+and `step` are all hooked: generation gives one tensor for each call, `acts.steps(name)`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from torch import Tensor
 
 from heedful.models.base import Model
 from heedful.nn.attention import Watch
-from heedful.observe.table import Place, names, table
-
-__all__ = ["Activations", "Edit", "capture", "matching", "names"]
+from heedful.observe.names import HookPoint, hook_points
 
 Edit = Callable[[Tensor], Tensor]
 COPIED = (".keys", ".values")  # views of a cache, whose memory is written again
@@ -56,7 +54,7 @@ class Activations(Mapping[str, Tensor]):
 
     def layers(self, pattern: str) -> Tensor:
         """All that match as one tensor, the first dimension counts them: (layers, B, H, T, S) of weights."""
-        return torch.stack([self[name] for name in matching(list(self._kept), pattern)])
+        return torch.stack([self[name] for name in match_names(list(self._kept), pattern)])
 
     def clear(self) -> None:
         """Forget what was captured so far."""
@@ -82,37 +80,37 @@ def capture(
 
     An edit returns a tensor of the same shape. `graph` keeps what gradients need.
     """
-    places = table(model)
+    places = hook_points(model)
     known = list(places)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-    kept = {name for pattern in wanted for name in matching(known, pattern)}
+    kept = {name for pattern in wanted for name in match_names(known, pattern)}
     edits: dict[str, list[Edit]] = {}
     for pattern, change in (edit or {}).items():
-        for name in matching(known, pattern):
+        for name in match_names(known, pattern):
             edits.setdefault(name, []).append(change)
     acts = Activations([name for name in known if name in kept])
     with ExitStack() as stack:
         for name in known:
             if name in kept or name in edits:
-                spy = _Spy(places[name], edits.get(name, []), acts._kept.get(name), graph)
+                spy = _Hook(places[name], edits.get(name, []), acts._kept.get(name), graph)
                 _attach(model, spy, stack)
         yield acts
 
 
-def matching(known: Sequence[str], pattern: str) -> list[str]:
+def match_names(known: Sequence[str], pattern: str) -> list[str]:
     """The names that a pattern means; ValueError with the nearest if there is none."""
     found = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
     if found:
         return found
     near = difflib.get_close_matches(pattern, known, n=3, cutoff=0.5)
     hint = f"; near are {', '.join(near)}" if near else ""
-    raise ValueError(f"nothing here is called {pattern!r}{hint} (`names(model)` lists all {len(known)})")
+    raise ValueError(f"nothing here is called {pattern!r}{hint} (`activation_names(model)` lists all {len(known)})")
 
 
-class _Spy:
+class _Hook:
     """Sees one place: edits what passes, and keeps it."""
 
-    def __init__(self, place: Place, edits: list[Edit], kept: list[Tensor] | None, graph: bool) -> None:
+    def __init__(self, place: HookPoint, edits: list[Edit], kept: list[Tensor] | None, graph: bool) -> None:
         self.place, self.edits, self.kept, self.graph = place, edits, kept, graph
         self.pieces: list[Tensor] = []
 
@@ -151,15 +149,15 @@ class _Spy:
         return type(out)(*parts) if hasattr(out, "_fields") else tuple(parts)
 
 
-def _attach(model: Model, spy: _Spy, stack: ExitStack) -> None:
+def _attach(model: Model, spy: _Hook, stack: ExitStack) -> None:
     """Let a spy see its place until `stack` closes."""
     place = spy.place
     if place.method is not None:
-        stack.enter_context(_following(model, place.method, spy))
+        stack.enter_context(_hooked_method(model, place.method, spy))
         return
     if place.watch is not None:
-        stack.enter_context(_watching(place.watch))
-    call = stack.enter_context(_following(model, place.during)) if place.during is not None else None
+        stack.enter_context(_explicit_attention(place.watch))
+    call = stack.enter_context(_hooked_method(model, place.during)) if place.during is not None else None
     hooks = []
     if place.within is not None:
         hooks.append(place.within.register_forward_pre_hook(lambda _module, _inputs: spy.begin()))
@@ -176,12 +174,12 @@ def _attach(model: Model, spy: _Spy, stack: ExitStack) -> None:
         stack.callback(hook.remove)
 
 
-class _Call:
+class _HookedMethod:
     """Knows when a method of a model runs, and shows spies what it returns: no hook of PyTorch's does."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run, self.depth, self.n_users = run, 0, 0
-        self.spies: list[_Spy] = []
+        self.spies: list[_Hook] = []
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         self.depth += 1
@@ -195,11 +193,11 @@ class _Call:
 
 
 @contextmanager
-def _following(model: Model, method: str, spy: _Spy | None = None) -> Iterator[_Call]:
+def _hooked_method(model: Model, method: str, spy: _Hook | None = None) -> Iterator[_HookedMethod]:
     """The method replaced on this one model, until the last of those who look has gone."""
     call = model.__dict__.get(method)
-    if not isinstance(call, _Call):
-        call = _Call(getattr(model, method))
+    if not isinstance(call, _HookedMethod):
+        call = _HookedMethod(getattr(model, method))
         setattr(model, method, call)
     call.n_users += 1
     call.spies += [] if spy is None else [spy]
@@ -213,20 +211,20 @@ def _following(model: Model, method: str, spy: _Spy | None = None) -> Iterator[_
             delattr(model, method)
 
 
-_watched: WeakKeyDictionary[Watch, tuple[int, bool]] = WeakKeyDictionary()  # how many look, and if it was on before
+_explicit: WeakKeyDictionary[Watch, tuple[int, bool]] = WeakKeyDictionary()  # how many look, and if it was on before
 
 
 @contextmanager
-def _watching(watch: Watch) -> Iterator[None]:
+def _explicit_attention(watch: Watch) -> Iterator[None]:
     """The explicit path, until the last of those who look has gone."""
-    count, before = _watched.get(watch, (0, watch.on))
-    _watched[watch] = (count + 1, before)
+    count, before = _explicit.get(watch, (0, watch.on))
+    _explicit[watch] = (count + 1, before)
     watch.on = True
     try:
         yield
     finally:
-        count, before = _watched[watch]
-        _watched[watch] = (count - 1, before)
+        count, before = _explicit[watch]
+        _explicit[watch] = (count - 1, before)
         if count == 1:
             watch.on = before
-            del _watched[watch]
+            del _explicit[watch]

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from heedful.observe.figures import CELL, SIDE, SLATE, _draw, _label, _name, colours, new, shown, style
+from heedful.observe.figures import (
+    CELL,
+    SIDE,
+    SLATE,
+    _draw,
+    _label,
+    _name,
+    colormap,
+    figure_style,
+    new_figure,
+    shorten_label,
+)
 from heedful.plotting import ACCENT, GREY, INK, PALE
 
 if TYPE_CHECKING:
@@ -30,7 +41,7 @@ def lens(found: Lens, tokens: Sequence[str], pieces: Sequence[Sequence[str]], *,
     long text goes on below, and of one that is too long the end is shown."""
     chances = np.asarray(found.probabilities[:, :, 0], dtype=float)
     n_layers, n_all = chances.shape
-    longest = max(4, *(len(shown(word, 9)) for row in (*pieces, tokens) for word in row))
+    longest = max(4, *(len(shorten_label(word, 9)) for row in (*pieces, tokens) for word in row))
     wide, tall = 0.085 * longest + 0.06, 0.25
     per = max(1, int(SIDE / wide))
     most = max(1, int(PAGE / (n_layers * tall + 0.4)))
@@ -38,17 +49,17 @@ def lens(found: Lens, tokens: Sequence[str], pieces: Sequence[Sequence[str]], *,
     first = max(0, n_all - per * n_strips)
     per = -(-(n_all - first) // n_strips)  # of about one length
     strips = [range(begin, min(begin + per, n_all)) for begin in range(first, n_all, per)]
-    with style():
-        figure = new(per * wide + 1.2, len(strips) * (n_layers * tall + 0.35) + 0.7)
+    with figure_style():
+        figure = new_figure(per * wide + 1.2, len(strips) * (n_layers * tall + 0.35) + 0.7)
         grid: Any = figure.subplots(len(strips), 1, squeeze=False)[:, 0]
         for axes, places in zip(grid, strips, strict=True):
             shades = np.full((n_layers, per), np.nan)
             shades[:, : len(places)] = chances[:, places.start : places.stop]
-            image = axes.imshow(shades, cmap=colours(), vmin=0, vmax=1, aspect=tall / wide, origin="lower")
+            image = axes.imshow(shades, cmap=colormap(), vmin=0, vmax=1, aspect=tall / wide, origin="lower")
             for layer, place in np.ndindex(n_layers, len(places)):
                 word, colour = pieces[layer][places[place]], "white" if shades[layer, place] > 0.5 else INK
-                axes.text(place, layer, shown(word, 9), ha="center", va="center", fontsize=7.5, color=colour)
-            axes.set_xticks(range(len(places)), [shown(tokens[i], 9) for i in places], fontsize=7.5)
+                axes.text(place, layer, shorten_label(word, 9), ha="center", va="center", fontsize=7.5, color=colour)
+            axes.set_xticks(range(len(places)), [shorten_label(tokens[i], 9) for i in places], fontsize=7.5)
             axes.set_yticks(range(n_layers), found.layers, fontsize=7.5)
             _quiet(axes)
             axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
@@ -66,7 +77,7 @@ def tokens(labels: Sequence[str], ids: Sequence[int], surprise: Sequence[float |
     """A text cut into its tokens, each with its number, tinted by how surprised the model was (bits)."""
     boxes, lines, at = [], 0, 0.0
     for label, index, bits in zip(labels, ids, surprise, strict=True):
-        text = shown(label, 24) if label.strip() else label
+        text = shorten_label(label, 24) if label.strip() else label
         width = max(len(text), len(str(index)) * 0.8) + 1.2
         if at and at + width > LINE:
             at, lines = 0.0, lines + 1
@@ -75,14 +86,14 @@ def tokens(labels: Sequence[str], ids: Sequence[int], surprise: Sequence[float |
     across = max((x + width for x, _, width, *_ in boxes), default=1.0)
     known = [bits for bits in surprise if bits is not None]
     most = max([*known, 8.0])
-    with style():
+    with figure_style():
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
         from matplotlib.patches import FancyBboxPatch
 
-        figure = new(across * 0.082 + (1.0 if known else 0.3), (lines + 1) * 0.46 + (0.5 if title else 0.2))
+        figure = new_figure(across * 0.082 + (1.0 if known else 0.3), (lines + 1) * 0.46 + (0.5 if title else 0.2))
         axes = figure.add_subplot()
-        scale = colours()
+        scale = colormap()
         for x, line, width, text, index, bits in boxes:
             tint = "#f4f4f2" if bits is None else scale(0.85 * bits / most)
             dark = bits is not None and bits / most > 0.62
@@ -106,7 +117,7 @@ def tokens(labels: Sequence[str], ids: Sequence[int], surprise: Sequence[float |
         if title:
             axes.set_title(title, fontsize=9, loc="left", color=INK)
         if known:
-            image = ScalarMappable(Normalize(0, most), colours())
+            image = ScalarMappable(Normalize(0, most), colormap())
             _bar(figure, image, axes, "surprise (bits)", shrink=min(1.0, 1.2 / ((lines + 1) * 0.46)))
     return figure
 
@@ -115,8 +126,8 @@ def positions(values: Tensor | np.ndarray, *, title: str = "", column_name: str 
     """What tells positions (rows) apart, dimension by dimension: the stripes of Vaswani et al."""
     matrix = np.asarray(values, dtype=float)
     n, width = matrix.shape
-    with style():
-        figure = new(5.6, max(1.6, min(6.0, 4.6 * n / width)) + 0.7)
+    with figure_style():
+        figure = new_figure(5.6, max(1.6, min(6.0, 4.6 * n / width)) + 0.7)
         axes = figure.add_subplot()
         image = _draw(axes, matrix, True, usual_reach(matrix))
         axes.set_aspect("auto")
@@ -138,10 +149,10 @@ def usual_reach(values: Tensor | np.ndarray) -> float:
 def curves(x: Sequence[float], lines: Tensor | np.ndarray, *, title: str, x_name: str, y_name: str) -> Figure:
     """A line for each head (H, N): what distance adds to the scores."""
     values = np.asarray(lines, dtype=float)
-    with style():
-        figure = new(5.2, 2.9)
+    with figure_style():
+        figure = new_figure(5.2, 2.9)
         axes = figure.add_subplot()
-        shade = [colours()(0.3 + 0.65 * i / max(1, len(values) - 1)) for i in range(len(values))]
+        shade = [colormap()(0.3 + 0.65 * i / max(1, len(values) - 1)) for i in range(len(values))]
         for i, row in enumerate(values):
             axes.plot(x, row, color=shade[i], linewidth=1.0)
         gap, height = 0.045 * float(np.ptp(values)), -np.inf
@@ -163,9 +174,9 @@ def similarities(matrices: Sequence[Tensor], names: Sequence[str], labels: Seque
     """Cosines between the tokens of a text, in several layers: how context makes them alike."""
     count, n = len(matrices), len(labels)
     cell = min(CELL * 0.8, 7.0 / (count * n))
-    room = 0.075 * max((len(shown(label)) for label in labels), default=0)
-    with style():
-        figure = new(count * (n * cell + 0.15) + room + 0.8, n * cell + room + 0.6)
+    room = 0.075 * max((len(shorten_label(label)) for label in labels), default=0)
+    with figure_style():
+        figure = new_figure(count * (n * cell + 0.15) + room + 0.8, n * cell + room + 0.6)
         grid: Any = figure.subplots(1, count, squeeze=False)[0]
         image: Any = None
         for i, axes in enumerate(grid):
@@ -185,10 +196,10 @@ def over_image(image: Tensor, weights: Tensor, *, title: str = "", said: str = "
     pixels = pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels
     heat = np.asarray(weights, dtype=float)
     height, width = pixels.shape[:2]
-    with style():
+    with figure_style():
         from matplotlib.colors import to_rgb
 
-        figure = new(4.6, 2.5)
+        figure = new_figure(4.6, 2.5)
         grid: Any = figure.subplots(1, 2)
         for axes in grid:
             axes.imshow(pixels, interpolation="nearest", extent=(0, width, height, 0))
@@ -219,8 +230,8 @@ def blank(found: Filled, *, title: str = "", pairs: Sequence[tuple[int, int]] | 
         chosen = [(a, b, False) for a, b in (pairs or [(0, i) for i in range(1, min(n, 7))])]
     across = min(3, len(chosen)) if len(chosen) != 4 else 2
     down = -(-len(chosen) // across)
-    with style():
-        figure = new(across * 3.3, down * 3.3 + (0.3 if title else 0))
+    with figure_style():
+        figure = new_figure(across * 3.3, down * 3.3 + (0.3 if title else 0))
         grid: Any = figure.subplots(down, across, squeeze=False)
         for axes in list(grid.flat)[len(chosen) :]:
             axes.axis("off")
@@ -238,12 +249,12 @@ def blank(found: Filled, *, title: str = "", pairs: Sequence[tuple[int, int]] | 
 
 def _bars(found: Filled, title: str) -> Figure:
     best = found.top(0, 20)
-    with style():
-        figure = new(4.6, 0.19 * len(best) + 0.7)
+    with figure_style():
+        figure = new_figure(4.6, 0.19 * len(best) + 0.7)
         axes = figure.add_subplot()
         chances = [100 * p for _, p in best]
         axes.barh(range(len(best)), chances, color=ACCENT, height=0.68)
-        axes.set_yticks(range(len(best)), [shown(word, 24) for word, _ in best], fontsize=8)
+        axes.set_yticks(range(len(best)), [shorten_label(word, 24) for word, _ in best], fontsize=8)
         axes.invert_yaxis()
         for i, chance in enumerate(chances):
             axes.annotate(
@@ -254,7 +265,7 @@ def _bars(found: Filled, title: str) -> Figure:
         axes.tick_params(length=0)
         axes.set_xticks([])
         axes.margins(x=0.12)
-        axes.set_title(title or shown(str(found.sentences[0]), 70), fontsize=9, loc="left")
+        axes.set_title(title or shorten_label(str(found.sentences[0]), 70), fontsize=9, loc="left")
     return figure
 
 
@@ -265,8 +276,8 @@ def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> tup
     gap = one - other
     x, y = ((one + other) / 2, gap) if difference else (other, one)
     most = max(float(np.abs(gap).max()), 1e-6)
-    axes.scatter(x, y, c=gap, cmap=colours(signed=True), vmin=-most, vmax=most, s=9, linewidths=0.25, edgecolors=GREY)
-    names = shown(found.sentences[a].name, 24), shown(found.sentences[b].name, 24)
+    axes.scatter(x, y, c=gap, cmap=colormap(signed=True), vmin=-most, vmax=most, s=9, linewidths=0.25, edgecolors=GREY)
+    names = shorten_label(found.sentences[a].name, 24), shorten_label(found.sentences[b].name, 24)
     if difference:
         axes.axhline(0, color=PALE, linewidth=0.7, zorder=0)
         axes.set_xlabel("mean of log₁₀ p", fontsize=8, color=GREY)
@@ -294,7 +305,7 @@ def _name_points(
     frame, scale = axes.get_window_extent(), axes.figure.dpi / 72  # pixels of a point
     font, taken = 6.5, list[tuple[float, float, float, float]]()
     for i in dict.fromkeys([*extreme.tolist(), *likely.tolist()]):
-        word, (px, py) = shown(words[i], 16), axes.transData.transform((x[i], y[i]))
+        word, (px, py) = shorten_label(words[i], 16), axes.transData.transform((x[i], y[i]))
         wide, tall = (0.62 * font * len(word) + 2) * scale, 1.15 * font * scale
         sides: list[Literal["left", "right"]] = ["right", "left"] if gap[i] > 0 and left else ["left", "right"]
         for side in sides[

@@ -31,7 +31,7 @@ OURS: Any = {**RC_PARAMS, "text.parse_math": False, "svg.hashsalt": "heedful"}  
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Our settings; a character that no font here has is drawn as a box, and that is no reason to complain."""
     import matplotlib
 
@@ -40,7 +40,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def new(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,10 +49,10 @@ def new(width: float, height: float) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     if path.suffix.lower() not in ENDINGS:
         raise ValueError(f"{path}: a picture is written as {', '.join(ENDINGS)}")
-    with style():
+    with figure_style():
         figure.savefig(path, bbox_inches="tight", pad_inches=0.08, metadata=_dateless(path.suffix.lower()))
 
 
@@ -64,13 +64,13 @@ def _dateless(ending: str) -> dict[str, Any]:
 def svg(figure: Figure) -> str:
     """The picture as an SVG element to stand in a page."""
     file = io.StringIO()
-    with style():
+    with figure_style():
         figure.savefig(file, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None})
     text = file.getvalue()
     return text[text.index("<svg") :]
 
 
-def colours(signed: bool = False) -> Any:
+def colormap(signed: bool = False) -> Any:
     """White to the accent; where zero is in the middle, from slate through white."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -99,8 +99,8 @@ def heatmap(
     matrix = np.asarray(values, dtype=float)
     n_rows, n_columns = matrix.shape
     cell = min(CELL, SIDE / max(n_rows, n_columns))
-    with style():
-        figure = new(max(1.6, n_columns * cell) + 1.3, max(1.2, n_rows * cell) + 1.0)
+    with figure_style():
+        figure = new_figure(max(1.6, n_columns * cell) + 1.3, max(1.2, n_rows * cell) + 1.0)
         axes = figure.add_subplot()
         image = _draw(axes, matrix, signed, top, gamma)
         _label(axes, rows, columns, cell)
@@ -114,7 +114,7 @@ def heatmap(
     return figure
 
 
-def maps(
+def head_heatmaps(
     values: Tensor | np.ndarray,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -130,8 +130,8 @@ def maps(
     down = -(-count // across)
     cell = min(CELL * 0.8, SIDE / (across * max(n_columns, n_rows)))
     room = 0.085 * max((len(label) for label in rows), default=0) * min(1.0, cell / 0.15)
-    with style():
-        figure = new(across * (n_columns * cell + 0.18) + room + 0.3, down * (n_rows * cell + 0.32) + room + 0.3)
+    with figure_style():
+        figure = new_figure(across * (n_columns * cell + 0.18) + room + 0.3, down * (n_rows * cell + 0.32) + room + 0.3)
         grid = figure.subplots(down, across, squeeze=False)
         for i, axes in enumerate(grid.flat):
             if i >= count:
@@ -153,14 +153,14 @@ def _across(count: int, side: int) -> int:
     return next((n for n in fewer if SIDE / (n * side) >= READABLE), min(fewer, default=usual))
 
 
-def thumbnails(values: Tensor | np.ndarray, *, title: str = "", row_name: str = "layer") -> Figure:
+def head_thumbnails(values: Tensor | np.ndarray, *, title: str = "", row_name: str = "layer") -> Figure:
     """Every head of every layer (L, H, T, S): a row for each layer."""
     matrices = np.asarray(values, dtype=float)
     n_layers, n_heads = matrices.shape[:2]
     size = max(0.28, min(0.9, 7.0 / n_heads))
     tall = size * min(2.0, max(0.5, matrices.shape[2] / matrices.shape[3]))
-    with style():
-        figure = new(n_heads * (size + 0.05) + 0.6, n_layers * (tall + 0.05) + 0.5)
+    with figure_style():
+        figure = new_figure(n_heads * (size + 0.05) + 0.6, n_layers * (tall + 0.05) + 0.5)
         grid = figure.subplots(n_layers, n_heads, squeeze=False)
         for layer in range(n_layers):
             for head in range(n_heads):
@@ -182,7 +182,7 @@ def _draw(axes: Axes, matrix: np.ndarray, signed: bool, top: float | None, gamma
 
     most = float(np.nanmax(np.abs(matrix))) or 1.0 if top is None else top
     norm = PowerNorm(gamma, 0, most) if gamma != 1 and not signed else Normalize(-most if signed else 0, most)
-    image = axes.imshow(matrix, cmap=colours(signed), norm=norm, aspect="equal", interpolation="nearest")
+    image = axes.imshow(matrix, cmap=colormap(signed), norm=norm, aspect="equal", interpolation="nearest")
     for spine in axes.spines.values():
         spine.set(edgecolor=PALE, linewidth=0.6)
     axes.set(xticks=[], yticks=[])
@@ -196,7 +196,7 @@ def _label(axes: Axes, rows: Sequence[str] | None, columns: Sequence[str] | None
             continue
         step = max(1, -(-len(labels) // MOST_LABELS), int(np.ceil(READABLE / cell)))
         size = max(4.0, min(8.0, step * cell * 72 * 0.72))
-        axis.set_ticks(range(0, len(labels), step), [shown(t) for t in labels[::step]], fontsize=size)
+        axis.set_ticks(range(0, len(labels), step), [shorten_label(t) for t in labels[::step]], fontsize=size)
         axis.set_tick_params(length=0, pad=2, labelcolor=INK)
     if columns is not None:
         axes.xaxis.tick_top()
@@ -212,7 +212,7 @@ def _name(axes: Axes, row_name: str, column_name: str) -> None:
     axes.xaxis.set_label_position("bottom")
 
 
-def shown(text: str, most: int = 16) -> str:
+def shorten_label(text: str, most: int = 16) -> str:
     """A label: one line, no more than fits."""
     text = " ".join(text.split()) if text.strip() else text
     return text if len(text) <= most else text[: most - 1] + "…"

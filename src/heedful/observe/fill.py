@@ -26,11 +26,11 @@ from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.nn.head import MaskedHead
-from heedful.observe.template import Sentence, Template, parse
+from heedful.observe.template import Sentence, Template, parse_template
 from heedful.text.tokenizer import Tokenizer
 
 RESCORED = 200  # more candidates are not scored with what follows: each is a row of its own
-MOST_WORDS = 1_000  # that a user gives
+MAX_WORDS = 1_000  # that a user gives
 BUDGET = 2**25  # logits in memory at a time
 NO_WORD = re.compile(r"##|\[unused|<0x[0-9A-F]{2}>$")  # the rest of a word, nothing, a byte
 METHODS = {
@@ -92,7 +92,7 @@ class Filled:
 
 
 @torch.no_grad()
-def fill(
+def fill_template(
     model: Model,
     tokenizer: Tokenizer,
     template: str | Template,
@@ -106,7 +106,7 @@ def fill(
     Without `words`, the likeliest n of each sentence, of all that are one token; None: all there are. `rescore` scores
     a causal model's candidates with what follows the blank; None: where words follow.
     """
-    found = parse(template) if isinstance(template, str) else template
+    found = parse_template(template) if isinstance(template, str) else template
     given = None if words is None else _checked(words)
     if n is not None and n < 1:
         raise ValueError(f"n is {n}: it must be 1 or more, or None for all words")
@@ -125,13 +125,13 @@ def _checked(words: Sequence[str]) -> list[str]:
     found = list(dict.fromkeys(word.strip() for word in words))
     if not found or not all(found):
         raise ValueError("the words to compare are empty: give at least one, and none that is blank")
-    if len(found) > MOST_WORDS:
-        raise ValueError(f"{len(found)} words: at most {MOST_WORDS} can be compared")
+    if len(found) > MAX_WORDS:
+        raise ValueError(f"{len(found)} words: at most {MAX_WORDS} can be compared")
     return found
 
 
 @lru_cache(maxsize=4)
-def vocabulary(tokenizer: Tokenizer) -> tuple[dict[int, str], dict[int, str]]:
+def word_tokens(tokenizer: Tokenizer) -> tuple[dict[int, str], dict[int, str]]:
     """Tokens that are a word: those with a space before them, and those without; of WordPiece, all are both."""
     spaced: dict[int, str] = {}
     bare: dict[int, str] = {}
@@ -155,9 +155,9 @@ def _texts(tokenizer: Tokenizer) -> dict[int, str]:
     return {index: piece.replace("▁", " ") for index, piece in raw.items()}
 
 
-def candidates(tokenizer: Tokenizer, sentence: Sentence) -> dict[int, str]:
+def candidate_tokens(tokenizer: Tokenizer, sentence: Sentence) -> dict[int, str]:
     """The tokens that can stand at a sentence's blank, and the word each is."""
-    spaced, bare = vocabulary(tokenizer)
+    spaced, bare = word_tokens(tokenizer)
     if sentence.before.strip():
         return spaced if sentence.before.endswith((" ", "\n")) else bare or spaced
     first = tokenizer.encode("a")[:1]  # SentencePiece writes a space before the first word too
@@ -190,7 +190,7 @@ def _fill_masked(
     blanks = _Blanks(model, tokenizer, template.sentences, tokenizer.mask_id)
     single = blanks.logprobs([[tokenizer.mask_id]] * len(template.sentences), 0)  # (N, V)
     if words is None:
-        tables = [candidates(tokenizer, s) for s in template.sentences]
+        tables = [candidate_tokens(tokenizer, s) for s in template.sentences]
         return Filled(template, *_choose(single, tables, n), "masked")
     columns, several = [], False
     for word in words:
@@ -272,12 +272,12 @@ def _fill_causal(
     if rescore is None:
         rescore = template.goes_on
     if words is None:
-        whole = " " if vocabulary(tokenizer)[0] is not vocabulary(tokenizer)[1] else ""  # the space is the word's
+        whole = " " if word_tokens(tokenizer)[0] is not word_tokens(tokenizer)[1] else ""  # the space is the word's
         rows = [[*begin, *tokenizer.encode(s.before.rstrip(whole) if whole else s.before)] for s in sentences]
         if not all(rows):
             raise ValueError("nothing stands before the blank, and this model has no token to begin a text with")
         scores = _logprobs_at(model, rows, [len(row) - 1 for row in rows])
-        tables = [candidates(tokenizer, s) for s in sentences]
+        tables = [candidate_tokens(tokenizer, s) for s in sentences]
         found, chosen = _choose(scores, tables, n)
         if not rescore or len(found) > RESCORED:
             return Filled(template, found, chosen, "next")

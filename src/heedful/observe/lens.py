@@ -14,12 +14,12 @@ from heedful.models.base import Batch, Model
 from heedful.nn.embed import nearest
 from heedful.nn.head import LanguageHead, MaskedHead
 from heedful.nn.stack import Stack
-from heedful.observe.capture import capture, matching
-from heedful.observe.table import halves, names
+from heedful.observe.capture import capture, match_names
+from heedful.observe.names import activation_names, stack_names
 
 # What BERT's authors tried as features (Devlin et al. 2019, table 7); "first" is what enters the first layer.
 FEATURES = ("first", "last", "second_to_last", "sum_last_four", "concat_last_four", "sum_all")
-NEEDS = {"second_to_last": 1, "sum_all": 1, "sum_last_four": 4, "concat_last_four": 4}  # layers
+MIN_LAYERS = {"second_to_last": 1, "sum_all": 1, "sum_last_four": 4, "concat_last_four": 4}  # layers
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Lens:
 @torch.no_grad()
 def logit_lens(model: Model, batch: Batch, k: int = 5) -> Lens:
     """The residual stream of row 0 after each layer, read by the last norm and the head (nostalgebraist 2020)."""
-    stack, head = getattr(model, halves(model)[-1], None), getattr(model, "head", None)
+    stack, head = getattr(model, stack_names(model)[-1], None), getattr(model, "head", None)
     if not isinstance(stack, Stack) or not isinstance(head, LanguageHead | MaskedHead):
         raise ValueError(f"the logit lens needs blocks and a head over a vocabulary; this {model.family} has not both")
-    places = _stream(model)
+    places = _residual_stream(model)
     with capture(model, [*places, "logits"]) as acts:
         model(batch)
     norm = stack.norm if stack.norm is not None else nn.Identity()
@@ -59,20 +59,20 @@ def logit_lens(model: Model, batch: Batch, k: int = 5) -> Lens:
     return Lens(layers, *stacked)
 
 
-def _stream(model: Model, half: str | None = None) -> list[str]:
+def _residual_stream(model: Model, half: str | None = None) -> list[str]:
     """The names of the residual stream: before the first layer, and after each."""
-    half = half or halves(model)[-1]
-    known = list(names(model))
+    half = half or stack_names(model)[-1]
+    known = list(activation_names(model))
     if not any(name.endswith(".after") and name.startswith(half) for name in known):
         raise ValueError(f"a {model.family} model has no layers: nothing changes its embeddings")
-    after = matching(known, f"{half}.*.after")
+    after = match_names(known, f"{half}.*.after")
     return [f"{half}.0.before", *after] if f"{half}.0.before" in known else [f"{half}.embeddings", *after]
 
 
 @torch.no_grad()
-def embeddings(model: Model, batch: Batch, half: str | None = None) -> Tensor:
+def hidden_states(model: Model, batch: Batch, half: str | None = None) -> Tensor:
     """The embeddings of every token by layer (L + 1, B, T, E): as they come in, then after each layer."""
-    places = _stream(model, half or halves(model)[0])
+    places = _residual_stream(model, half or stack_names(model)[0])
     with capture(model, places) as acts:
         model(batch)
     found = [acts[place] for place in places]
@@ -83,10 +83,10 @@ def embeddings(model: Model, batch: Batch, half: str | None = None) -> Tensor:
 
 def features(model: Model, batch: Batch, which: str = "last") -> Tensor:
     """One vector for each token (B, T, E), or (B, T, 4 E) of "concat_last_four", made of its layers; see `combined`."""
-    return combined(embeddings(model, batch), which)
+    return combine_layers(hidden_states(model, batch), which)
 
 
-def combined(layers: Tensor, which: str) -> Tensor:
+def combine_layers(layers: Tensor, which: str) -> Tensor:
     """One of FEATURES, or a layer by its number ("0" is what comes after the first), of embeddings by layer
     (L + 1, ..., E)."""
     n_layers = len(layers) - 1
@@ -96,8 +96,8 @@ def combined(layers: Tensor, which: str) -> Tensor:
         return layers[int(which) + 1]
     if which not in FEATURES:
         raise ValueError(f"features can be {', '.join(FEATURES)} or the number of a layer, not {which!r}")
-    if n_layers < NEEDS.get(which, 0):
-        raise ValueError(f"{which} needs {NEEDS[which]} layers, and of this model {n_layers} can be seen")
+    if n_layers < MIN_LAYERS.get(which, 0):
+        raise ValueError(f"{which} needs {MIN_LAYERS[which]} layers, and of this model {n_layers} can be seen")
     made = {
         "first": lambda: layers[0],
         "last": lambda: layers[-1],
@@ -109,9 +109,9 @@ def combined(layers: Tensor, which: str) -> Tensor:
     return made[which]()
 
 
-def matrix(model: Model, half: str | None = None) -> Tensor:
+def embedding_matrix(model: Model, half: str | None = None) -> Tensor:
     """The embedding of every token (V, E) of a half, the first unless given."""
-    own = {"encoder": "source_embed", "decoder": "target_embed"}[half or halves(model)[0]]
+    own = {"encoder": "source_embed", "decoder": "target_embed"}[half or stack_names(model)[0]]
     table = getattr(model, own, None) or getattr(model, "embed", None)
     weight = getattr(table, "weight", None)
     if not isinstance(table, nn.Module) or weight is None:
@@ -121,7 +121,7 @@ def matrix(model: Model, half: str | None = None) -> Tensor:
 
 def nearest_tokens(model: Model, vector: Tensor, k: int = 10, *, half: str | None = None) -> list[tuple[int, float]]:
     """The tokens whose embeddings point most in a vector's direction (E,), with the cosines, best first."""
-    rows = matrix(model, half)
+    rows = embedding_matrix(model, half)
     if vector.shape != rows.shape[1:]:
         raise ValueError(f"a vector of {tuple(vector.shape)}, and the embeddings have {rows.shape[1]} dimensions")
     ids, cosines = nearest(rows, vector.to(rows), min(k, len(rows)))

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from heedful.models.base import Model
 from heedful.nn.position import Sinusoidal
 from heedful.nn.stack import Stack
-from heedful.observe.table import halves
+from heedful.observe.names import stack_names
 
 
 @dataclass(frozen=True)
-class Positions:
+class PositionEncoding:
     """`values` are (T, E) of what is added, (T, R/2) cosines of what is rotated, (H, 2 T - 1) of a bias by distance."""
 
     kind: Literal["sinusoidal", "learned", "rotary", "bias"]
@@ -27,27 +27,27 @@ class Positions:
 
 
 @torch.no_grad()
-def positions(model: Model, n: int = 50) -> Positions:
+def position_encoding(model: Model, n: int = 50) -> PositionEncoding:
     """Of the first n positions; of a vision model, of all its patches."""
     if n < 1:
         raise ValueError(f"{n} positions: there must be 1 at least")
     added = getattr(model, "position", None)
     if isinstance(added, nn.Parameter):
-        return Positions("learned", added.detach().float().cpu(), "learned positions of [CLS] and the patches")
+        return PositionEncoding("learned", added.detach().float().cpu(), "learned positions of [CLS] and the patches")
     if isinstance(added, nn.Module):
         n = min(n, model.longest or n)
         values = added(torch.arange(n, device=model.device)).float().cpu()
         fixed = isinstance(added, Sinusoidal)
-        return Positions(
+        return PositionEncoding(
             "sinusoidal" if fixed else "learned", values, f"{'sinusoidal' if fixed else 'learned'} positions"
         )
-    stack = getattr(model, halves(model)[-1], None)
+    stack = getattr(model, stack_names(model)[-1], None)
     if isinstance(stack, Stack) and stack.rotary is not None:
         turn = stack.rotary(torch.arange(n, device=model.device)[None], n)
-        return Positions("rotary", turn.cos[0, 0].float().cpu(), "cosine of each pair's rotation")
+        return PositionEncoding("rotary", turn.cos[0, 0].float().cpu(), "cosine of each pair's rotation")
     if isinstance(stack, Stack) and stack.bias is not None:
         distance = torch.arange(-n + 1, n, device=model.device)
         keys = distance - distance[0]
         values = stack.bias(torch.tensor([[n - 1]], device=model.device), keys)[0, :, 0].float().cpu()
-        return Positions("bias", values[:, :n] if stack.causal else values, "what distance adds to the scores")
+        return PositionEncoding("bias", values[:, :n] if stack.causal else values, "what distance adds to the scores")
     raise ValueError(f"a {model.family} model has no positions: it reads one token after the other, or as a bag")

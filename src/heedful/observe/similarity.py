@@ -17,17 +17,17 @@ from torch import Tensor
 
 from heedful.models.base import Batch, Model
 from heedful.observe.capture import capture
-from heedful.observe.table import halves, names
+from heedful.observe.names import activation_names, stack_names
 
 
-def cosines(rows: Tensor, others: Tensor | None = None) -> Tensor:
+def cosine_similarity(rows: Tensor, others: Tensor | None = None) -> Tensor:
     """The cosine of the angle between every row (N, E) and every other (M, E), themselves unless given: (N, M)."""
     others = rows if others is None else others
     return F.normalize(rows.float(), dim=-1) @ F.normalize(others.float(), dim=-1).transpose(-2, -1)
 
 
 @dataclass(frozen=True)
-class Concepts:
+class ConceptSpace:
     """A table (N, M) as rows in concepts, strengths, concepts in columns: U S Vᵀ cut off after K."""
 
     rows: Tensor  # (N, K)
@@ -39,19 +39,19 @@ class Concepts:
         return rows.to(self.columns) @ self.columns
 
 
-def concepts(table: Tensor, k: int) -> Concepts:
+def latent_semantic_indexing(table: Tensor, k: int) -> ConceptSpace:
     """The k strongest concepts of a table of ratings or word counts, by singular value decomposition."""
     if table.ndim != 2 or not 1 <= k <= min(table.shape):
         raise ValueError(f"{k} concepts of a table {tuple(table.shape)}: 1 to its smaller side are possible")
     u, s, v = torch.linalg.svd(table.double(), full_matrices=False)
-    return Concepts(u[:, :k], s[:k], v[:k].T)
+    return ConceptSpace(u[:, :k], s[:k], v[:k].T)
 
 
 @torch.no_grad()
-def before_and_after(model: Model, batch: Batch, layer: int, head: int) -> tuple[Tensor, Tensor]:
+def projection_similarity(model: Model, batch: Batch, layer: int, head: int) -> tuple[Tensor, Tensor]:
     """Cosines between the positions of row 0 (T, T): of what enters a layer, and of a head's queries with its keys."""
-    base = f"{halves(model)[-1]}.{layer}"
-    if f"{base}.self.queries" not in names(model):
+    base = f"{stack_names(model)[-1]}.{layer}"
+    if f"{base}.self.queries" not in activation_names(model):
         raise ValueError(f"there is no self-attention in layer {layer} of this {model.family} model")
     places = [f"{base}.before", f"{base}.self.queries", f"{base}.self.keys"]
     with capture(model, places) as acts:
@@ -60,4 +60,4 @@ def before_and_after(model: Model, batch: Batch, layer: int, head: int) -> tuple
     if not 0 <= head < len(queries):
         raise ValueError(f"there is no head {head}: this layer has 0 to {len(queries) - 1}")
     group = head * len(keys) // len(queries)  # grouped queries share keys
-    return cosines(x), cosines(queries[head], keys[group])
+    return cosine_similarity(x), cosine_similarity(queries[head], keys[group])

@@ -14,9 +14,9 @@ import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-LONGEST = 5_000  # characters
-MOST_ALTERNATIVES = 20  # of one bracket
-MOST_SENTENCES = 64  # of one template
+MAX_CHARACTERS = 5_000  # characters
+MAX_ALTERNATIVES = 20  # of one bracket
+MAX_SENTENCES = 64  # of one template
 MARKS = "_[]|\\"
 
 
@@ -67,11 +67,11 @@ class Template:
 BLANK = object()  # in the list of a template's parts
 
 
-def parse(text: str, is_model: Callable[[str], bool] | None = None, models: Collection[str] = ()) -> Template:
+def parse_template(text: str, is_model: Callable[[str], bool] | None = None, models: Collection[str] = ()) -> Template:
     """The sentences that a template means; ValueError says what is wrong with it, and where. `is_model` tells which
     names a first bracket may have; `models` are the usual ones, for a hint."""
-    if len(text) > LONGEST:
-        raise ValueError(f"the template has {len(text):,} characters: at most {LONGEST:,} are read")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"the template has {len(text):,} characters: at most {MAX_CHARACTERS:,} are read")
     if not text.strip():
         raise ValueError("the template is empty: write a sentence with _ where a word is missing")
     named, begin = ((), 0) if is_model is None else _models(text, is_model, models)
@@ -80,9 +80,9 @@ def parse(text: str, is_model: Callable[[str], bool] | None = None, models: Coll
     count = 1
     for slot in slots:
         count *= len(slot)
-    if count > MOST_SENTENCES:
+    if count > MAX_SENTENCES:
         sizes = " x ".join(str(len(slot)) for slot in slots)
-        raise ValueError(f"{sizes} = {count} sentences: a template may mean {MOST_SENTENCES} at most")
+        raise ValueError(f"{sizes} = {count} sentences: a template may mean {MAX_SENTENCES} at most")
     sentences = tuple(_sentence(parts, choices, bool(named)) for choices in itertools.product(*slots))
     return Template(text, tuple(slots), sentences, named)
 
@@ -157,8 +157,8 @@ def _bracket(text: str, begin: int) -> tuple[tuple[str, ...], int]:
         if mark in "|]":
             found.append(piece)
             piece = ""
-            if len(found) > MOST_ALTERNATIVES:
-                raise ValueError(f"the bracket at character {begin + 1} has more than {MOST_ALTERNATIVES} alternatives")
+            if len(found) > MAX_ALTERNATIVES:
+                raise ValueError(f"the bracket at character {begin + 1} has more than {MAX_ALTERNATIVES} alternatives")
             if mark == "]":
                 return _checked(found, begin), place + 1
         else:

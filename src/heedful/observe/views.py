@@ -14,13 +14,12 @@ from torch import Tensor
 from heedful.models.base import DecoderModel, Model
 from heedful.observe import attention as look
 from heedful.observe import drawings, figures
-from heedful.observe.capture import names
-from heedful.observe.lens import embeddings, logit_lens
-from heedful.observe.page import Matrix, attention_page, matrix_page, table, token_page
-from heedful.observe.positions import positions
-from heedful.observe.reading import Reading, piece
-from heedful.observe.similarity import before_and_after, cosines
-from heedful.observe.table import halves
+from heedful.observe.html_page import HeatmapData, attention_page, heatmap_page, html_table, token_page
+from heedful.observe.inputs import ModelInput, token_label
+from heedful.observe.lens import hidden_states, logit_lens
+from heedful.observe.names import activation_names, stack_names
+from heedful.observe.positions import position_encoding
+from heedful.observe.similarity import cosine_similarity, projection_similarity
 from heedful.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,13 +29,13 @@ ENDINGS = (".html", *figures.ENDINGS)
 
 
 @dataclass(frozen=True)
-class Wish:
+class ViewOptions:
     """What to show of what. `reading` is missing where no text is needed."""
 
     model: Model
     tokenizer: Tokenizer | None
     name: str
-    reading: Reading | None = None
+    reading: ModelInput | None = None
     text: str = ""
     kind: look.Kind | None = None
     layer: int | None = None
@@ -45,7 +44,7 @@ class Wish:
     length: int | None = None
 
     @property
-    def read(self) -> Reading:
+    def read(self) -> ModelInput:
         if self.reading is None:
             raise ValueError("give a text to look at")
         return self.reading
@@ -55,7 +54,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class View:
+class Visualization:
     """A picture; the page with it, or a page of its own that one can play with."""
 
     draw: Callable[[], Figure]
@@ -68,24 +67,24 @@ class View:
         if ending == ".html":
             path.write_text(self.page(), encoding="utf-8")
         else:
-            figures.save(self.draw(), path)
+            figures.save_figure(self.draw(), path)
 
 
 def _plain(
-    wish: Wish,
+    wish: ViewOptions,
     title: str,
     draw: Callable[[], Figure],
-    matrices: list[Matrix],
+    matrices: list[HeatmapData],
     tables: list[str] | None = None,
-) -> View:
-    return View(draw, lambda: matrix_page(title, wish.text, matrices, tables=tables or []))
+) -> Visualization:
+    return Visualization(draw, lambda: heatmap_page(title, wish.text, matrices, tables=tables or []))
 
 
-def attention(wish: Wish) -> View:
+def attention_view(wish: ViewOptions) -> Visualization:
     """The heads of one layer, the last unless given; on a page, of every layer."""
-    maps = look.attention(wish.model, wish.read, wish.kind, wish.layer)
+    maps = look.attention_weights(wish.model, wish.read, wish.kind, wish.layer)
     name = list(maps)[-1]
-    rows, columns = look.labels(wish.read, name)
+    rows, columns = look.axis_labels(wish.read, name)
     weights, heads = _heads(maps[name], wish.head)
 
     def draw() -> Figure:
@@ -94,10 +93,10 @@ def attention(wish: Wish) -> View:
             return figures.heatmap(
                 weights[0], rows, columns, title=f"{title}, head {heads[0]}", scale="weight", top=1.0
             )
-        return figures.maps(weights, rows, columns, [f"head {h}" for h in heads], title=title)
+        return figures.head_heatmaps(weights, rows, columns, [f"head {h}" for h in heads], title=title)
 
-    told = {key: look.labels(wish.read, key) for key in maps}
-    return View(draw, lambda: attention_page(wish.title("attention"), wish.text, maps, told, head=wish.head))
+    told = {key: look.axis_labels(wish.read, key) for key in maps}
+    return Visualization(draw, lambda: attention_page(wish.title("attention"), wish.text, maps, told, head=wish.head))
 
 
 def _heads(weights: Tensor, head: int | None) -> tuple[Tensor, list[int]]:
@@ -108,30 +107,30 @@ def _heads(weights: Tensor, head: int | None) -> tuple[Tensor, list[int]]:
     return weights[head : head + 1], [head]
 
 
-def heads(wish: Wish) -> View:
+def heads_view(wish: ViewOptions) -> Visualization:
     """Every head of every layer, small."""
-    maps = look.attention(wish.model, wish.read, wish.kind, wish.layer)
-    told = {key: look.labels(wish.read, key) for key in maps}
-    kind = wish.kind or look.kinds(wish.model)[-1]
+    maps = look.attention_weights(wish.model, wish.read, wish.kind, wish.layer)
+    told = {key: look.axis_labels(wish.read, key) for key in maps}
+    kind = wish.kind or look.attention_kinds(wish.model)[-1]
 
     def draw() -> Figure:
-        return figures.thumbnails(torch.stack(list(maps.values())), title=wish.title(f"{kind} attention"))
+        return figures.head_thumbnails(torch.stack(list(maps.values())), title=wish.title(f"{kind} attention"))
 
-    return View(draw, lambda: attention_page(wish.title("every head"), wish.text, maps, told, overview=True))
+    return Visualization(draw, lambda: attention_page(wish.title("every head"), wish.text, maps, told, overview=True))
 
 
-def rollout(wish: Wish) -> View:
+def rollout_view(wish: ViewOptions) -> Visualization:
     """How much of each input has come to each position by a layer, the last unless given; over the image of a ViT."""
     if wish.kind == "cross":
         raise ValueError("rollout follows self-attention: choose encoder or decoder")
-    by_layer = look.rolled_out(wish.model, wish.read, wish.kind)
+    by_layer = look.attention_rollout(wish.model, wish.read, wish.kind)
     layer = len(by_layer) - 1 if wish.layer is None else wish.layer
     if not 0 <= layer < len(by_layer):
         raise ValueError(f"there is no layer {layer}: this model has 0 to {len(by_layer) - 1}")
     images = wish.read.batch.images
     if images is not None:
         return _over_image(wish, images[0].cpu(), by_layer[layer])
-    labels = wish.read.labels(wish.kind or [k for k in look.kinds(wish.model) if k != "cross"][-1])
+    labels = wish.read.labels(wish.kind or [k for k in look.attention_kinds(wish.model) if k != "cross"][-1])
     title = wish.title(f"attention rollout after layer {layer}")
     rolled, names = by_layer[layer], ("position", "input")
     return _plain(
@@ -140,11 +139,11 @@ def rollout(wish: Wish) -> View:
         lambda: figures.heatmap(
             rolled, labels, labels, title=title, row_name=names[0], column_name=names[1], gamma=0.5
         ),
-        [Matrix(rolled, labels, labels, "", *names, "share", gamma=0.5)],
+        [HeatmapData(rolled, labels, labels, "", *names, "share", gamma=0.5)],
     )
 
 
-def _over_image(wish: Wish, image: Tensor, rolled: Tensor) -> View:
+def _over_image(wish: ViewOptions, image: Tensor, rolled: Tensor) -> Visualization:
     """What has come to [CLS] from each patch."""
     size = wish.model.config.patch_size
     said, heat = _said(wish), rolled[0, 1:].view(image.shape[-2] // size, image.shape[-1] // size)
@@ -153,11 +152,13 @@ def _over_image(wish: Wish, image: Tensor, rolled: Tensor) -> View:
         return drawings.over_image(image, heat, title=wish.name, said=said)
 
     rows, columns = ([str(i + 1) for i in range(n)] for n in heat.shape)
-    patches = Matrix(heat, rows, columns, "how much of each patch came to [CLS]", "row", "column", "share", cell=32)
-    return View(draw, lambda: matrix_page(wish.title("rollout"), said, [patches], [figures.svg(draw())]))
+    patches = HeatmapData(
+        heat, rows, columns, "how much of each patch came to [CLS]", "row", "column", "share", cell=32
+    )
+    return Visualization(draw, lambda: heatmap_page(wish.title("rollout"), said, [patches], [figures.svg(draw())]))
 
 
-def _said(wish: Wish) -> str:
+def _said(wish: ViewOptions) -> str:
     """The classifier's word for an image."""
     with torch.no_grad():
         logits = wish.model(wish.read.batch).logits
@@ -168,10 +169,10 @@ def _said(wish: Wish) -> str:
     return f"{labels[int(best)] if labels else int(best)} ({100 * float(chance):.0f} %)"
 
 
-def alignment(wish: Wish) -> View:
+def alignment_view(wish: ViewOptions) -> Visualization:
     """Where in the source each target was looked for: the mean over heads and layers unless one is chosen."""
     weights = look.alignment(wish.model, wish.read, wish.layer, wish.head)
-    rows, columns = wish.read.says, wish.read.source
+    rows, columns = wish.read.targets, wish.read.source
     title = wish.title("alignment")
 
     def draw() -> Figure:
@@ -185,17 +186,17 @@ def alignment(wish: Wish) -> View:
             scale="weight",
         )
 
-    maps = look.attention(wish.model, wish.read, "cross", wish.layer)
-    told = {key: look.labels(wish.read, key) for key in maps}
+    maps = look.attention_weights(wish.model, wish.read, "cross", wish.layer)
+    told = {key: look.axis_labels(wish.read, key) for key in maps}
     if len(maps) > 1:
         maps["all layers"] = torch.stack(list(maps.values())).mean(dim=0)
         told["all layers"] = rows, columns
-    return View(draw, lambda: attention_page(title, wish.text, maps, told, head=wish.head))
+    return Visualization(draw, lambda: attention_page(title, wish.text, maps, told, head=wish.head))
 
 
-def ablation(wish: Wish) -> View:
+def ablation_view(wish: ViewOptions) -> Visualization:
     """How far the output moves without each head."""
-    scores = look.head_scores(wish.model, wish.read.batch, wish.kind, how=wish.how or "zero")  # type: ignore[arg-type]
+    scores = look.head_importance(wish.model, wish.read.batch, wish.kind, how=wish.how or "zero")  # type: ignore[arg-type]
     layers, count = [str(i) for i in range(len(scores))], [str(i) for i in range(scores.shape[1])]
     title = wish.title("what each head is worth here")
     rows = [[f"layer {i}", *(f"{x:.4f}" for x in row)] for i, row in enumerate(scores.tolist())]
@@ -205,26 +206,26 @@ def ablation(wish: Wish) -> View:
         lambda: figures.heatmap(
             scores, layers, count, title=title, row_name="layer", column_name="head", scale="KL (nats)"
         ),
-        [Matrix(scores, layers, count, "", "layer", "head", "KL (nats)", cell=28)],
-        [table(["without head", *count], rows)],
+        [HeatmapData(scores, layers, count, "", "layer", "head", "KL (nats)", cell=28)],
+        [html_table(["without head", *count], rows)],
     )
 
 
-def lens(wish: Wish) -> View:
+def lens_view(wish: ViewOptions) -> Visualization:
     """What each layer would say."""
     found = logit_lens(wish.model, wish.read.batch)
     writer = None if wish.tokenizer is None else wish.tokenizer.target
-    pieces = [[piece(writer, i) for i in row] for row in found.ids[:, :, 0].tolist()]
+    pieces = [[token_label(writer, i) for i in row] for row in found.ids[:, :, 0].tolist()]
     title = wish.title("what each layer would say")
     rows = [[layer, *(f"{p:.3f}" for p in row)] for layer, row in zip(found.layers, found.final.tolist(), strict=True)]
     best = [
         [
-            ", ".join(f"{piece(writer, i)} {100 * p:.1f} %" for i, p in zip(*some, strict=True))
+            ", ".join(f"{token_label(writer, i)} {100 * p:.1f} %" for i, p in zip(*some, strict=True))
             for some in zip(*layer, strict=True)
         ]
         for layer in zip(found.ids.tolist(), found.probabilities.tolist(), strict=True)
     ]
-    said = Matrix(
+    said = HeatmapData(
         found.probabilities[:, :, 0].flip(0), found.layers[::-1], wish.read.tokens, "", "after layer", "at",
         "probability", top=1.0, words=pieces[::-1], notes=best[::-1],
     )  # fmt: skip
@@ -233,16 +234,18 @@ def lens(wish: Wish) -> View:
         title,
         lambda: drawings.lens(found, wish.read.tokens, pieces, title=title),
         [said],
-        [table(["p of the last layer's token, after layer", *wish.read.tokens], rows)],
+        [html_table(["p of the last layer's token, after layer", *wish.read.tokens], rows)],
     )
 
 
-def shown_embeddings(wish: Wish) -> View:
+def similarity_view(wish: ViewOptions) -> Visualization:
     """How alike the tokens are: as they come in, halfway, and at the end."""
-    if wish.kind is not None and wish.kind not in halves(wish.model):
-        raise ValueError(f"this model has no {wish.kind} whose embeddings are seen: {', '.join(halves(wish.model))}")
-    half = wish.kind or halves(wish.model)[0]
-    layers = embeddings(wish.model, wish.read.batch, half)[:, 0].cpu()
+    if wish.kind is not None and wish.kind not in stack_names(wish.model):
+        raise ValueError(
+            f"this model has no {wish.kind} whose embeddings are seen: {', '.join(stack_names(wish.model))}"
+        )
+    half = wish.kind or stack_names(wish.model)[0]
+    layers = hidden_states(wish.model, wish.read.batch, half)[:, 0].cpu()
     last = len(layers) - 1
     chosen = sorted({0, last // 2, last}) if wish.layer is None else [wish.layer + 1]
     if not all(0 <= i <= last for i in chosen):
@@ -250,28 +253,28 @@ def shown_embeddings(wish: Wish) -> View:
     called = ["as they come in" if i == 0 else f"after layer {i - 1}" for i in chosen]
     title = wish.title("how alike its tokens are")
     labels = wish.read.labels(half)
-    alike = [cosines(layers[i]) for i in chosen]
+    alike = [cosine_similarity(layers[i]) for i in chosen]
     return _plain(
         wish,
         title,
         lambda: drawings.similarities(alike, called, labels, title=title),
         [
-            Matrix(x, labels, labels, name, scale="cosine", signed=True, top=1.0)
+            HeatmapData(x, labels, labels, name, scale="cosine", signed=True, top=1.0)
             for x, name in zip(alike, called, strict=True)
         ],
     )
 
 
-def projection(wish: Wish) -> View:
+def projection_view(wish: ViewOptions) -> Visualization:
     """How alike the tokens are as they enter a layer, the last unless given, and to a head's queries and keys."""
-    half = halves(wish.model)[-1]
-    layers = [name for name in names(wish.model) if name.startswith(half) and name.endswith(".self.queries")]
+    half = stack_names(wish.model)[-1]
+    layers = [name for name in activation_names(wish.model) if name.startswith(half) and name.endswith(".self.queries")]
     if not layers:
         raise ValueError(
             f"a {wish.model.family} model has no self-attention: its queries and keys are what is compared"
         )
     layer, head = len(layers) - 1 if wish.layer is None else wish.layer, wish.head or 0
-    both = before_and_after(wish.model, wish.read.batch, layer, head)
+    both = projection_similarity(wish.model, wish.read.batch, layer, head)
     called = [f"before layer {layer}", f"queries and keys of head {head}"]
     title = wish.title("how alike its tokens are, before and after projection")
     labels = wish.read.labels(half)
@@ -280,32 +283,32 @@ def projection(wish: Wish) -> View:
         title,
         lambda: drawings.similarities([x.cpu() for x in both], called, labels, title=title),
         [
-            Matrix(x.cpu(), labels, labels, name, scale="cosine", signed=True, top=1.0)
+            HeatmapData(x.cpu(), labels, labels, name, scale="cosine", signed=True, top=1.0)
             for x, name in zip(both, called, strict=True)
         ],
     )
 
 
-def tokens(wish: Wish) -> View:
+def token_view(wish: ViewOptions) -> Visualization:
     """The text cut into tokens; of a language model, with its surprise at each."""
     read = wish.read
     if read.batch.images is not None:
         raise ValueError(f"{wish.name} reads images, which are not cut into tokens of a vocabulary")
     labels = read.source or read.tokens  # what was given, not what an encoder-decoder answered
     ids: list[int] = (read.batch.ids if read.batch.source is None else read.batch.source)[0].tolist()
-    bits = [None] * len(labels) if read.source else surprise(wish.model, read)
+    bits = [None] * len(labels) if read.source else surprisals(wish.model, read)
     title = wish.title(f"{len(labels)} tokens")
     told = list(zip(labels, ids, bits, strict=True))
     rows = [(i, label, n, *([] if b is None else [f"{b:.2f}"])) for i, (label, n, b) in enumerate(told)]
     head = ["position", "token", "id", *(["surprise (bits)"] if any(b is not None for b in bits) else [])]
-    return View(
+    return Visualization(
         lambda: drawings.tokens(labels, ids, bits, title=title),
-        lambda: token_page(title, wish.text, told, [table(head, rows)]),
+        lambda: token_page(title, wish.text, told, [html_table(head, rows)]),
     )
 
 
 @torch.no_grad()
-def surprise(model: Model, reading: Reading) -> list[float | None]:
+def surprisals(model: Model, reading: ModelInput) -> list[float | None]:
     """-log2 p of each token after those before it; None of the first, and of models that do not go on with a text."""
     nothing: list[float | None] = [None] * len(reading.tokens)
     logits = model(reading.batch).logits if isinstance(model, DecoderModel) else None
@@ -317,10 +320,10 @@ def surprise(model: Model, reading: Reading) -> list[float | None]:
     return [None, *(told.gather(1, known[:, None])[:, 0] / -math.log(2)).tolist()]
 
 
-def shown_positions(wish: Wish) -> View:
+def position_view(wish: ViewOptions) -> Visualization:
     """How the model tells positions apart."""
     n = 50 if wish.length is None else wish.length
-    found = positions(wish.model, n)
+    found = position_encoding(wish.model, n)
     title = wish.title(found.about)
     if found.kind == "bias":
         reach = found.values.shape[1]
@@ -331,7 +334,7 @@ def shown_positions(wish: Wish) -> View:
             title,
             lambda: drawings.curves(x, found.values, title=title, x_name="distance", y_name="added to the score"),
             [
-                Matrix(
+                HeatmapData(
                     found.values,
                     heads,
                     [str(i) for i in x],
@@ -352,26 +355,26 @@ def shown_positions(wish: Wish) -> View:
         wish,
         title,
         lambda: drawings.positions(found.values, title=title, column_name=across),
-        [Matrix(found.values, *labels, "", "position", across, signed=True, top=most, cell=cell)],
+        [HeatmapData(found.values, *labels, "", "position", across, signed=True, top=most, cell=cell)],
     )
 
 
-def listing(model: Model) -> str:
+def format_names(model: Model) -> str:
     """All names that can be captured, with their shapes, as lines of text."""
-    found = {name: f"({', '.join(map(str, shape))})" for name, shape in names(model).items()}
+    found = {name: f"({', '.join(map(str, shape))})" for name, shape in activation_names(model).items()}
     width = max(map(len, found))
     return "\n".join(f"{name:<{width}}  {shape}" for name, shape in found.items())
 
 
-VIEWS: dict[str, Callable[[Wish], View]] = {
-    "attention": attention,
-    "heads": heads,
-    "rollout": rollout,
-    "alignment": alignment,
-    "ablation": ablation,
-    "lens": lens,
-    "embeddings": shown_embeddings,
-    "projection": projection,
-    "tokens": tokens,
-    "positions": shown_positions,
+VIEWS: dict[str, Callable[[ViewOptions], Visualization]] = {
+    "attention": attention_view,
+    "heads": heads_view,
+    "rollout": rollout_view,
+    "alignment": alignment_view,
+    "ablation": ablation_view,
+    "lens": lens_view,
+    "embeddings": similarity_view,
+    "projection": projection_view,
+    "tokens": token_view,
+    "positions": position_view,
 }

@@ -16,7 +16,7 @@ from heedful.data.dataset import Draw
 from heedful.data.squad import Question, SquadWindows
 from heedful.models.base import Batch
 from heedful.models.encoder import EncoderModel
-from heedful.observe.reading import tells_apart
+from heedful.observe.inputs import has_segments
 from heedful.text.tokenizer import Tokenizer
 
 MAX_ANSWER = 30  # tokens, as in BERT's code
@@ -41,7 +41,7 @@ def extract_answer(model: EncoderModel, tokenizer: Tokenizer, question: str, pas
         raise ValueError("give a question and a passage to find its answer in")
     asked = Question("", question, 0, (), None, None)
     longest = min(MAX_WINDOW, model.longest)
-    stride, segments = min(OVERLAP, longest // 4), tells_apart(model)
+    stride, segments = min(OVERLAP, longest // 4), has_segments(model)
     windows = SquadWindows([passage], [asked], tokenizer, max_length=longest, stride=stride, segments=segments)
     best, highest = AnswerSpan("", 0, 0, 0.0), -torch.inf
     before = windows.passage_offset(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from heedful.models.base import Batch, Model
 from heedful.models.vit import ViT
-from heedful.observe.reading import tells_apart
+from heedful.observe.inputs import has_segments
 from heedful.text.tokenizer import Tokenizer
 
 
@@ -53,6 +53,6 @@ def _encode(model: Model, tokenizer: Tokenizer | None, text: str, second: str | 
         ids = tokenizer.encode(text, add_special=True)
     else:
         ids, sides = tokenizer.encode_pair(text, second)
-        segments = torch.tensor([sides], device=model.device) if tells_apart(model) and any(sides) else None
+        segments = torch.tensor([sides], device=model.device) if has_segments(model) and any(sides) else None
     model.check_length(len(ids))
     return Batch(torch.tensor([ids], device=model.device), segments=segments)

@@ -28,9 +28,9 @@ from heedful.models.base import Batch, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.vit import ViT
 from heedful.observe import attention as look
-from heedful.observe.capture import Edit, capture, matching
-from heedful.observe.reading import Reading
-from heedful.observe.table import names
+from heedful.observe.capture import Edit, capture, match_names
+from heedful.observe.inputs import ModelInput
+from heedful.observe.names import activation_names
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.images import attended, over_image
 from heedful.serve.playground.neuron import PARTS, neuron, scale_of
@@ -124,7 +124,7 @@ async def rollout(http: HttpRequest, body: RolloutBody) -> Response:
 class View:
     """One kind of attention on one text, with some tokens masked."""
 
-    reading: Reading
+    reading: ModelInput
     which: str
     kinds: list[str]  # what `which` may be for this model
     kind: look.Kind  # what the library calls it
@@ -166,7 +166,7 @@ def view_of(desk: Desk, body: AttentionBody) -> View:
 
 def kinds_of(desk: Desk) -> dict[str, look.Kind]:
     """The page's words for the kinds of attention that a model has, and the library's."""
-    has = look.kinds(desk.model)
+    has = look.attention_kinds(desk.model)
     if not has:
         raise ValueError(f"{desk.loaded.name} has no attention to look at")
     both = "encoder" in has and "decoder" in has
@@ -193,12 +193,12 @@ def _view(desk: Desk, body: AttentionBody, which: str, kind: look.Kind, masked: 
     source, own, said = sides(desk, reading)
     columns = source if of_source else own
     rows = (said or own) if kind == "cross" else columns
-    found = matching(list(names(model)), look.pattern(model, kind))
-    n_heads = int(names(model)[found[0]][1])
+    found = match_names(list(activation_names(model)), look.name_pattern(model, kind))
+    n_heads = int(activation_names(model)[found[0]][1])
     return View(reading, which, list(kinds_of(desk)), kind, found, n_heads, rows, columns, edits, key)
 
 
-def with_masks(reading: Reading, masked: tuple[int, ...], mask: int) -> Reading:
+def with_masks(reading: ModelInput, masked: tuple[int, ...], mask: int) -> ModelInput:
     """The same text with [MASK] in some places."""
     ids = [mask if i in masked else id for i, id in enumerate(reading.ids)]
     batch = Batch(torch.tensor([ids], device=reading.batch.ids.device), segments=reading.batch.segments)
@@ -212,9 +212,9 @@ def hiding(desk: Desk, masked: tuple[int, ...], kind: look.Kind, count: int) -> 
     patterns = {"decoder.*.self.scores": True}
     if kind != "decoder":  # all that is read of the source
         patterns = {"encoder.*.self.scores": True, "decoder.*.cross.scores": False}
-    if "cross" not in look.kinds(desk.model):
+    if "cross" not in look.attention_kinds(desk.model):
         patterns = {f"{kind}.*.self.scores": True}
-    known = list(names(desk.model))
+    known = list(activation_names(desk.model))
     there = {pattern: own for pattern, own in patterns.items() if any(map(_like(pattern), known))}
     return {pattern: _hidden(masked, own) for pattern, own in there.items()}
 
@@ -282,13 +282,13 @@ def layer_of(desk: Desk, body: LayerBody) -> dict[str, Any]:
     }
 
 
-def answer_of(desk: Desk, reading: Reading) -> str | None:
+def answer_of(desk: Desk, reading: ModelInput) -> str | None:
     """What an encoder-decoder wrote; None of the others."""
     if reading.batch.source is None:
         return None
     if desk.tokenizer is None:
-        return " ".join(map(str, reading.said))
-    return desk.tokenizer.target.decode(reading.said)
+        return " ".join(map(str, reading.target_ids))
+    return desk.tokenizer.target.decode(reading.target_ids)
 
 
 def thumbnails(desk: Desk, body: AttentionBody) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def shrink(weights: Tensor, side: int) -> Tensor:
 
 
 def aligned(desk: Desk, body: AlignmentBody) -> dict[str, Any]:
-    if "cross" not in look.kinds(desk.model):
+    if "cross" not in look.attention_kinds(desk.model):
         raise ValueError(f"{desk.loaded.name} looks at no source: only encoder-decoders with attention do")
     asked = body.model_dump(include={"model", "target", "masked"})
     view = view_of(desk, AttentionBody(**asked, text=body.source, which="cross"))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from heedful.loaded import Loaded, load
 from heedful.models.base import DecoderModel, Model
-from heedful.observe.reading import piece
+from heedful.observe.inputs import token_label
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.handle import HandleGroup
 from heedful.serve.worker import Worker
@@ -145,7 +145,7 @@ class Desk:
             if writer is not None and id < writer.vocab_size:
                 raw = writer.token(id)
                 special |= raw in writer.special_tokens
-            found = {"id": id, "text": piece(writer, id), "raw": raw, "special": special}
+            found = {"id": id, "text": token_label(writer, id), "raw": raw, "special": special}
             self._spelled[target, id] = found
         return found
 

@@ -18,10 +18,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from heedful.models.base import Batch, DecoderModel
+from heedful.observe.compare_models import compare_models
 from heedful.observe.fill import METHODS, RESCORED, Filled
-from heedful.observe.fill import fill as fill_in
-from heedful.observe.several import compare
-from heedful.observe.template import MOST_SENTENCES, Template, parse
+from heedful.observe.fill import fill_template as fill_in
+from heedful.observe.template import MAX_SENTENCES, Template, parse_template
 from heedful.serve.errors import ApiError, client_errors
 from heedful.serve.playground.desk import Desk, ask, ask_in_turns
 from heedful.serve.playground.shapes import Index, Name, OfText, Passage, reply
@@ -36,7 +36,7 @@ Words = Annotated[list[Passage], Field(min_length=1, max_length=RESCORED)]
 
 class FillBody(RequestBody):
     model: Name
-    texts: Annotated[list[Passage], Field(min_length=1, max_length=MOST_SENTENCES)] | None = None
+    texts: Annotated[list[Passage], Field(min_length=1, max_length=MAX_SENTENCES)] | None = None
     template: Passage | None = None
     words: Words | None = None  # compare these alone
     n: Annotated[Count, Field(ge=0)] = 30  # of each sentence; 0: all
@@ -73,7 +73,7 @@ async def by(
 
 async def by_each(http: HttpRequest, template: Template, words: list[str] | None, n: int | None) -> Filled:
     """What the models that a template names find."""
-    steps = compare(template, words, n)
+    steps = compare_models(template, words, n)
     ask = next(steps)
     while True:
         asked = None if ask.words is None else list(ask.words)
@@ -121,10 +121,10 @@ def template_of(body: FillBody, models: Collection[str]) -> Template:
     if (body.texts is None) == (body.template is None):
         raise ApiError(400, "give either texts or a template: sentences with _ where a word is missing")
     if body.template is not None:
-        return parse(body.template, models.__contains__, models)
-    sentences = tuple(sentence for text in body.texts or () for sentence in parse(text).sentences)
-    if len(sentences) > MOST_SENTENCES:
-        raise ValueError(f"these are {len(sentences)} sentences: at most {MOST_SENTENCES} can be compared")
+        return parse_template(body.template, models.__contains__, models)
+    sentences = tuple(sentence for text in body.texts or () for sentence in parse_template(text).sentences)
+    if len(sentences) > MAX_SENTENCES:
+        raise ValueError(f"these are {len(sentences)} sentences: at most {MAX_SENTENCES} can be compared")
     return Template("\n".join(body.texts or ()), (), sentences)
 
 

@@ -26,7 +26,7 @@ from heedful.models.base import Model
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.vit import ViT
 from heedful.observe import attention as look
-from heedful.observe.reading import read_image
+from heedful.observe.inputs import image_input
 from heedful.serve.errors import client_errors
 from heedful.serve.generation import EventStream, SubRequest, submit
 from heedful.serve.playground.desk import Desk, ask
@@ -97,7 +97,7 @@ def attended(model: Model, image: list[Any]) -> tuple[list[int], Tensor]:
     c = model.config
     grid = [len(image) // c.patch_size, len(image[0]) // c.patch_size]
     check_bytes(4 * c.n_layers * c.n_heads * (1 + grid[0] * grid[1]) ** 2, "the attention over an image")
-    return grid, torch.stack(list(look.attention(model, read_image(model, pixels)).values()))
+    return grid, torch.stack(list(look.attention_weights(model, image_input(model, pixels)).values()))
 
 
 def over_image(weights: Tensor, grid: list[int]) -> Tensor:

@@ -29,7 +29,7 @@ from heedful.nn.block import Block
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
 from heedful.nn.norm import RMSNorm
 from heedful.observe.capture import Activations, capture
-from heedful.observe.table import names
+from heedful.observe.names import activation_names
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.matrices import experts, hidden, learned, projections
 from heedful.serve.playground.shapes import Name, OfText, check_count, reply
@@ -84,7 +84,7 @@ def _steps(desk: Desk, model: DecoderModel, text: str) -> dict[str, Any]:
     reading = reading_of(desk, text)
     kinds = ("embeddings", "positions", "before", "after", "output", "hidden")
     watched = ("queries", "keys", "values", "scores", "weights", "heads")
-    places = [name for name in names(model) if name.split(".")[-1] in (*kinds, *watched)]
+    places = [name for name in activation_names(model) if name.split(".")[-1] in (*kinds, *watched)]
     with capture(model, [*places, "logits"]) as acts:
         model(reading.batch)
     added = acts["decoder.positions"][0] if "decoder.positions" in acts else None

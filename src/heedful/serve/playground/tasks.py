@@ -13,7 +13,7 @@ from heedful.generate.beam import beam_search
 from heedful.models.base import GenerativeModel
 from heedful.models.vit import ViT
 from heedful.observe import attention as look
-from heedful.observe.reading import Reading, read
+from heedful.observe.inputs import ModelInput, text_input
 from heedful.serve.playground.attention import answer_of
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.shapes import MOST_TOKENS, Name, OfText, Passage, check_count, reply
@@ -67,13 +67,13 @@ def _translated(desk: Desk, text: str, beams: int | None) -> dict[str, Any]:
     reading = write(desk, text, beams)
     source, _, said = sides(desk, reading)
     weights = None
-    if "cross" in look.kinds(desk.model):
-        (last,) = look.attention(desk.model, reading, "cross", -1).values()
+    if "cross" in look.attention_kinds(desk.model):
+        (last,) = look.attention_weights(desk.model, reading, "cross", -1).values()
         weights = last.mean(dim=0)
     return {"text": answer_of(desk, reading), "source": source, "target": said, "weights": weights}
 
 
-def write(desk: Desk, text: str, beams: int | None) -> Reading:
+def write(desk: Desk, text: str, beams: int | None) -> ModelInput:
     """A text with its translation; of a model without a tokenizer as many numbers as there are."""
     if desk.tokenizer is not None:
         given: dict[str, Any] = {} if beams is None else {"beams": beams}
@@ -81,7 +81,7 @@ def write(desk: Desk, text: str, beams: int | None) -> Reading:
         settings["max_tokens"] = min(settings.get("max_tokens", LONGEST_ANSWER), LONGEST_ANSWER)
         choice = desk.loaded.complete(text, **settings)[0].choices[0]
         ended = list(desk.loaded.eos_ids[:1]) if choice.finish_reason == "stop" else []
-        return read(desk.model, desk.tokenizer, text, target=[*choice.tokens, *ended])
+        return text_input(desk.model, desk.tokenizer, text, target=[*choice.tokens, *ended])
     greedy = reading_of(desk, text, MOST_TOKENS)
     if beams is None or beams == 1:
         return greedy
@@ -89,7 +89,7 @@ def write(desk: Desk, text: str, beams: int | None) -> Reading:
     assert isinstance(model, GenerativeModel)
     n = len(greedy.source)
     best = beam_search(model, type(greedy.batch)(source=greedy.batch.source), beams=beams, max_tokens=n)[0][0]
-    return read(model, None, text, target=best.tokens)
+    return text_input(model, None, text, target=best.tokens)
 
 
 def labels(desk: Desk, text: str) -> dict[str, Any]:

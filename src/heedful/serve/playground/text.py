@@ -14,8 +14,8 @@ from starlette.responses import Response
 from heedful.models.base import Batch, DecoderModel, GenerativeModel
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.vit import ViT
+from heedful.observe.inputs import ModelInput, text_input, token_ids
 from heedful.observe.lens import logit_lens
-from heedful.observe.reading import Reading, encode, read
 from heedful.serve.playground.desk import Desk, ask
 from heedful.serve.playground.shapes import MOST_TOKENS, OfText, check_count, reply
 from heedful.serve.request_schema import Count
@@ -53,30 +53,30 @@ def cut(desk: Desk, text: str) -> list[dict[str, Any]]:
         raise ValueError(f"{desk.loaded.name} reads images, and no text")
     if desk.tokenizer is None:
         begin = [desk.model.start_id] if isinstance(desk.model, ImageGPT) else []
-        return desk.tokens(begin + (encode(desk.model, None, text) if text.strip() else []))
+        return desk.tokens(begin + (token_ids(desk.model, None, text) if text.strip() else []))
     return desk.tokens(desk.tokenizer.encode(text, add_special=True))
 
 
 def reading_of(
     desk: Desk, text: str, most: int | None = None, target: str | None = None, hidden: Hashable = ()
-) -> Reading:
+) -> ModelInput:
     """A text as the model reads it; an encoder-decoder writes its answer, once for each `hidden`: what of the source
     the caller hides meanwhile."""
 
-    def make() -> Reading:
+    def make() -> ModelInput:
         check_count(desk, len(cut(desk, text)), most)
-        found = read(desk.model, desk.tokenizer, text, target=target, max_tokens=LONGEST_ANSWER)
+        found = text_input(desk.model, desk.tokenizer, text, target=target, max_tokens=LONGEST_ANSWER)
         check_count(desk, len(found.tokens), most)
         return found
 
     return desk.keep(("reading", text, target, hidden), make)
 
 
-def sides(desk: Desk, reading: Reading) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+def sides(desk: Desk, reading: ModelInput) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """The tokens of the source (none without an encoder beside a decoder), those read, and those said."""
     source = [] if reading.batch.source is None else desk.tokens(reading.batch.source[0].tolist())
     both = bool(source)
-    return source, desk.tokens(reading.ids, target=both), desk.tokens(reading.said, target=True)
+    return source, desk.tokens(reading.ids, target=both), desk.tokens(reading.target_ids, target=True)
 
 
 def next_tokens(desk: Desk, text: str, k: int) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def next_tokens(desk: Desk, text: str, k: int) -> dict[str, Any]:
     model = desk.model
     assert isinstance(model, GenerativeModel)
     if isinstance(model, DecoderModel):
-        batch = read(model, desk.tokenizer, text).batch
+        batch = text_input(model, desk.tokenizer, text).batch
         logits = model.head(model.hidden(batch)[:, -1])[0]  # (V,)
         ids, writes = batch.ids[0].tolist(), False
     else:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from heedful.observe import drawings, figures
 from heedful.observe.fill import METHODS, Filled
-from heedful.observe.page import figure_page, table
+from heedful.observe.html_page import figure_page, html_table
 
 SHOWN = 20  # words of each printed table
 ENDINGS = (".html", ".csv", *figures.ENDINGS)
 
 
-def text(found: Filled, k: int = 12) -> str:
+def report_text(found: Filled, k: int = 12) -> str:
     """For the terminal: the likeliest words of every sentence, then what tells the sentences apart."""
     lines = [METHODS[found.method], ""]
     for i, sentence in enumerate(found.sentences):
@@ -29,7 +29,7 @@ def text(found: Filled, k: int = 12) -> str:
     return "\n".join(lines).rstrip()
 
 
-def as_csv(found: Filled) -> str:
+def report_csv(found: Filled) -> str:
     """A row for each word: its probability in every sentence, how much above the mean of all, the log ratio of two."""
     n, names = len(found.sentences), [sentence.name for sentence in found.sentences]
     head = ["word", *(f"p({name})" for name in names)]
@@ -56,15 +56,17 @@ def _tame(cell: str) -> str:
     return "'" + cell if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
-def as_page(found: Filled, name: str) -> str:
+def report_page(found: Filled, name: str) -> str:
     """A page that stands alone."""
     charts = [figures.svg(drawings.blank(found))]
     tables = []
     for i, sentence in enumerate(found.sentences):
         rows = [(word, f"{100 * chance:.3f} %") for word, chance in found.top(i, SHOWN)]
-        tables.append(table([sentence.said, "probability"], rows))
+        tables.append(html_table([sentence.said, "probability"], rows))
     for head, scores in _contrasts(found, SHOWN // 2):
-        tables.append(table([head, "log ratio", "times"], [(w, f"{s:+.3f}", f"{math.exp(s):.2f}") for w, s in scores]))
+        tables.append(
+            html_table([head, "log ratio", "times"], [(w, f"{s:+.3f}", f"{math.exp(s):.2f}") for w, s in scores])
+        )
     about = f"{name}: {METHODS[found.method]}. {len(found.words)} words. A log ratio of 0.69 is twice as likely."
     return figure_page(found.template.text, about, charts, tables)
 
@@ -83,12 +85,14 @@ def _contrasts(found: Filled, k: int) -> list[tuple[str, list[tuple[str, float]]
     return tables
 
 
-def save(found: Filled, name: str, path: Path) -> None:
+def save_report(found: Filled, name: str, path: Path) -> None:
     """Write a report by its ending: a page, a table, or the chart alone."""
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(f"{path}: a report is written as {', '.join(ENDINGS)}")
     if ending in figures.ENDINGS:
-        figures.save(drawings.blank(found, title=found.template.text), path)
+        figures.save_figure(drawings.blank(found, title=found.template.text), path)
     else:
-        path.write_text(as_page(found, name) if ending == ".html" else as_csv(found), encoding="utf-8", newline="")
+        path.write_text(
+            report_page(found, name) if ending == ".html" else report_csv(found), encoding="utf-8", newline=""
+        )

@@ -14,12 +14,12 @@ from torch import Tensor
 from heedful.observe.capture import Edit
 
 
-def zeroed(heads: Sequence[int] | None = None) -> Edit:
+def zero_ablation(heads: Sequence[int] | None = None) -> Edit:
     """Zero, of these heads alone where they are given: of (B, H, T, D) or (B, H, T, S)."""
     return _of_heads(heads, torch.zeros_like)
 
 
-def averaged(heads: Sequence[int] | None = None) -> Edit:
+def mean_ablation(heads: Sequence[int] | None = None) -> Edit:
     """The mean over batch and positions in place of each: what is left is what all inputs have in common."""
 
     def mean(x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def averaged(heads: Sequence[int] | None = None) -> Edit:
     return _of_heads(heads, mean)
 
 
-def replaced(by: Tensor, positions: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> Edit:
+def activation_patch(by: Tensor, positions: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> Edit:
     """Activations of another run (activation patching, Vig et al. 2020), at these positions alone where given."""
 
     def put(x: Tensor) -> Tensor:

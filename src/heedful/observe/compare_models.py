@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from heedful.models.base import Model
-from heedful.observe.fill import RESCORED, Filled, fill
+from heedful.observe.fill import RESCORED, Filled, fill_template
 from heedful.observe.template import Template
 from heedful.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Ask:
+class FillRequest:
     """A model to be asked for its sentences: about these words, or all it knows; `rescore` as `fill` has it."""
 
     model: str
@@ -27,7 +27,7 @@ class Ask:
     rescore: bool | None
 
 
-def fill_by(
+def fill_by_models(
     template: Template,
     models: Mapping[str, tuple[Model, Tokenizer]],
     *,
@@ -35,10 +35,10 @@ def fill_by(
     n: int | None = 30,
 ) -> Filled:
     """`fill` by each of the models that a template names."""
-    steps = compare(template, words, n)
+    steps = compare_models(template, words, n)
     ask = next(steps)
     while True:
-        part = fill(*models[ask.model], template.of(ask.model), words=ask.words, n=None, rescore=ask.rescore)
+        part = fill_template(*models[ask.model], template.of(ask.model), words=ask.words, n=None, rescore=ask.rescore)
         try:
             ask = steps.send(part)
         except StopIteration as end:
@@ -46,16 +46,18 @@ def fill_by(
             return found
 
 
-def compare(template: Template, words: Sequence[str] | None, n: int | None) -> Generator[Ask, Filled, Filled]:
+def compare_models(
+    template: Template, words: Sequence[str] | None, n: int | None
+) -> Generator[FillRequest, Filled, Filled]:
     """The questions to the models of a template, one after the other; for whoever has them, wherever they are."""
     parts: dict[str, Filled] = {}
     for name in template.models:
-        parts[name] = yield Ask(name, words, False if words is None else None)
+        parts[name] = yield FillRequest(name, words, False if words is None else None)
     if words is not None:
-        return together(template, list(parts.values()), None)
+        return merge_fills(template, list(parts.values()), None)
     whole = {name: part for name, part in parts.items() if any(len(word) > 1 for word in part.words)}
     spelled = bool(whole) and len(whole) < len(parts)
-    found = together(template, list((whole if spelled else parts).values()), n)
+    found = merge_fills(template, list((whole if spelled else parts).values()), n)
     chosen = found.words
     if spelled:
         letters = [set(part.words) for name, part in parts.items() if name not in whole]
@@ -70,14 +72,14 @@ def compare(template: Template, words: Sequence[str] | None, n: int | None) -> G
         return found
     for name, part in parts.items():
         if name not in whole or (rescored and part.method == "next"):
-            parts[name] = yield Ask(name, chosen, None)
+            parts[name] = yield FillRequest(name, chosen, None)
         else:
             places = [part.words.index(word) for word in chosen]
             parts[name] = Filled(part.template, chosen, part.logprobs[:, places], part.method)
-    return together(template, list(parts.values()), None)
+    return merge_fills(template, list(parts.values()), None)
 
 
-def together(template: Template, parts: Sequence[Filled], n: int | None) -> Filled:
+def merge_fills(template: Template, parts: Sequence[Filled], n: int | None) -> Filled:
     """What several models found, one's sentences under the other's: of the words that all of them know, the likeliest
     n of each sentence; None: all."""
     known = [{word: i for i, word in enumerate(part.words)} for part in parts]

@@ -18,29 +18,29 @@ from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
 from heedful.text.tokenizer import Tokenizer
 
-BLANKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
-LONGEST = 100_000  # characters: more is a mistake, or an attack
+VISIBLE_BLANKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
+MAX_CHARACTERS = 100_000  # characters: more is a mistake, or an attack
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelInput:
     """`tokens` are what the positions of the decoder read, or of the only half; `source` what an encoder beside it
-    reads; `says` is the token that each position of an encoder-decoder's target goes on with.
+    reads; `targets` are the token that each position of an encoder-decoder's target goes on with.
     """
 
     batch: Batch
     tokens: list[str]
     source: list[str] = field(default_factory=list)
-    says: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)  # the ids of `says`
+    target_ids: list[int] = field(default_factory=list)  # the ids of `targets`
 
     def labels(self, half: str) -> list[str]:
         """What the positions of a half read: those of an encoder beside a decoder are the source's."""
         return self.source if half == "encoder" and self.source else self.tokens
 
 
-def read(
+def text_input(
     model: Model,
     tokenizer: Tokenizer | None,
     text: str,
@@ -48,14 +48,14 @@ def read(
     second: str | None = None,
     target: str | Sequence[int] | None = None,
     max_tokens: int | None = None,
-) -> Reading:
+) -> ModelInput:
     """`text` for any model that reads text; one without a tokenizer reads numbers, "3 1 4".
 
     `second` is sentence B of a BERT. An encoder-decoder writes its own target, greedily, up to `max_tokens`, unless
     `target` gives one, as a text or as the ids that were written.
     """
-    if len(text) > LONGEST:
-        raise ValueError(f"the text has {len(text):,} characters: at most {LONGEST:,} can be looked at")
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"the text has {len(text):,} characters: at most {MAX_CHARACTERS:,} can be looked at")
     if isinstance(model, ViT):
         raise ValueError("this model reads images: use read_image, or give the command an image file")
     if second is not None and not isinstance(model, EncoderModel):
@@ -67,36 +67,36 @@ def read(
         if tokenizer is None:
             raise ValueError("two texts need a tokenizer, and this model has none")
         ids, sides = tokenizer.encode_pair(text, second)
-        segments = torch.tensor([sides], device=model.device) if tells_apart(model) and any(sides) else None
+        segments = torch.tensor([sides], device=model.device) if has_segments(model) and any(sides) else None
     else:
-        ids = encode(model, tokenizer, text)
+        ids = token_ids(model, tokenizer, text)
     if isinstance(model, ImageGPT):
         ids = [model.start_id, *ids]
     model.check_length(len(ids))
-    labels = [piece(tokenizer, i) for i in ids]
+    labels = [token_label(tokenizer, i) for i in ids]
     row = torch.tensor([ids], device=model.device)
     if isinstance(model, EncoderDecoderModel | Seq2Seq):
-        return _answer(model, tokenizer, row, labels, target, max_tokens)
-    return Reading(Batch(row, segments=segments), labels, ids=ids)
+        return _encoder_decoder_input(model, tokenizer, row, labels, target, max_tokens)
+    return ModelInput(Batch(row, segments=segments), labels, ids=ids)
 
 
-def read_image(model: Model, image: Tensor) -> Reading:
+def image_input(model: Model, image: Tensor) -> ModelInput:
     """An image (C, height, width) from -1 to 1 for a vision model; the positions are [CLS] and the patches."""
     if not isinstance(model, ViT):
         raise ValueError(f"a {model.family} model does not read images as they are")
     size = model.config.patch_size
     rows, columns = image.shape[-2] // size, image.shape[-1] // size
     places = [f"{r + 1},{c + 1}" for r in range(rows) for c in range(columns)]
-    return Reading(Batch(images=image[None].to(model.device)), ["[CLS]", *places])
+    return ModelInput(Batch(images=image[None].to(model.device)), ["[CLS]", *places])
 
 
-def tells_apart(model: Model) -> bool:
+def has_segments(model: Model) -> bool:
     """Whether it tells a first text from a second: DistilBERT and RoBERTa do not."""
     segment = getattr(model, "segment", None)
     return segment is not None and len(segment.weight) > 1
 
 
-def piece(tokenizer: Tokenizer | None, id: int) -> str:
+def token_label(tokenizer: Tokenizer | None, id: int) -> str:
     """What to write for a token: its text with the space before it; blanks alone are made visible."""
     if tokenizer is None or id >= tokenizer.vocab_size:
         return str(id)
@@ -109,10 +109,10 @@ def piece(tokenizer: Tokenizer | None, id: int) -> str:
         return f"⟨{tokenizer.decode_bytes([id]).hex(' ')}⟩"  # a part of a character
     except ValueError:  # no bytes in this tokenizer
         text = raw.replace("▁", " ")
-    return text if text.strip() else "".join(BLANKS.get(c, c) for c in text) or BLANKS[""]
+    return text if text.strip() else "".join(VISIBLE_BLANKS.get(c, c) for c in text) or VISIBLE_BLANKS[""]
 
 
-def encode(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]:
+def token_ids(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]:
     """The ids of a text; of numbers where there is no tokenizer."""
     if tokenizer is None:
         most: int = model.config.vocab_size
@@ -131,42 +131,44 @@ def encode(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]:
     return ids
 
 
-def _answer(
+def _encoder_decoder_input(
     model: EncoderDecoderModel | Seq2Seq,
     tokenizer: Tokenizer | None,
     source: Tensor,
     labels: list[str],
     target: str | Sequence[int] | None,
     max_tokens: int | None,
-) -> Reading:
-    ends = _ends(model, tokenizer)
+) -> ModelInput:
+    ends = _eos_ids(model, tokenizer)
     writer = None if tokenizer is None else tokenizer.target
     if target is not None:
-        written = encode(model, writer, target) if isinstance(target, str) else list(target)
+        written = token_ids(model, writer, target) if isinstance(target, str) else list(target)
         ended = bool(written) and written[-1] in ends
         written = written[:-1] if ended else written
     else:
         most = 2 * source.shape[1] + 16 if ends else source.shape[1]
         most = min(most, max_tokens or most, model.longest or most)
-        written = write(model, source, most, ends)
+        written = greedy_target(model, source, most, ends)
         ended = bool(ends) and len(written) < most
     inputs = [model.start_id, *written]
     said = written + ends[:1] if ended else written
     inputs = inputs[: len(said)] if said else inputs  # without an end nothing is said after the last token
     model.check_length(len(inputs))
     batch = Batch(torch.tensor([inputs], device=model.device), source=source)
-    says = [piece(writer, i) for i in said]
-    return Reading(batch, [piece(writer, i) for i in inputs], labels, says, inputs, said)
+    says = [token_label(writer, i) for i in said]
+    return ModelInput(batch, [token_label(writer, i) for i in inputs], labels, says, inputs, said)
 
 
-def write(model: EncoderDecoderModel | Seq2Seq, source: Tensor, max_tokens: int, ends: Sequence[int]) -> list[int]:
+def greedy_target(
+    model: EncoderDecoderModel | Seq2Seq, source: Tensor, max_tokens: int, ends: Sequence[int]
+) -> list[int]:
     """The greedy answer to a source (1, S), without the token that ends it."""
     never = [ids[0] for ids in model.generation.get("bad_words_ids") or () if len(ids) == 1]
     how = Sampling(temperature=0, logit_bias=dict.fromkeys(never, -100.0))
     return generate_batch(cast(Speaker, model), Batch(source=source), max_tokens, how, stop=ends)[0]
 
 
-def _ends(model: Model, tokenizer: Tokenizer | None) -> list[int]:
+def _eos_ids(model: Model, tokenizer: Tokenizer | None) -> list[int]:
     told = model.special.get("eos_token_id")
     told = tokenizer.target.eos_id if told is None and tokenizer is not None else told
     ids = told if isinstance(told, list) else [] if told is None else [told]

@@ -44,7 +44,7 @@ SIDES = {"encoder": ("source_embed", "embed_source"), "decoder": ("target_embed"
 
 
 @dataclass(frozen=True)
-class Place:
+class HookPoint:
     """Where a named value is: what goes into a module (`side` "input") or comes out of it, or what a method returns."""
 
     name: str
@@ -59,23 +59,23 @@ class Place:
     within: nn.Module | None = None  # and the module whose one call those belong to
 
 
-def table(model: Model) -> dict[str, Place]:
+def hook_points(model: Model) -> dict[str, HookPoint]:
     """Every name that this model has, in the order in which it computes them."""
-    return {place.name: place for place in _places(model)}
+    return {place.name: place for place in _hook_points(model)}
 
 
-def names(model: Model) -> dict[str, Shape]:
+def activation_names(model: Model) -> dict[str, Shape]:
     """The names and shapes of all that can be captured; a letter is a size that depends on the input."""
-    return {name: place.shape for name, place in table(model).items()}
+    return {name: place.shape for name, place in hook_points(model).items()}
 
 
-def halves(model: Model) -> list[str]:
+def stack_names(model: Model) -> list[str]:
     """ "encoder", "decoder" or both; the bag of words of CBOW is an encoder."""
     return [half for half in SIDES if hasattr(model, half)] or ["encoder"]
 
 
-def _places(model: Model) -> Iterator[Place]:
-    for half in halves(model):
+def _hook_points(model: Model) -> Iterator[HookPoint]:
+    for half in stack_names(model):
         yield from _inputs(model, half)
         part = getattr(model, half, None)
         if isinstance(part, Stack):
@@ -83,8 +83,8 @@ def _places(model: Model) -> Iterator[Place]:
         elif isinstance(part, Recurrence):
             top = part.cells.num_layers - 1
             shape = ("B", _length(half), part.d_model)
-            yield Place(f"{half}.{top}.after", shape, part, item=0)
-            yield Place(f"{half}.state", ("B", part.cells.num_layers, "C"), part, item=1)
+            yield HookPoint(f"{half}.{top}.after", shape, part, item=0)
+            yield HookPoint(f"{half}.state", ("B", part.cells.num_layers, "C"), part, item=1)
         elif isinstance(part, Decoder):
             yield from _recurrent(half, part)
     yield from _outputs(model)
@@ -94,58 +94,58 @@ def _length(half: str) -> str:
     return "S" if half == "encoder" else "T"
 
 
-def _inputs(model: Model, half: str) -> Iterator[Place]:
+def _inputs(model: Model, half: str) -> Iterator[HookPoint]:
     own, method = SIDES[half]
     shape: Shape = ("B", _length(half), getattr(model.config, "d_embed", None) or model.config.d_model)
     during = method if isinstance(model, EncoderDecoderModel) else None
     for name in (own, "embed", "patch"):
         module = getattr(model, name, None)
         if isinstance(module, nn.Module):
-            yield Place(f"{half}.embeddings", shape, module, during=during)
+            yield HookPoint(f"{half}.embeddings", shape, module, during=during)
             break
     position = getattr(model, "position", None)
     if isinstance(position, nn.Module):
-        yield Place(f"{half}.positions", (1, *shape[1:]), position, during=during)
+        yield HookPoint(f"{half}.positions", (1, *shape[1:]), position, during=during)
     elif position is not None and hasattr(model, "positions"):  # ViT's, resized to the image
-        yield Place(f"{half}.positions", shape[1:], model, method="positions")
+        yield HookPoint(f"{half}.positions", shape[1:], model, method="positions")
 
 
-def _stack(half: str, stack: Stack, width: int) -> Iterator[Place]:
+def _stack(half: str, stack: Stack, width: int) -> Iterator[HookPoint]:
     length = _length(half)
     stream = ("B", length, width)
     if stack.bias is not None:
-        yield Place(f"{half}.bias", (1, "H", length, length), stack.bias)
+        yield HookPoint(f"{half}.bias", (1, "H", length, length), stack.bias)
     for i, block in enumerate(stack.blocks):
         assert isinstance(block, Block)
         base = f"{half}.{i}"
-        yield Place(f"{base}.before", stream, block, "input")
+        yield HookPoint(f"{base}.before", stream, block, "input")
         yield from _attention(f"{base}.self", block.attention, (length, length), stream)
         if block.cross is not None:
             yield from _attention(f"{base}.cross", block.cross, (length, "S"), stream)
         yield from _feedforward(f"{base}.feedforward", block.feedforward, stream)
-        yield Place(f"{base}.after", stream, block)
-    yield Place(f"{half}.output", stream, stack)
+        yield HookPoint(f"{base}.after", stream, block)
+    yield HookPoint(f"{half}.output", stream, stack)
 
 
-def _attention(base: str, layer: Attention, lengths: tuple[str, str], stream: Shape) -> Iterator[Place]:
+def _attention(base: str, layer: Attention, lengths: tuple[str, str], stream: Shape) -> Iterator[HookPoint]:
     target, source = lengths
     query, key = ("B", layer.n_heads, target, layer.d_head), ("B", layer.n_kv_heads, source, layer.d_head)
     square = ("B", layer.n_heads, target, source)
     shapes: list[Shape] = [query, key, key, square, square, query]
     for name, shape in zip(WATCHED, shapes, strict=True):
-        yield Place(f"{base}.{name}", shape, getattr(layer.watch, name), watch=layer.watch)
-    yield Place(f"{base}.output", stream, layer)
+        yield HookPoint(f"{base}.{name}", shape, getattr(layer.watch, name), watch=layer.watch)
+    yield HookPoint(f"{base}.output", stream, layer)
 
 
-def _feedforward(base: str, network: nn.Module, stream: Shape) -> Iterator[Place]:
+def _feedforward(base: str, network: nn.Module, stream: Shape) -> Iterator[HookPoint]:
     if isinstance(network, MixtureOfExperts):
-        yield Place(f"{base}.router", ("B·T", len(network.experts)), network.router)
+        yield HookPoint(f"{base}.router", ("B·T", len(network.experts)), network.router)
         for i, expert in enumerate(network.experts):
             assert isinstance(expert, FeedForward)
-            yield Place(f"{base}.experts.{i}.hidden", ("N", _hidden_width(expert)), expert.down, "input")
+            yield HookPoint(f"{base}.experts.{i}.hidden", ("N", _hidden_width(expert)), expert.down, "input")
     elif isinstance(network, FeedForward):
-        yield Place(f"{base}.hidden", (*stream[:2], _hidden_width(network)), network.down, "input")
-    yield Place(f"{base}.output", stream, network)
+        yield HookPoint(f"{base}.hidden", (*stream[:2], _hidden_width(network)), network.down, "input")
+    yield HookPoint(f"{base}.output", stream, network)
 
 
 def _hidden_width(network: FeedForward) -> int | str:
@@ -153,10 +153,10 @@ def _hidden_width(network: FeedForward) -> int | str:
     return width
 
 
-def _recurrent(half: str, decoder: Decoder) -> Iterator[Place]:
+def _recurrent(half: str, decoder: Decoder) -> Iterator[HookPoint]:
     recurrence, width = decoder.recurrence, decoder.recurrence.d_model
     base = f"{half}.{recurrence.cells.num_layers - 1}"
-    yield Place(f"{base}.after", ("B", "T", width), recurrence, item=0, joined=1, within=decoder)
+    yield HookPoint(f"{base}.after", ("B", "T", width), recurrence, item=0, joined=1, within=decoder)
     align = getattr(decoder, "align", None)
     if isinstance(align, Align):
         query, key, square = ("B", 1, "T", width), ("B", 1, "S", width), ("B", 1, "T", "S")
@@ -164,20 +164,20 @@ def _recurrent(half: str, decoder: Decoder) -> Iterator[Place]:
         for name, shape in zip(WATCHED, shapes, strict=True):
             module = getattr(align.watch, name)
             joined = None if shape is key else 2
-            yield Place(f"{base}.cross.{name}", shape, module, watch=align.watch, joined=joined, within=decoder)
-    yield Place(f"{half}.output", ("B", "T", width), decoder, item=0)
+            yield HookPoint(f"{base}.cross.{name}", shape, module, watch=align.watch, joined=joined, within=decoder)
+    yield HookPoint(f"{half}.output", ("B", "T", width), decoder, item=0)
 
 
-def _outputs(model: Model) -> Iterator[Place]:
+def _outputs(model: Model) -> Iterator[HookPoint]:
     pooler, following, head = (getattr(model, name, None) for name in ("pooler", "next_sentence", "head"))
     if isinstance(pooler, nn.Module):
-        yield Place("pooled", ("B", model.config.d_model), pooler)
+        yield HookPoint("pooled", ("B", model.config.d_model), pooler)
     if isinstance(following, nn.Module):
-        yield Place("next_sentence", ("B", 2), following)
+        yield HookPoint("next_sentence", ("B", 2), following)
     if isinstance(head, LanguageHead | MaskedHead):
         last = head.vocabulary if isinstance(head, MaskedHead) else head
         width: int | str = "V" if last.weight is None else last.weight.shape[0]
-        yield Place("logits", ("B", _length(halves(model)[-1]), width), head)
+        yield HookPoint("logits", ("B", _length(stack_names(model)[-1]), width), head)
     elif isinstance(head, nn.Linear):
         per_token = getattr(model.config, "head", "") in ("tag", "answer")
-        yield Place("logits", ("B", "S", head.out_features) if per_token else ("B", head.out_features), head)
+        yield HookPoint("logits", ("B", "S", head.out_features) if per_token else ("B", head.out_features), head)

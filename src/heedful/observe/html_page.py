@@ -20,7 +20,7 @@ MOST_NUMBERS = 4_000_000  # a page of about 25 MB
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def page(title: str, about: str, body: str, *, data: Mapping[str, Any] | None = None, script: str = "") -> str:
+def html_page(title: str, about: str, body: str, *, data: Mapping[str, Any] | None = None, script: str = "") -> str:
     """A whole page. `title` and `about` are text; `body` is HTML that is safe already; `data` goes to the script."""
     parts = [
         "<!doctype html>",
@@ -43,7 +43,7 @@ def page(title: str, about: str, body: str, *, data: Mapping[str, Any] | None = 
 
 
 @dataclass(frozen=True)
-class Matrix:
+class HeatmapData:
     """Numbers with their labels, for a heatmap that can be read cell by cell.
 
     The scale goes from 0, or from -top where it is `signed`, to `top`, the largest number unless given. `words` stand
@@ -106,13 +106,13 @@ def attention_page(
         '</div><p class="told" id="told" aria-live="polite"></p></div><div class="view" id="heat"></div></div>'
     )
     first = {"overview": overview, "head": head}
-    return page(title, about, body, data={"maps": data, **first}, script=_file("page.js"))
+    return html_page(title, about, body, data={"maps": data, **first}, script=_file("page.js"))
 
 
-def matrix_page(
+def heatmap_page(
     title: str,
     about: str,
-    matrices: Sequence[Matrix],
+    matrices: Sequence[HeatmapData],
     figures: Sequence[str] = (),
     tables: Sequence[str] = (),
 ) -> str:
@@ -121,12 +121,12 @@ def matrix_page(
     views = "".join(f'<div class="view" id="matrix-{i}"></div>' for i in range(len(matrices)))
     data = {"matrices": [matrix.told() for matrix in matrices]}
     body = f'{_figures(figures, "photo")}<div class="views">{views}</div>{_tables(tables)}'
-    return page(title, about, body, data=data, script=_file("page.js"))
+    return html_page(title, about, body, data=data, script=_file("page.js"))
 
 
 def figure_page(title: str, about: str, figures: Sequence[str], tables: Sequence[str] = ()) -> str:
     """Pictures (SVG from figures.svg) and tables (from `table`)."""
-    return page(title, about, _figures(figures) + _tables(tables))
+    return html_page(title, about, _figures(figures) + _tables(tables))
 
 
 def token_page(title: str, about: str, tokens: Sequence[tuple[str, int, float | None]], tables: Sequence[str]) -> str:
@@ -137,7 +137,7 @@ def token_page(title: str, about: str, tokens: Sequence[tuple[str, int, float | 
         told = "" if bits is None else f' title="{bits:.2f} bits"'
         much = 0 if bits is None else round(70 * bits / most)
         made.append(f'<li style="--much:{much}%"{told}>{escape(text)}<small>{index}</small></li>')
-    return page(title, about, f'<ol class="tokens">{"".join(made)}</ol>' + _tables(tables))
+    return html_page(title, about, f'<ol class="tokens">{"".join(made)}</ol>' + _tables(tables))
 
 
 def _check_size(values: Iterable[Tensor], instead: str) -> None:
@@ -154,7 +154,7 @@ def _tables(tables: Sequence[str]) -> str:
     return f'<div class="tables">{"".join(f"<div class=scroll>{t}</div>" for t in tables)}</div>' if tables else ""
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """An HTML table of texts and numbers."""
 
     def cells(kind: str, values: Sequence[object]) -> str:
