@@ -1,6 +1,6 @@
 """`heedful train`: from a text, a folder or a recipe to a run's folder, and on from one.
 
-from heedful.recipes.launch import train
+from heedful.recipes import train
 
 model = train("my.txt", {"train": {"steps": 200}})
 """
