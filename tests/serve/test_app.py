@@ -18,8 +18,8 @@ POSTS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize
 
 
 def made(*models: str, **options):
-    chosen, metrics = Options(**options), Metrics()
-    return create_app(ModelManager(models or ("shakespeare", "tiny"), chosen, metrics), chosen, metrics)
+    chosen = Options(**options)
+    return create_app(ModelManager(models or ("shakespeare", "tiny"), chosen, Metrics()), chosen)
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,6 @@ def test_what_a_worker_tells_is_what_prometheus_reads():
 
 def test_applications_do_not_share_their_counts():
     one, other = Metrics(), Metrics()
-    one.answered("/health", 200, 0.001)
+    one.request_finished("/health", 200, 0.001)
     assert values(one)["heedful_requests_total{path=/health,status=200}"] == 1
     assert not any(name.startswith("heedful_requests_total") for name in values(other))

@@ -117,13 +117,13 @@ def test_bodies_are_no_headers():
     "part", [HEAD, HEAD + b"content-length: 9\r\n\r\nabc", b"\r\n"], ids=["head", "body", "nothing"]
 )
 def test_a_request_that_never_arrives_is_not_waited_for(part, monkeypatch):
-    monkeypatch.setattr(protocol_of, "ARRIVAL", 0.0)
+    monkeypatch.setattr(protocol_of, "RECEIVE_TIMEOUT", 0.0)
     status, error = error_of(talk(part, b""))
     assert status == 408 and "has not arrived" in error["message"]
 
 
 def test_who_has_sent_all_may_wait_for_the_answer(monkeypatch):
-    monkeypatch.setattr(protocol_of, "ARRIVAL", 0.0)
+    monkeypatch.setattr(protocol_of, "RECEIVE_TIMEOUT", 0.0)
     assert talk(HEAD + b"content-length: 3\r\n\r\nabc").sent.count(b"200 OK") == 1
 
 

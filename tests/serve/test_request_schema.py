@@ -40,7 +40,7 @@ def test_the_lectures_call_with_its_old_names():
 
 def test_null_is_as_absent_for_every_field():
     for kind, body in ((CompletionRequest, {}), (ChatRequest, HELLO), (EmbeddingRequest, {"input": "x"})):
-        nulls = {name: None for name in (*kind.model_fields, *kind.refused, "unheard_of")} | body
+        nulls = {name: None for name in (*kind.model_fields, *kind.unsupported, "unheard_of")} | body
         assert kind.model_validate(nulls).model_dump() == kind.model_validate(body).model_dump()
     options = {"stream": True, "stream_options": {"include_usage": None}}
     assert CompletionRequest.model_validate(options).include_usage is False

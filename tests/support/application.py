@@ -19,9 +19,9 @@ from heedful.serve.options import Options
 @asynccontextmanager
 async def serving(*names, pooling=None, **options):
     """A client of an application with these models; `pooling` is what the first one's files would say."""
-    chosen, counts = Options(**options), Metrics()
-    manager = ModelManager(names or ("bert-books",), chosen, counts)
-    app = create_app(manager, chosen, counts)
+    chosen = Options(**options)
+    manager = ModelManager(names or ("bert-books",), chosen, Metrics())
+    app = create_app(manager, chosen)
     if pooling is not None:
         (await manager.worker(manager.names[0])).loaded.pooling = pooling
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

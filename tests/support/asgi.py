@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-GONE = {"type": "http.disconnect"}
+DISCONNECT = {"type": "http.disconnect"}
 
 
 @dataclass
@@ -58,7 +58,7 @@ def ask(
         nonlocal upcoming, received
         received += 1
         if upcoming is None:
-            return GONE
+            return DISCONNECT
         part, upcoming = upcoming, next(parts, None)
         return {"type": "http.request", "body": part, "more_body": upcoming is not None}
 

@@ -12,6 +12,7 @@ from typing import Any
 from heedful.generate.model_runner import ModelRunner
 from heedful.loaded import Loaded
 from heedful.serve.app import create_app
+from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 from heedful.serve.worker import Worker
 
@@ -22,7 +23,7 @@ class LoadedManager:
     def __init__(self, models: tuple[Loaded, ...], **settings: Any) -> None:
         self.names = tuple(loaded.name for loaded in models)
         self.workers = {loaded.name: Worker(loaded, **settings) for loaded in models}
-        self.n_users = 0
+        self.n_users, self.metrics = 0, Metrics()
         for worker in self.workers.values():
             worker.start()
 

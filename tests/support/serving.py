@@ -261,9 +261,9 @@ def serving(*models: str | Path, **options: Any) -> Iterator[Inside]:
     from heedful.serve.model_manager import ModelManager
     from heedful.serve.options import Options
 
-    chosen, metrics = Options(models=tuple(map(str, models)), port=0, **options), Metrics()
-    manager = ModelManager(chosen.models, chosen, metrics)
-    inside = Inside(create_app(manager, chosen, metrics))
+    chosen = Options(models=tuple(map(str, models)), port=0, **options)
+    manager = ModelManager(chosen.models, chosen, Metrics())
+    inside = Inside(create_app(manager, chosen))
     try:
         yield inside
     finally:

@@ -234,6 +234,7 @@ class EventStream(Response):
         self._request_id: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events as they come until all handles are done, one has failed, or the client disconnects."""
         self._request_id, self._last_sent = request_id(scope), asyncio.get_running_loop().time()
         heartbeat = asyncio.create_task(self._heartbeat())
         async with self.resources, self.group.cancelled_on_disconnect(receive):

@@ -1,7 +1,7 @@
-"""What the server counts, for Prometheus: GET /metrics. And GET /health.
+"""GET /metrics: counters, gauges and histograms for Prometheus. GET /health.
 
-Every application has a registry of its own. A worker asks once for its model's `ModelMetrics`, whose methods cost a
-lock and an addition each, and calls them from its own thread, once per step.
+Every application has a registry of its own. A worker gets its model's `ModelMetrics` once and calls it from its own
+thread, once per step: each method costs a lock and an addition.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from starlette.responses import Response
 from heedful.serve.response_schema import Health
 
 router = APIRouter()
-TEXT = {"schema": {"type": "string"}}
+TEXT_SCHEMA = {"schema": {"type": "string"}}
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-WHOLE = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+REQUEST_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """All counters of one application."""
+    """All metrics of one application."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -38,34 +38,37 @@ class Metrics:
             return Histogram(f"heedful_{name}_seconds", about, (label,), registry=registry, buckets=buckets)
 
         self.requests = counter("requests", "Requests answered", "path", "status")
-        self.request_seconds = seconds("request", "From a request to the end of its answer", "path", WHOLE)
+        self.request_seconds = seconds("request", "From a request to the end of its answer", "path", REQUEST_BUCKETS)
         self.prompt_tokens = counter("prompt_tokens", "Tokens read", "model")
         self.generated_tokens = counter("generated_tokens", "Tokens written", "model")
         self.cancelled = counter("cancelled_requests", "Requests whose client went away", "model")
         self.running = gauge("running_requests", "Requests being answered")
         self.waiting = gauge("waiting_requests", "Requests in line")
-        self.first_token = seconds("time_to_first_token", "From a request to its first token", "model", FIRST)
-        self.next_token = seconds("time_per_token", "From one token to the next", "model", BETWEEN)
+        self.first_token = seconds(
+            "time_to_first_token", "From a request to its first token", "model", FIRST_TOKEN_BUCKETS
+        )
+        self.next_token = seconds("time_per_token", "From one token to the next", "model", TOKEN_BUCKETS)
         self.cache_used = gauge("cache_used_tokens", "Tokens that the cache holds")
         self.cache_size = gauge("cache_size_tokens", "Tokens that the cache has room for")
         self.loaded = gauge("model_loaded", "1 while the model is in memory")
         self.memory = gauge("model_memory_bytes", "Memory of the model's weights")
 
     def model(self, name: str) -> ModelMetrics:
-        """The counters of one model."""
+        """The metrics of one model."""
         return ModelMetrics(self, name)
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
-        """A request has been answered; `path` is the route's, so that clients cannot make up labels."""
+    def request_finished(self, path: str, status: int, seconds: float) -> None:
+        """Count a request; `path` is the route's template, so that clients cannot create labels."""
         self.requests.labels(path, str(status)).inc()
         self.request_seconds.labels(path).observe(seconds)
 
     def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 class ModelMetrics:
-    """The counters of one model, for its worker."""
+    """The metrics of one model, for its worker."""
 
     def __init__(self, all: Metrics, name: str) -> None:
         self._prompt, self._generated = all.prompt_tokens.labels(name), all.generated_tokens.labels(name)
@@ -76,7 +79,7 @@ class ModelMetrics:
         self._loaded, self._memory = all.loaded.labels(name), all.memory.labels(name)
 
     def step(self, *, running: int, waiting: int, prompt_tokens: int = 0, generated_tokens: int = 0) -> None:
-        """After a step of the engine: what is there now, and what the step read and wrote."""
+        """After a step of the engine: requests running and waiting now, and tokens of this step."""
         self._running.set(running)
         self._waiting.set(waiting)
         if prompt_tokens:
@@ -85,38 +88,40 @@ class ModelMetrics:
             self._generated.inc(generated_tokens)
 
     def first_token(self, seconds: float) -> None:
-        """A request has its first token, so long after it came."""
+        """Time to first token of a request."""
         self._first.observe(seconds)
 
     def next_token(self, seconds: float) -> None:
-        """A running request has another one; call it once per step, not per row."""
+        """Time between two tokens; call it once per step, not per row."""
         self._next.observe(seconds)
 
     def cancelled(self) -> None:
+        """Count a cancelled request."""
         self._cancelled.inc()
 
     def cache(self, used: int, size: int) -> None:
-        """Tokens that the cache holds, and has room for."""
+        """Tokens in the KV cache, and its capacity."""
         self._used.set(used)
         self._size.set(size)
 
     def loaded(self, memory: int) -> None:
-        """The model is in memory and its weights take so many bytes."""
+        """The model is loaded, with this many bytes of weights."""
         self._loaded.set(1)
         self._memory.set(memory)
 
     def unloaded(self) -> None:
+        """The model was evicted."""
         for gauge in (self._loaded, self._memory, self._running, self._waiting, self._used, self._size):
             gauge.set(0)
 
 
 @router.get("/health", response_model=Health)
 async def health() -> Response:
-    """Whether the server is there. It listens only once its first model is loaded."""
+    """Whether the server is up. It listens only once its first model is loaded."""
     return Response(b'{"status": "ok"}', media_type="application/json")
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": TEXT}}})
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": TEXT_SCHEMA}}})
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
     return Response(request.app.state.metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -1,8 +1,8 @@
-"""What every request passes: who may ask, from where, and how much; its id; its line in the log and the metrics.
+"""The middleware that every request passes: access control, limits, request ids, the access log and metrics.
 
-Pure ASGI, since middlewares that wrap responses hide a client's going away. In this order: the Host (a page whose name
-was made to point to this machine must not reach a server without a key), the Origin (nor may any other page), the API
-key, the kind of the body, its size. Bodies are read here, as far as the limit, and handed on whole.
+Checked in this order: the Host header (against DNS rebinding, where a server has no API key), the Origin (CORS), the
+API key, the size of the body, its content type, its JSON. The body is read here, up to the limit, and passed on whole.
+Pure ASGI, because middlewares that wrap the response hide the client's disconnect.
 """
 
 from __future__ import annotations
@@ -19,74 +19,75 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from heedful.serve.errors import ApiError, Overloaded, ShuttingDown, abbreviate, internal_error
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, Overloaded, ShuttingDown, abbreviate, internal_error
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 
 log = logging.getLogger("heedful.serve")
 access = logging.getLogger("heedful.serve.access")
 
-OPEN_PATHS = frozenset({"/health", "/", "/icon.svg"})  # ask for no key
-ASSETS = "/assets/"  # nor does what the page is made of; all that it asks of models does
+OPEN_PATHS = frozenset({"/health", "/", "/icon.svg"})  # need no API key
+ASSETS = "/assets/"  # the playground's files need none either; the requests it makes do
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-SANE_HEADERS = re.compile(rb"[A-Za-z0-9_, -]{1,2048}")
-EXPOSED = b"x-request-id, openai-processing-ms, retry-after"
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2048}")
+EXPOSED_HEADERS = b"x-request-id, openai-processing-ms, retry-after"
 
 Headers = list[tuple[bytes, bytes]]
 
 
-class Middleware:
-    """Middleware around the application."""
+class RequestMiddleware:
+    """ASGI middleware around the application."""
 
     def __init__(self, app: ASGIApp, options: Options, metrics: Metrics) -> None:
         self.app, self.options, self.metrics = app, options, metrics
         self.keys = [key.encode("utf-8") for key in options.api_keys]
-        # Without a key, whoever reaches us by a name that is not ours was led here by a page.
+        # Without a key, a request for another host name was made by a web page: DNS rebinding.
         self.hosts = None if self.keys else {"localhost", host_name(options.host)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, pass it on, and record it; exceptions become error responses."""
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        visit = Visit(scope, send)
-        scope.setdefault("state", {})["request_id"] = visit.id
+        exchange = Exchange(scope, send)
+        scope.setdefault("state", {})["request_id"] = exchange.id
         try:
-            await self._answer(scope, receive, visit)
+            await self._dispatch(scope, receive, exchange)
         except ApiError as error:
-            await visit.refuse(error)
+            await exchange.send_error(error)
         except Overloaded as error:
-            await visit.refuse(ApiError(429, str(error) or "too many requests are waiting"))
+            await exchange.send_error(ApiError(429, str(error) or "too many requests are waiting"))
         except ShuttingDown as error:
-            await visit.refuse(ApiError(503, str(error) or "the server is stopping"))
+            await exchange.send_error(ApiError(503, str(error) or "the server is stopping"))
         except Exception:
-            log.exception("request %s failed", visit.id)
-            await visit.refuse(internal_error(visit.id))
+            log.exception("request %s failed", exchange.id)
+            await exchange.send_error(internal_error(exchange.id))
         finally:
-            self._note(scope, visit)
+            self._record(scope, exchange)
 
-    async def _answer(self, scope: Scope, receive: Receive, visit: Visit) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])  # of one given twice, the last
+    async def _dispatch(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])  # of duplicates, the last
         self._check_host(scope["headers"])
         origin = self._check_origin(scope, headers)
         if origin is not None:
-            visit.extra += self._cors(origin)
+            exchange.extra_headers += self._cors_headers(origin)
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-                return await visit.preflight(headers)
+                return await exchange.preflight(headers)
         self._check_key(scope["path"], headers)
         if scope["method"] in WITH_BODY:
             self._check_size(headers)
-            body = await self._read(receive)
+            body = await self._read_body(receive)
             if body is None:
                 return
             if body:
-                self._check_type(scope, headers, foreign=origin is not None)
+                self._check_type(scope, headers, cross_origin=origin is not None)
                 check_json(body)
-            receive = replay(body, receive)
-        await self.app(scope, receive, visit.send)
+            receive = replay_body(body, receive)
+        await self.app(scope, receive, exchange.send)
 
-    # --- who and from where -----------------------------------------------------------------------------------------
+    # --- access control ---------------------------------------------------------------------------------------------
 
     def _check_host(self, headers: Headers) -> None:
         if self.hosts is None:
@@ -103,23 +104,23 @@ class Middleware:
                     )
 
     def _check_origin(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
-        """The page's origin, if a page of another origin asks and may."""
+        """The origin of an allowed cross-origin request, None for any other; ApiError if it is not allowed."""
         given = headers.get(b"origin")
         if given is None:
             if scope["method"] in WITH_BODY and headers.get(b"sec-fetch-site") == b"cross-site":
-                _refuse_origin("another site")
+                _reject_origin("another site")
             return None
         origin = given.decode("latin-1")
         own = headers.get(b"host", b"").decode("latin-1")
         if own and origin.lower() in (f"http://{own}".lower(), f"https://{own}".lower()):
             return None
         if "*" not in self.options.allow_origins and origin not in self.options.allow_origins:
-            _refuse_origin(abbreviate(origin))
+            _reject_origin(abbreviate(origin))
         return origin
 
-    def _cors(self, origin: str) -> Headers:
+    def _cors_headers(self, origin: str) -> Headers:
         every = "*" in self.options.allow_origins
-        headers = [(b"access-control-expose-headers", EXPOSED)]
+        headers = [(b"access-control-expose-headers", EXPOSED_HEADERS)]
         headers.append((b"access-control-allow-origin", b"*" if every else origin.encode("latin-1")))
         return headers if every else [*headers, (b"vary", b"origin")]
 
@@ -130,23 +131,23 @@ class Middleware:
         if scheme.lower() != b"bearer" or not given.strip():
             message = "this server asks for an API key: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, message, headers={"www-authenticate": 'Bearer realm="heedful"'})
-        # All of them are compared, so that the time says nothing about which.
+        # All are compared, in constant time: the time must not tell which was close.
         if not any([hmac.compare_digest(given.strip(), key) for key in self.keys]):
             challenge = 'Bearer realm="heedful", error="invalid_token"'
             raise ApiError(401, "the API key is not right", headers={"www-authenticate": challenge})
 
     # --- the body ---------------------------------------------------------------------------------------------------
 
-    def _check_type(self, scope: Scope, headers: dict[bytes, bytes], *, foreign: bool) -> None:
-        """JSON only: any page may post the other kinds without asking first. curl's own default is let through where
-        no page can have sent it."""
+    def _check_type(self, scope: Scope, headers: dict[bytes, bytes], *, cross_origin: bool) -> None:
+        """Accept JSON only: browsers post other types across origins without a preflight. curl's default type is
+        accepted where no web page can have sent it."""
         given = headers.get(b"content-type", b"").decode("latin-1")
         kind = given.partition(";")[0].strip().lower()
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(415, "compressed bodies are not read here: send it without content-encoding")
         if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
             return
-        by_page = foreign or b"origin" in headers or headers.get(b"sec-fetch-site") == b"cross-site"
+        by_page = cross_origin or b"origin" in headers or headers.get(b"sec-fetch-site") == b"cross-site"
         if by_page or kind not in ("", "application/x-www-form-urlencoded"):
             raise ApiError(415, f"the Content-Type is {abbreviate(given)}: it must be application/json")
         kept = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
@@ -157,9 +158,9 @@ class Middleware:
         if length.isdigit() and (len(length) > 18 or int(length) > self.options.max_body):
             self._too_large()
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body, or nothing if the client goes away meanwhile. What a refused client still sends is thrown
-        away by the protocol."""
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """The whole body, None if the client disconnects before its end. The protocol discards what is left of a
+        body that is too large."""
         parts, size = [], 0
         while True:
             message = await receive()
@@ -176,41 +177,41 @@ class Middleware:
     def _too_large(self) -> NoReturn:
         raise ApiError(413, f"the body is larger than {self.options.max_body:,} bytes, the most this server takes")
 
-    # --- afterwards -------------------------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------------------------
 
-    def _note(self, scope: Scope, visit: Visit) -> None:
-        seconds = time.perf_counter() - visit.began
-        # 499: the client went away before anything was answered
-        status, path = visit.status or 499, getattr(scope.get("route"), "path", "other")
-        self.metrics.answered(path, status, seconds)
+    def _record(self, scope: Scope, exchange: Exchange) -> None:
+        seconds = time.perf_counter() - exchange.started
+        status, path = exchange.status or CLIENT_CLOSED_REQUEST, getattr(scope.get("route"), "path", "other")
+        self.metrics.request_finished(path, status, seconds)
         if self.options.verbose:
             client = (scope.get("client") or ("-",))[0]
-            asked = f"{scope['method']} {ascii(scope['path'])[1:-1]}"  # no line breaks or colours of others in our log
-            access.info("%s %s %d %.0f ms %s", client, asked, status, 1000 * seconds, visit.id)
+            asked = f"{scope['method']} {ascii(scope['path'])[1:-1]}"  # escaped: no line breaks or control codes
+            access.info("%s %s %d %.0f ms %s", client, asked, status, 1000 * seconds, exchange.id)
 
 
-class Visit:
-    """One request while it is answered: its id, and the headers that every response gets."""
+class Exchange:
+    """One request and its response: the request id, and the headers that every response gets."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
         self._send = send
         self.status: int | None = None
-        self.extra: Headers = []
+        self.extra_headers: Headers = []
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        self.id = given.decode("ascii") if SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        self.id = given.decode("ascii") if REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
     async def send(self, message: Message) -> None:
+        """Send a message of the response, with the common headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            took = str(round(1000 * (time.perf_counter() - self.began))).encode("ascii")
+            took = str(round(1000 * (time.perf_counter() - self.started))).encode("ascii")
             own = [(b"x-request-id", self.id.encode("ascii")), (b"openai-processing-ms", took)]
-            own.append((b"x-content-type-options", b"nosniff"))  # what a model writes is no page
-            message["headers"] = [*message.get("headers", ()), *own, *self.extra]
+            own.append((b"x-content-type-options", b"nosniff"))  # a model's output is not HTML
+            message["headers"] = [*message.get("headers", ()), *own, *self.extra_headers]
         await self._send(message)
 
-    async def refuse(self, error: ApiError) -> None:
-        """Answer with an error; nothing can be said any more if an answer has begun."""
+    async def send_error(self, error: ApiError) -> None:
+        """Send an error response, unless a response has started already."""
         if self.status is None:
             body = error.encoded()
             headers = [
@@ -222,13 +223,13 @@ class Visit:
             await self.send({"type": "http.response.body", "body": body})
 
     async def preflight(self, headers: dict[bytes, bytes]) -> None:
-        """The question that a browser asks before a page's request."""
+        """Answer a CORS preflight request."""
         allowed = [
             (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
             (b"access-control-max-age", b"600"),
         ]
         wanted = headers.get(b"access-control-request-headers", b"")
-        if SANE_HEADERS.fullmatch(wanted):
+        if HEADER_NAMES.fullmatch(wanted):
             allowed.append((b"access-control-allow-headers", wanted))
         if headers.get(b"access-control-request-private-network") == b"true":
             allowed.append((b"access-control-allow-private-network", b"true"))
@@ -236,7 +237,7 @@ class Visit:
         await self.send({"type": "http.response.body", "body": b""})
 
 
-def _refuse_origin(origin: str) -> NoReturn:
+def _reject_origin(origin: str) -> NoReturn:
     raise ApiError(
         403,
         f"a page of {origin} may not use this server: start it with --allow-origin to let it",
@@ -245,34 +246,34 @@ def _refuse_origin(origin: str) -> NoReturn:
 
 
 def check_json(body: bytes) -> None:
-    """What json.loads would let pass: bytes that are not UTF-8, NaN and Infinity."""
+    """ApiError for what json.loads would accept: other encodings than UTF-8, NaN and Infinity."""
     try:
         body.decode("utf-8")
     except UnicodeDecodeError as problem:
         raise ApiError(400, f"the body is not UTF-8: byte {problem.start} is {body[problem.start]:#04x}") from None
     if b"\0" in body:
         raise ApiError(400, "the body is not valid JSON: it has a NUL byte (is it UTF-16?)")
-    if b"NaN" in body or b"Infinity" in body:  # in a text, perhaps
+    if b"NaN" in body or b"Infinity" in body:  # perhaps within a string
         try:
-            json.loads(body, parse_constant=_refuse_constant)
+            json.loads(body, parse_constant=_reject_constant)
         except (ValueError, RecursionError):
-            pass  # whoever parses it next says so
+            pass  # the route's parser reports it
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ApiError(400, f"the body is not valid JSON: it has {name}, which is not a number of JSON's")
 
 
-def replay(body: bytes, receive: Receive) -> Receive:
-    """A receive that gives the body once and then goes on as before, so that a client's going away is heard of."""
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the body once and then the messages that follow, such as the disconnect."""
     pending: Iterable[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def again() -> Message:
+    async def receive_again() -> Message:
         for message in pending:
             return message
         return await receive()
 
-    return again
+    return receive_again
 
 
 def host_name(host: str) -> str:
@@ -283,6 +284,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The options of the server: what `heedful serve` can be told, with the same names."""
+"""The options of the server: those of `heedful serve`, by the same names."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """How to serve; checked when made."""
+    """How to serve; validated on construction."""
 
-    models: tuple[str, ...] = ()  # none: all that ship and can generate or embed
+    models: tuple[str, ...] = ()  # none: all that ship
     host: str = "127.0.0.1"
     port: int = 8000  # 0: a free one
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # in nobody's log
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # not for logs
     key_source: str = ""  # where the key came from, for the line at the start
     allow_origins: tuple[str, ...] = ()  # pages that may call this server, as "https://example.org"; "*" for all
     device: str | None = None
     quantize: Kind | None = None
     memory: float | None = None  # GB that loaded models may take together; None: 80 % of what is free
-    max_rows: int = 64  # answers written at once, per model
-    queue: int = 256  # requests that wait, per model
-    cache_tokens: int | None = None  # tokens that all answers of a model may hold; None: the engine's choice
-    chunk: int = 256  # tokens of prompts read per step
+    max_rows: int = 64  # answers decoded at once (the batch size), per model
+    queue: int = 256  # requests that may wait, per model
+    cache_tokens: int | None = None  # capacity of the KV cache of a model; None: by the memory there is
+    chunk: int = 256  # prompt tokens per step (chunked prefill)
     max_tokens_per_request: int = 65_536  # prompts x answers x max_tokens of one request
     max_body: int = 8 * 2**20  # bytes
     drain: float = 30.0  # seconds that running requests have to finish when the server is stopped
-    runs: str = "runs"  # the folder whose training runs the page shows
-    lazy: bool = False  # load the first model when it is asked for, not at the start
+    runs: str = "runs"  # the folder whose training runs the playground shows
+    lazy: bool = False  # load the first model on first use, not at the start
     verbose: bool = False  # a line per request
-    open: bool = False  # show the playground in this machine's browser
+    open: bool = False  # open the playground in a browser
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -57,15 +57,15 @@ class Options:
                 raise ValueError(f"{origin!r} is not an origin: give it as https://example.org, without a path, or *")
 
     def check_public(self) -> None:
-        """ValueError for an address that others can reach, unless they need a key."""
-        if not self.api_keys and not only_local(self.host):
+        """ValueError for an address that other machines can reach, unless there is an API key."""
+        if not self.api_keys and not is_local_only(self.host):
             raise ValueError(
                 f"others can reach {self.host}: set an API key (HEEDFUL_API_KEY or --api-key-file) to serve there, "
                 "or stay with --host 127.0.0.1"
             )
 
 
-def only_local(host: str) -> bool:
+def is_local_only(host: str) -> bool:
     """Whether an address can be reached from this machine alone."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

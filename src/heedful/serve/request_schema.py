@@ -1,8 +1,8 @@
-"""Requests and responses of OpenAI's API, checked by pydantic: what a field may be is said here and nowhere else.
+"""The request bodies of OpenAI's API as pydantic models: the validation of every field is here and nowhere else.
 
-null means absent for every field, and fields we have no name for are accepted, as many user interfaces send both. A
-field that would change the answer and is not implemented is refused by its name. Numbers are numbers: "1", true, 1.5
-for a count, NaN and Infinity are refused; 2.0 is 2.
+null means absent for every field, and unknown fields are accepted, since many user interfaces send both. A field that
+would change the answer and is not implemented is rejected by its name. Types are strict: "1" and true are no numbers,
+1.5 is no integer, NaN and Infinity are nothing; 2.0 is 2.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from pydantic_core import CoreSchema
 
 from heedful.serve.errors import abbreviate
 
-MAX_INT = 2**31 - 1  # of any count
+MAX_INT = 2**31 - 1
 MAX_PROMPTS = 2048
 MAX_STOPS = 4
 
 
-def _whole_number(value: Any) -> Any:
-    """2.0 is an integer to JSON Schema, and to languages whose only numbers are floats."""
+def _to_integer(value: Any) -> Any:
+    """2.0 as 2: it is an integer in JSON Schema, and in languages whose only numbers are floats."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-Whole = Annotated[int, Field(strict=True)]
-Count = Annotated[Whole, Field(le=MAX_INT)]
+Integer = Annotated[int, Field(strict=True)]
+Count = Annotated[Integer, Field(le=MAX_INT)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
 
 
 class FieldError(ValueError):
-    """A value that does not fit its field, or other fields. `param` is the field's name, or its place in it."""
+    """A value that is not valid for its field, or with other fields; `param` is the path of the field."""
 
     def __init__(self, param: str, problem: str) -> None:
         super().__init__(f"{param} {problem}")
@@ -58,14 +58,14 @@ def _check_text(name: str, value: str) -> None:
         raise FieldError(name, "has half of a surrogate pair, which is no character: send whole ones") from None
 
 
-def _characters(value: str) -> str:
+def _check_characters(value: str) -> str:
     _check_text("", value)
     return value
 
 
-Text = Annotated[str, Field(strict=True), AfterValidator(_characters)]
+Text = Annotated[str, Field(strict=True), AfterValidator(_check_characters)]
 
-# --- fields of several shapes ---------------------------------------------------------------------------------------
+# --- fields of several types ----------------------------------------------------------------------------------------
 
 Prompts = str | list[str] | list[int] | list[list[int]]
 
@@ -85,15 +85,15 @@ _PROMPT_SHAPES = [
 
 def _check_ids(name: str, value: list[Any]) -> list[int]:
     if set(map(type, value)) != {int}:
-        value = [_whole_number(token) for token in value]
-    for place, token in enumerate(value):
+        value = [_to_integer(token) for token in value]
+    for i, token in enumerate(value):
         if type(token) is not int or not 0 <= token <= MAX_INT:
-            raise FieldError(f"{name}.{place}", f"is {abbreviate(token)}: token ids are whole numbers, 0 or more")
+            raise FieldError(f"{name}.{i}", f"is {abbreviate(token)}: token ids are whole numbers, 0 or more")
     return value
 
 
 def _check_prompts(name: str, value: Any) -> Prompts:
-    """A text, several texts, the token ids of one text, or of several."""
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
     if isinstance(value, str):
         _check_text(name, value)
         return value
@@ -106,13 +106,13 @@ def _check_prompts(name: str, value: Any) -> Prompts:
         return _check_ids(name, value)
     if len(value) > MAX_PROMPTS:
         raise FieldError(name, f"has {len(value)} items: at most {MAX_PROMPTS}")
-    for place, item in enumerate(value):
+    for i, item in enumerate(value):
         if type(item) is not type(value[0]) or not isinstance(item, str | list) or item == []:
-            raise FieldError(f"{name}.{place}", f"is {abbreviate(item)}: {name} must be {shapes}")
+            raise FieldError(f"{name}.{i}", f"is {abbreviate(item)}: {name} must be {shapes}")
         if isinstance(item, str):
-            _check_text(f"{name}.{place}", item)
+            _check_text(f"{name}.{i}", item)
     if isinstance(value[0], list):
-        return [_check_ids(f"{name}.{place}", item) for place, item in enumerate(value)]
+        return [_check_ids(f"{name}.{i}", item) for i, item in enumerate(value)]
     return value
 
 
@@ -147,13 +147,13 @@ def _is_id(key: Any) -> bool:
     return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
 
 
-def _no_cut(value: Any) -> Any:
-    """top_k 0 and -1 switch it off, as other servers have it."""
+def _disable_zero(value: Any) -> Any:
+    """top_k 0 and -1 disable it, as in other servers."""
     return None if type(value) in (int, float) and value in (0, -1) else value
 
 
-def _join_parts(value: Any) -> str:
-    """A message's content: a text, or parts of which we read texts."""
+def _join_content(value: Any) -> str:
+    """A message's content as one text: it is a string, or a list of parts of type text."""
     if isinstance(value, str):
         _check_text("content", value)
         return value
@@ -194,8 +194,8 @@ Bias = Annotated[
     ),
 ]
 TopK = Annotated[
-    Annotated[Whole, Field(ge=1, le=MAX_INT)] | None,
-    BeforeValidator(_no_cut),
+    Annotated[Integer, Field(ge=1, le=MAX_INT)] | None,
+    BeforeValidator(_disable_zero),
     WithJsonSchema({"type": "integer", "minimum": -1, "maximum": MAX_INT}),
 ]
 _PART = {
@@ -205,7 +205,7 @@ _PART = {
 }
 Content = Annotated[
     str,
-    PlainValidator(_join_parts),
+    PlainValidator(_join_content),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}),
 ]
 
@@ -214,26 +214,26 @@ Content = Annotated[
 
 
 class RequestBody(BaseModel):
-    """A request's JSON object."""
+    """A JSON object in which null means absent."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
-    # Fields that are not implemented, with the values that change nothing.
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # Fields that are not implemented, with the values that have no effect and are accepted.
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _plainly(cls, body: Any) -> Any:
+    def _normalize(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        for name, harmless in cls.refused.items():
+        for name, accepted in cls.unsupported.items():
             value = body.get(name)
-            if value is not None and value not in harmless:
+            if value is not None and value not in accepted:
                 raise FieldError(name, f"is {abbreviate(value)}, and this server does not implement it: leave it out")
-        return {name: _whole_number(value) for name, value in body.items() if value is not None}
+        return {name: _to_integer(value) for name, value in body.items() if value is not None}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """null is allowed wherever a field may be absent."""
+        """The schema also allows null wherever a field may be absent."""
         schema = handler(core)
         target = handler.resolve_ref_schema(schema)
         required = target.get("required", [])
@@ -241,19 +241,21 @@ class RequestBody(BaseModel):
             if name not in required and {"type": "null"} not in field.get("anyOf", ()):
                 about = {key: field.pop(key) for key in ("default", "title") if key in field}
                 target["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
-        for name, harmless in cls.refused.items():
-            target["properties"][name] = {"enum": [None, *harmless], "description": "Not implemented"}
+        for name, accepted in cls.unsupported.items():
+            target["properties"][name] = {"enum": [None, *accepted], "description": "Not implemented"}
         return schema
 
 
 class StreamOptions(RequestBody):
+    """Options of a streamed response."""
+
     include_usage: Flag = False
 
 
 class SamplingRequest(RequestBody):
-    """What completions and chats have in common."""
+    """The fields that completions and chat completions share."""
 
-    refused = {
+    unsupported = {
         "response_format": ({"type": "text"},),
         "grammar": ("",),
         "json_schema": ({},),
@@ -282,36 +284,39 @@ class SamplingRequest(RequestBody):
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
     logit_bias: Bias = {}
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop = ()
-    n: Annotated[Whole, Field(ge=1, le=128)] = 1
+    n: Annotated[Integer, Field(ge=1, le=128)] = 1
     stream: Flag = False
     stream_options: StreamOptions | None = None
     user: Text | None = None
 
     @property
     def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @model_validator(mode="after")
-    def _options_of_a_stream(self) -> Self:
+    def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "is for streams: set stream to true, or leave it out")
         return self
 
 
 class CompletionRequest(SamplingRequest):
-    refused = {**SamplingRequest.refused, "suffix": ("",), "prompt_embeds": ()}
+    """The body of /v1/completions."""
+
+    unsupported = {**SamplingRequest.unsupported, "suffix": ("",), "prompt_embeds": ()}
 
     engine: Text | None = None  # the old name of `model`
     prompt: Prompt | None = None  # None: the start of a text
     max_tokens: Annotated[Count, Field(ge=0)] = 16
-    best_of: Annotated[Whole, Field(ge=1, le=20)] | None = None
-    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[Integer, Field(ge=1, le=20)] | None = None
+    logprobs: Annotated[Integer, Field(ge=0, le=5)] | None = None
     echo: Flag = False
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         self.model = self.model if self.model is not None else self.engine
         if self.best_of is not None and self.best_of < self.n:
             raise FieldError("best_of", f"is {self.best_of} and n is {self.n}: best_of must be at least n")
@@ -321,15 +326,19 @@ class CompletionRequest(SamplingRequest):
 
 
 class Message(RequestBody):
-    refused = {"tool_calls": ([],), "function_call": (), "audio": ()}
+    """A message of a conversation."""
+
+    unsupported = {"tool_calls": ([],), "function_call": (), "audio": ()}
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
 
 class ChatRequest(SamplingRequest):
-    refused = {
-        **SamplingRequest.refused,
+    """The body of /v1/chat/completions."""
+
+    unsupported = {
+        **SamplingRequest.unsupported,
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
@@ -345,12 +354,12 @@ class ChatRequest(SamplingRequest):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_PROMPTS)]
     max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None
-    max_tokens: Annotated[Count, Field(ge=1)] | None = None  # its old name
+    max_tokens: Annotated[Count, Field(ge=1)] | None = None  # the older name of max_completion_tokens
     logprobs: Flag = False
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.max_completion_tokens is None:
             self.max_completion_tokens = self.max_tokens
         if self.top_logprobs is not None and not self.logprobs:
@@ -359,11 +368,13 @@ class ChatRequest(SamplingRequest):
 
     @property
     def turns(self) -> list[dict[str, str]]:
-        """The conversation as chat templates read it; "developer" is the newer word for "system"."""
+        """The messages as chat templates take them; "developer" is OpenAI's newer name for "system"."""
         return [{"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in self.messages]
 
 
 class EmbeddingRequest(RequestBody):
+    """The body of /v1/embeddings."""
+
     input: Input
     model: Text | None = None
     encoding_format: Literal["float", "base64"] = "float"

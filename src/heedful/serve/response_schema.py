@@ -1,6 +1,6 @@
-"""The shapes of the answers, for the OpenAPI schema at /openapi.json: routes build plain dicts of these shapes.
+"""The responses of OpenAI's API as pydantic models, for the schema at /openapi.json.
 
-Nothing is checked against them on the way out, where every microsecond is the engine's; the tests do that.
+Routes build plain dicts: responses are not validated at run time, for speed; the tests validate them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ResponseModel(BaseModel):
+    """A JSON object of a response."""
+
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
 
 class ErrorDetail(ResponseModel):
+    """What went wrong."""
+
     message: str
     type: str
     param: str | None
@@ -22,16 +26,22 @@ class ErrorDetail(ResponseModel):
 
 
 class ErrorResponse(ResponseModel):
+    """The body of every error."""
+
     error: ErrorDetail
 
 
 class Usage(ResponseModel):
+    """Numbers of tokens."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
 class CompletionLogprobs(ResponseModel):
+    """Log-probabilities of a completion, as parallel lists over its tokens."""
+
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
@@ -39,6 +49,8 @@ class CompletionLogprobs(ResponseModel):
 
 
 class CompletionChoice(ResponseModel):
+    """One completion."""
+
     index: int
     text: str
     finish_reason: Literal["stop", "length"] | None  # None in the chunks of a stream that goes on
@@ -46,6 +58,8 @@ class CompletionChoice(ResponseModel):
 
 
 class CompletionResponse(ResponseModel):
+    """The response of /v1/completions, and a chunk of its stream."""
+
     id: str
     object: Literal["text_completion"]
     created: int
@@ -55,26 +69,36 @@ class CompletionResponse(ResponseModel):
 
 
 class ChatMessage(ResponseModel):
+    """The message that was generated."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
 
 
 class TopLogprob(ResponseModel):
+    """A token and its log-probability."""
+
     token: str
     logprob: float
     bytes: list[int] | None
 
 
 class ChatLogprob(TopLogprob):
+    """A token of the message, with the most likely alternatives."""
+
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(ResponseModel):
+    """Log-probabilities of a message."""
+
     content: list[ChatLogprob] | None
 
 
 class ChatChoice(ResponseModel):
+    """One answer to the conversation."""
+
     index: int
     message: ChatMessage
     finish_reason: Literal["stop", "length"]
@@ -82,6 +106,8 @@ class ChatChoice(ResponseModel):
 
 
 class ChatResponse(ResponseModel):
+    """The response of /v1/chat/completions."""
+
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -91,17 +117,23 @@ class ChatResponse(ResponseModel):
 
 
 class EmbeddingItem(ResponseModel):
+    """The vector of one text."""
+
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str  # the text is little-endian float32 in base64
 
 
 class EmbeddingUsage(ResponseModel):
+    """Numbers of tokens."""
+
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingResponse(ResponseModel):
+    """The response of /v1/embeddings."""
+
     object: Literal["list"]
     model: str
     data: list[EmbeddingItem]
@@ -109,6 +141,8 @@ class EmbeddingResponse(ResponseModel):
 
 
 class ModelCard(ResponseModel):
+    """A served model."""
+
     id: str
     object: Literal["model"]
     created: int
@@ -116,18 +150,22 @@ class ModelCard(ResponseModel):
 
 
 class ModelList(ResponseModel):
+    """All served models."""
+
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class Health(ResponseModel):
+    """The response of /health."""
+
     status: Literal["ok", "stopping"]
 
 
 def json_or_event_stream(about: str) -> dict[int | str, dict[str, Any]]:
-    """For routes that answer with JSON or a stream: `responses=streamed("...")` beside `response_model`.
+    """The `responses` of a route that returns JSON or, with `stream`, server-sent events.
 
-    `itemSchema` is OpenAPI 3.2's word for the schema of each event; readers of 3.1 pass over it.
+    `itemSchema`, the schema of each event, is of OpenAPI 3.2; tools for 3.1 ignore it.
     """
     event = {
         "type": "object",

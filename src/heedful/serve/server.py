@@ -1,7 +1,8 @@
-"""`heedful serve`: the process. It binds, loads, says one line, answers, and stops without cutting anyone short.
+"""`heedful serve`: the server process on uvicorn. It binds its socket, loads the first model, prints where it listens,
+serves, and shuts down gracefully.
 
-SIGTERM or Ctrl-C: no new connections; running requests finish, for `drain` seconds at most, after which they end with
-an error; exit code 0. A second one ends at once. Uvicorn does the rest.
+SIGTERM or Ctrl-C: no new connections; running requests may finish within `drain` seconds, after which they fail; exit
+code 0. A second signal exits at once.
 """
 
 from __future__ import annotations
@@ -27,24 +28,23 @@ from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options as Options
 from heedful.serve.protocol import Protocol
 
-KEEP_ALIVE = 75  # seconds; longer than clients keep their connections, so that it is they who close them
-LAST_WORDS = 5.0  # seconds for the errors that end requests to reach their clients
+KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that they close them, not the server
+ERROR_DELIVERY = 5.0  # seconds for the errors of unfinished requests to reach their clients
 
 
 def serve(options: Options) -> int:
-    """Serve until told to stop; the exit code. ValueError for what cannot be served, before anything is loaded."""
+    """Serve until a signal; the exit code. ValueError for what cannot be served, before anything is loaded."""
     options.check_public()
     set_up_logging(verbose=options.verbose)
-    metrics = Metrics()
-    manager = ModelManager(options.models, options, metrics)
+    manager = ModelManager(options.models, options, Metrics())
     listener = bind(options.host, options.port)
-    if threading.current_thread() is threading.main_thread():  # no other may ask for signals
-        # Uvicorn hears them only while it runs: before and after, the end is as quick and as well.
+    if threading.current_thread() is threading.main_thread():  # only it may set signal handlers
+        # Uvicorn handles them only while it runs: before and after, exit at once.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     with listener:
         config = uvicorn.Config(
-            create_app(manager, options, metrics),
-            loop=loop_of_this_system(),
+            create_app(manager, options),
+            loop=event_loop(),
             http=Protocol,
             ws="none",
             lifespan="on",
@@ -53,22 +53,23 @@ def serve(options: Options) -> int:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=round(options.drain + LAST_WORDS),
+            timeout_graceful_shutdown=round(options.drain + ERROR_DELIVERY),
         )
         Server(config, manager, options).run(sockets=[listener])
     return 0
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server, with our beginning and our end."""
+    """Uvicorn's server, which loads the first model before it listens and stops the models after it."""
 
     def __init__(self, config: uvicorn.Config, manager: ModelManager, options: Options) -> None:
         super().__init__(config)
         self.manager, self.options = manager, options
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Load the first model, listen, and print the greeting."""
         if not self.options.lazy:
-            await self.manager.worker(self.manager.names[0])  # mistakes show now, not with the first request
+            await self.manager.worker(self.manager.names[0])  # a broken model fails here, not at the first request
         await super().startup(sockets)
         assert sockets is not None
         print(greeting(self.manager, self.options, sockets[0].getsockname()), flush=True)
@@ -76,31 +77,32 @@ class Server(uvicorn.Server):
             open_page(sockets[0].getsockname())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.create_task(self._end_requests())
-        await super().shutdown(sockets)  # waits for requests; the application then stops the manager
-        ending.cancel()
+        """Wait for running requests, and end those that take longer than `drain`."""
+        timeout = asyncio.create_task(self._stop_after_drain())
+        await super().shutdown(sockets)  # waits for requests; then the application stops the manager
+        timeout.cancel()
 
-    async def _end_requests(self) -> None:
+    async def _stop_after_drain(self) -> None:
         await asyncio.sleep(self.options.drain)
-        await self.manager.stop()  # whoever still waits for an answer gets the error now
+        await self.manager.stop()  # unfinished requests fail now
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Uvicorn would raise the signal again at the end, and the exit code would not be 0."""
-        if self.should_exit or not self.started:  # the second one, or nothing to finish yet
+        """Begin the shutdown. Uvicorn's own handler would raise the signal again at the end: exit code not 0."""
+        if self.should_exit or not self.started:  # the second signal, or nothing to finish yet
             os._exit(0 if sig == signal.SIGTERM else 128 + sig)
         self.should_exit = True
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket of this address. ValueError if it cannot be had."""
+    """A listening socket. ValueError if the address cannot be used."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # Named, so that asyncio sends small answers at once (TCP_NODELAY): else each waits 40 ms.
+    # With the protocol named asyncio sets TCP_NODELAY; without it each small response waits 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if os.name == "posix":  # elsewhere it would take the port from whoever has it
+        if os.name == "posix":  # on Windows it would take a port that is in use
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(128)  # so that nobody else can have it; who comes while the model loads waits
+        listener.listen(128)  # now, so that clients wait while the model loads
     except OSError as problem:
         listener.close()
         if problem.errno == errno.EADDRINUSE:
@@ -113,7 +115,8 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def loop_of_this_system() -> uvicorn.config.LoopFactoryType:
+def event_loop() -> uvicorn.config.LoopFactoryType:
+    """uvloop where it is installed."""
     try:
         import uvloop  # noqa: F401
     except ImportError:  # there is none for Windows
@@ -122,7 +125,7 @@ def loop_of_this_system() -> uvicorn.config.LoopFactoryType:
 
 
 def set_up_logging(*, verbose: bool) -> None:
-    """Errors of ours, and with `verbose` a line per request, on stderr; of uvicorn only what went wrong."""
+    """Log errors to stderr, and with `verbose` a line per request; of uvicorn, errors only."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     for name, level in (
@@ -135,26 +138,27 @@ def set_up_logging(*, verbose: bool) -> None:
 
 
 def open_page(address: tuple[str, int]) -> None:
-    """Show the playground, where there is a browser with a window: one in the terminal would take it over."""
+    """Open the playground in a graphical browser; a text browser would take over the terminal."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(os.environ):
         return
-    url = f"http://{name_of(own_host(address[0]))}:{address[1]}/"
-    # In a thread, since some browsers are waited for; it may fail, and the line above says where to go.
+    url = f"http://{url_host(reachable_host(address[0]))}:{address[1]}/"
+    # In a thread, since some browsers block; if it fails, the greeting has the address.
     threading.Thread(target=lambda: webbrowser.open(url), name="browser", daemon=True).start()
 
 
-def own_host(host: str) -> str:
-    """The address to reach a server by from here: nobody is at 0.0.0.0."""
+def reachable_host(host: str) -> str:
+    """The address by which this machine reaches the server: 0.0.0.0 is only for listening."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def name_of(host: str) -> str:
+def url_host(host: str) -> str:
+    """A host as URLs write it: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def greeting(manager: ModelManager, options: Options, address: tuple[str, int]) -> str:
-    """The one line at the start: what is served, where, who may ask, and how to try it."""
-    url = f"http://{name_of(address[0])}:{address[1]}"
+    """The line at the start: what is served, where, who may use it, and a curl command to try it."""
+    url = f"http://{url_host(address[0])}:{address[1]}"
     first = manager.names[0]
     can = manager.info(first).abilities or ("generate",)
     if "generate" in can:
