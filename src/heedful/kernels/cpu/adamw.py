@@ -13,13 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.kernels.cpu.library import DOUBLE, LONG, POINTER, library
+from heedful.kernels.cpu.library import library
+from heedful.kernels.cpu.structs import LONG, POINTER, AdamWSettings
 
 PLAIN = (Tensor, torch.nn.Parameter)
-
-
-class _Settings(ctypes.Structure):
-    _fields_ = tuple((name, DOUBLE) for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))
 
 
 def can(tensors: Sequence[Tensor]) -> bool:
@@ -36,7 +33,7 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
     lib = library()
     if lib is None or not can(tensors):
         return torch.nn.utils.get_total_norm(tensors)
-    total: float = lib.squares(len(tensors), _places(tensors), _sizes(tensors), torch.get_num_threads())
+    total: float = lib.sum_of_squares(len(tensors), _places(tensors), _sizes(tensors), torch.get_num_threads())
     return torch.tensor(total**0.5)
 
 
@@ -47,7 +44,7 @@ def scale_(tensors: list[Tensor], factor: Tensor | float) -> None:
         # A float32 factor: with a float64 tensor PyTorch would multiply the tensors one by one.
         torch._foreach_mul_(tensors, factor.float() if isinstance(factor, Tensor) else factor)
     else:
-        lib.scale(len(tensors), _places(tensors), _sizes(tensors), float(factor), torch.get_num_threads())
+        lib.scale_tensors(len(tensors), _places(tensors), _sizes(tensors), float(factor), torch.get_num_threads())
 
 
 class AdamW(torch.optim.AdamW):
@@ -83,9 +80,9 @@ class AdamW(torch.optim.AdamW):
         states = [self.state[p] for p in weights]
         lists = [weights, [p.grad for p in weights]]
         lists += [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
-        settings = _Settings(group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+        settings = AdamWSettings(group["lr"], *group["betas"], group["eps"], group["weight_decay"])
         places = [_places(tensors) for tensors in lists]
-        lib.adamw(len(weights), *places, _sizes(weights), ctypes.byref(settings), torch.get_num_threads())
+        lib.adamw_step(len(weights), *places, _sizes(weights), ctypes.byref(settings), torch.get_num_threads())
         torch.autograd.graph.increment_version(weights)  # whoever saved them for a backward pass is told
 
 

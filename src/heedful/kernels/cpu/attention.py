@@ -39,7 +39,7 @@ def single_query_attention(
     strides += [0, 0] if bias is None else [bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1)]
     lib = library()
     assert lib is not None
-    lib.attend_one(
+    lib.single_query_attention(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), pointer(mask), pointer(bias), out.data_ptr(), scores.data_ptr(),
         n_rows, n_heads, n_groups, n_keys, size, (ctypes.c_long * 11)(*strides),
         size**-0.5 if scale is None else scale, torch.get_num_threads(),

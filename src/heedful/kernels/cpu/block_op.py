@@ -18,29 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from heedful.kernels.cpu.library import DOUBLE, LONG, POINTER, library, pointer
+from heedful.kernels.cpu.library import library, pointer
+from heedful.kernels.cpu.structs import BLOCK_PARTS, LONG, BlockArguments, BlockPointers
 
-PARTS = ("attention_norm", "feedforward_norm", "query", "key", "value", "output", "up", "gate", "down")
+PARTS = BLOCK_PARTS
 MAX_WORKSPACE = 2**26  # numbers, about, for the weight gradients of all threads: each sums up its own first
 PLAIN = (nn.Parameter, Tensor)
 rehearsing = False  # see `rehearsed`
-
-_Pointers = POINTER * (2 * len(PARTS))  # a weight and a bias of each part
-
-
-class BlockArguments(ctypes.Structure):
-    """The arguments of both C functions; the fields after `workspace` are theirs alone."""
-
-    _fields_ = (
-        *((name, LONG) for name in ("n_sequences", "length", "width", "hidden", "n_heads", "n_kv_heads", "d_head")),
-        *((name, LONG) for name in ("rms", "activation", "gated", "causal", "threads")),
-        ("scale", DOUBLE), ("eps", DOUBLE), ("weights", _Pointers), ("gradients", _Pointers),
-        ("mask", POINTER), ("mask_stride", LONG),
-        ("cos", POINTER), ("sin", POINTER), ("n_rotated_pairs", LONG), ("rotation_stride", LONG),
-        ("interleaved", LONG),
-        *((name, POINTER) for name in ("x", "d_y", "y", "d_x", "kept", "workspace")),
-        ("internal", LONG * 32),
-    )  # fmt: skip
 
 
 def supports_input(x: Tensor) -> bool:
@@ -107,7 +91,7 @@ class _Block(torch.autograd.Function):
         n_kept, n_workspace = LONG(), LONG()
         lib = library()
         assert lib is not None
-        lib.block_layout(ctypes.byref(arguments), ctypes.byref(n_kept), ctypes.byref(n_workspace))
+        lib.block_sizes(ctypes.byref(arguments), ctypes.byref(n_kept), ctypes.byref(n_workspace))
         y, kept, workspace = torch.empty_like(x), x.new_empty(n_kept.value), _workspace(n_workspace.value)
         ctx.arguments, ctx.n_workspace = arguments, n_workspace.value
         ctx.save_for_backward(x, kept, mask, cos, sin, *weights)
@@ -128,7 +112,7 @@ class _Block(torch.autograd.Function):
             lib = library()
             assert lib is not None
             _point(arguments, workspace, x, kept, mask, cos, sin, weights)
-            arguments.gradients = _Pointers(*map(pointer, found))
+            arguments.gradients = BlockPointers(*map(pointer, found))
             arguments.d_y, arguments.d_x = d_y.data_ptr(), d_x.data_ptr()
             lib.block_backward(ctypes.byref(arguments))
         return d_x, None, None, None, None, *found
@@ -141,7 +125,7 @@ def _point(
     """Fill in the addresses, which hold as long as the tensors do."""
     arguments.x, arguments.kept, arguments.workspace = x.data_ptr(), kept.data_ptr(), workspace.data_ptr()
     arguments.mask, arguments.cos, arguments.sin = pointer(mask), pointer(cos), pointer(sin)
-    arguments.weights = _Pointers(*map(pointer, weights))
+    arguments.weights = BlockPointers(*map(pointer, weights))
 
 
 _local = threading.local()

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from heedful.kernels.cpu.block import ACTIVATIONS
 from heedful.kernels.cpu.decode_op import SINGLE_BLOCK, DecodeLayer, DecodeStep, LayerCache, NormWeights, decode
-from heedful.kernels.cpu.library import LONG, pointer
+from heedful.kernels.cpu.library import pointer
 from heedful.kernels.cpu.linear import PackedMatrix
+from heedful.kernels.cpu.structs import LONG
 from heedful.kernels.packed import Panels
 from heedful.nn.attention import Attention, View
 from heedful.nn.block import Block

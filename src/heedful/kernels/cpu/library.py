@@ -1,9 +1,12 @@
-"""The C kernels as one shared library: compiled at first use where that is possible, a few seconds, and then cached.
+"""The C kernels (csrc/) as one shared library: compiled on this machine, cached, checked and loaded.
 
-They need Linux, an x86-64 processor with AVX-512 (with BF16 and VNNI) and a C compiler; elsewhere `library` is None and
-PyTorch's operators do the work. HEEDFUL_KERNELS=0 switches them off.
+They need Linux, an x86-64 processor with AVX-512 (with BF16 and VNNI) and a C compiler; elsewhere `library()` is None
+and PyTorch's operators do the work. `status()` says which it is and why. docs/kernels.md has the environment variables.
 
-Their threads are PyTorch's: both use the OpenMP runtime that PyTorch brings along.
+The cached file is named by a hash of what it depends on: sources, flags, compiler and its version, processor. It ends
+with the SHA-256 of the rest: a truncated or changed file is not loaded but made anew.
+
+The kernels' threads are PyTorch's: both use the OpenMP runtime that PyTorch brings along.
 """
 
 from __future__ import annotations
@@ -11,56 +14,99 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from heedful.kernels.cpu.structs import DOUBLE, FLOAT, INT, LONG, POINTER, check_layouts
 from heedful.paths import cache_folder
 
-FOLDER = Path(__file__).parent
-SOURCES = ("kernels.c", "training.c", "lists.c")
+SOURCES = Path(__file__).parent / "csrc"
 NEEDS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
+INSTRUCTIONS = "AVX-512 with BF16 and VNNI"
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11", "-fvisibility=hidden")
+TIMEOUT = 300  # seconds for compiling
+DIGEST = hashlib.sha256().digest_size
 
-POINTER, LONG, INT, FLOAT, DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float, ctypes.c_double
 _ROWS: tuple[Any, ...] = (POINTER, POINTER, LONG, LONG, FLOAT)
 SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {  # arguments and result of every exported function
-    "product": ((POINTER, POINTER, LONG, POINTER, INT), INT),
-    "attend_one": ((*[POINTER] * 7, *[LONG] * 5, POINTER, FLOAT, INT), None),
+    "packed_linear": ((POINTER, POINTER, LONG, POINTER, INT), INT),
+    "single_query_attention": ((*[POINTER] * 7, *[LONG] * 5, POINTER, FLOAT, INT), None),
     "decode": ((POINTER, LONG, POINTER, POINTER, POINTER, INT), INT),
-    "highest": ((POINTER, LONG, LONG, POINTER, POINTER, INT), None),
-    "nucleus": ((*_ROWS, DOUBLE, POINTER, POINTER, INT), INT),
-    "masses": ((*_ROWS, POINTER, POINTER, POINTER, INT), None),
-    "block_layout": ((POINTER, POINTER, POINTER), None),
+    "row_argmax": ((POINTER, LONG, LONG, POINTER, POINTER, INT), None),
+    "top_p_cutoff": ((*_ROWS, DOUBLE, POINTER, POINTER, INT), INT),
+    "page_masses": ((*_ROWS, POINTER, POINTER, POINTER, INT), None),
+    "block_sizes": ((POINTER, POINTER, POINTER), None),
     "block_forward": ((POINTER,), None),
     "block_backward": ((POINTER,), None),
-    "block_bytes": ((), LONG),
-    "squares": ((LONG, POINTER, POINTER, INT), DOUBLE),
-    "scale": ((LONG, POINTER, POINTER, FLOAT, INT), None),
-    "adamw": ((LONG, *[POINTER] * 7, INT), None),
+    "sum_of_squares": ((LONG, POINTER, POINTER, INT), DOUBLE),
+    "scale_tensors": ((LONG, POINTER, POINTER, FLOAT, INT), None),
+    "adamw_step": ((LONG, *[POINTER] * 7, INT), None),
 }
 
 
+@dataclass(frozen=True)
+class Status:
+    """Whether the C kernels are used here, and why, or why not."""
+
+    available: bool
+    reason: str  # one line
+    details: str = ""  # all that the compiler said, where it failed
+
+    def __str__(self) -> str:
+        return f"C kernels: {'' if self.available else 'not used: '}{self.reason}"
+
+
+class CompileError(Exception):
+    """The compiler's own words."""
+
+
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """The kernels, compiled if they were not before; None where the processor or a compiler is missing."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
-    if os.environ.get("HEEDFUL_KERNELS") == "0" or compiler is None or not _processor() >= NEEDS:
-        return None
+def _loaded() -> tuple[ctypes.CDLL | None, Status]:
+    """The library and its status; a failure is logged once, here."""
+    if os.environ.get("HEEDFUL_KERNELS") == "0":
+        return None, Status(False, "HEEDFUL_KERNELS=0 switches them off")
+    if not _processor() >= NEEDS:
+        return None, Status(False, f"they need Linux and an x86-64 processor that has {INSTRUCTIONS}")
+    compiler = _compiler()
+    if compiler is None:
+        return None, Status(False, "no C compiler (cc, gcc, clang) was found")
     try:
-        loaded = ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.SubprocessError):
-        return None
-    for name, (arguments, result) in SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.argtypes, function.restype = arguments, result
-    return loaded
+        version = _version(compiler)
+        lib = _load(compiler, version)
+    except (OSError, ValueError, AttributeError, subprocess.SubprocessError, CompileError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        told = next((line for line in lines if "error" in line.lower()), lines[0])
+        failed = Status(False, f"{shlex.join(compiler)}: {told}", str(error))
+        logging.getLogger("heedful.kernels").warning("%s (PyTorch's operators are used instead)", failed)
+        return None, failed
+    return lib, Status(True, f"{INSTRUCTIONS}, compiled by {version}")
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where there are none. The first call loads them; see `prepare`."""
+    return _loaded()[0]
+
+
+def prepare() -> Status:
+    """Compile and load the kernels now, so that the first forward pass need not; later calls do nothing."""
+    return _loaded()[1]
+
+
+def status() -> Status:
+    """Whether the kernels are used, and why not; it loads them if nothing has before."""
+    return _loaded()[1]
 
 
 def pointer(tensor: Tensor | None) -> int | None:
@@ -72,40 +118,98 @@ def _processor() -> set[str]:
     """The instruction sets of this processor, as /proc/cpuinfo names them."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return set()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-def _compiled(compiler: str) -> Path:
-    """The shared library in the cache folder, under a name that is a hash of all that it depends on."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.[ch]"))]
-    depends_on = [*texts, compiler, " ".join(FLAGS), " ".join(sorted(_processor()))]
+def _compiler() -> list[str] | None:
+    """The command of a C compiler: CC, which may have arguments, or the first that is found."""
+    for command in (shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]):
+        path = shutil.which(command[0]) if command else None
+        if path is not None:
+            return [path, *command[1:]]
+    return None
+
+
+def _version(compiler: list[str]) -> str:
+    """For example "gcc 12.2.0"."""
+    said = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    name = "clang" if "clang" in said else "gcc" if "Free Software Foundation" in said else Path(compiler[0]).name
+    numbers = re.findall(r"\d+\.\d+(?:\.\d+)?", said.partition("\n")[0])
+    return f"{name} {numbers[-1]}" if numbers else name
+
+
+def _load(compiler: list[str], version: str) -> ctypes.CDLL:
+    """From the cache, where what is missing or broken is made anew; without a usable cache, for this process alone."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]"))]
+    depends_on = [*texts, *compiler, version, *FLAGS, *sorted(_processor())]
     name = f"kernels-{hashlib.sha256(chr(0).join(depends_on).encode()).hexdigest()[:16]}.so"
-    cache = cache_folder()
+    path = cache_folder() / name
+    with suppress(OSError):
+        if not _intact(path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write(path, _compile(compiler))
+        return _open(path)
+    with tempfile.TemporaryDirectory(prefix="heedful-") as folder:  # once loaded, the file is not needed any more
+        path = Path(folder) / name
+        _write(path, _compile(compiler))
+        return _open(path)
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(path))
+    check_layouts(lib)
+    for name, (arguments, result) in SIGNATURES.items():
+        function = getattr(lib, name)
+        function.argtypes, function.restype = arguments, result
+    return lib
+
+
+def _intact(path: Path) -> bool:
+    """Whether the file is there, whole: it ends with the hash of the rest."""
     try:
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not (cache / name).exists():
-            _compile(compiler, cache / name)
-        return cache / name
-    except OSError:  # the cache cannot be written: for this process alone
-        path = Path(tempfile.mkdtemp(prefix="heedful-")) / name
-        _compile(compiler, path)
-        return path
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
 
 
-def _compile(compiler: str, path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        objects = [str(Path(folder) / Path(source).with_suffix(".o")) for source in SOURCES]
-        compiling = [
-            subprocess.Popen(
-                [compiler, *FLAGS, "-c", str(FOLDER / source), "-o", compiled],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            ) for source, compiled in zip(SOURCES, objects, strict=True)
-        ]  # fmt: skip
-        if any([process.wait(timeout=120) for process in compiling]):
-            raise subprocess.SubprocessError("the kernels do not compile")
-        linked = Path(folder) / "kernels.so"
+def _write(path: Path, content: bytes) -> None:
+    """Write a file and the hash of its content, atomically."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content + hashlib.sha256(content).digest())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _compile(compiler: list[str]) -> bytes:
+    """The shared library: all sources at the same time, then linked."""
+    with tempfile.TemporaryDirectory(prefix="heedful-") as name:
+        folder = Path(name)
+        compiling = []
+        for source in sorted(SOURCES.glob("*.c")):
+            command = [*compiler, *FLAGS, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]
+            with open(folder / f"{source.stem}.log", "wb") as log:
+                compiling.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        try:
+            failed = any([process.wait(timeout=TIMEOUT) for process in compiling])
+        finally:
+            for process in compiling:
+                process.kill()
+                process.wait()
+        if failed:
+            logs = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.log"))]
+            raise CompileError("".join(logs).strip() or "it fails and says nothing")
         # Linked without the OpenMP library: the one that PyTorch has loaded is found when ours is.
-        command = [compiler, "-shared", *objects, "-o", str(linked)]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-        os.replace(linked, path)
+        objects = [str(path) for path in sorted(folder.glob("*.o"))]
+        command = [*compiler, "-shared", *objects, "-o", str(folder / "kernels.so")]
+        linking = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+        if linking.returncode:
+            raise CompileError((linking.stderr + linking.stdout).strip() or "it fails to link and says nothing")
+        return (folder / "kernels.so").read_bytes()

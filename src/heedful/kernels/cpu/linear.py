@@ -13,18 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from heedful.kernels.cpu.library import LONG, POINTER, library, pointer
+from heedful.kernels.cpu.library import library, pointer
+from heedful.kernels.cpu.structs import PackedMatrix
 
-PANEL = 32  # outputs in a panel, as in kernels.c
+__all__ = ["PRECISIONS", "PackedMatrix", "pack_int4_panels", "pack_panels", "packed_linear", "packed_matrix"]
+
+PANEL = 32  # outputs in a panel, as in linear.c
 PRECISIONS = ("float32", "float16", "bfloat16", "int8", "int4")
-
-
-class PackedMatrix(ctypes.Structure):
-    """A packed weight with its scales and bias, as C has it."""
-
-    _fields_ = (
-        ("kind", LONG), ("n_inputs", LONG), ("n_outputs", LONG), ("w", POINTER), ("scales", POINTER), ("bias", POINTER),
-    )  # fmt: skip
 
 
 def pack_panels(weight: Tensor, size: int) -> Tensor:
@@ -56,5 +51,5 @@ def packed_linear(matrix: PackedMatrix, x: Tensor) -> Tensor:
     lib = library()
     assert lib is not None and x.shape[-1] == matrix.n_inputs and x.dtype == torch.float32
     n_rows = x.numel() // matrix.n_inputs
-    lib.product(ctypes.byref(matrix), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads())
+    lib.packed_linear(ctypes.byref(matrix), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads())
     return y

@@ -31,7 +31,7 @@ def row_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     values, indices = logits.new_empty(n_rows), torch.empty(n_rows, dtype=torch.long)
     lib = library()
     assert lib is not None
-    lib.highest(
+    lib.row_argmax(
         logits.data_ptr(), n_rows, n_tokens, values.data_ptr(), indices.data_ptr(), torch.get_num_threads()
     )  # fmt: skip
     return values, indices
@@ -46,7 +46,7 @@ def top_p_cutoff(logits: Tensor, maxima: Tensor, inverse_temperature: float, top
     cutoffs, last = logits.new_empty(n_rows), torch.empty(n_rows, dtype=torch.long)
     lib = library()
     assert lib is not None
-    done = lib.nucleus(
+    done = lib.top_p_cutoff(
         logits.data_ptr(), maxima.data_ptr(), n_rows, n_tokens, inverse_temperature, top_p, cutoffs.data_ptr(),
         last.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
@@ -64,7 +64,7 @@ def page_masses(
     cutoffs, last = (None, None) if cutoff is None else (cutoff[0].data_ptr(), cutoff[1].data_ptr())
     lib = library()
     assert lib is not None
-    lib.masses(
+    lib.page_masses(
         logits.data_ptr(), maxima.data_ptr(), n_rows, n_tokens, inverse_temperature, cutoffs, last, masses.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip

@@ -1,0 +1,233 @@
+// New tokens through a stack of blocks with a KV cache, in one call. All threads of one team go through all layers
+// together; what a function says it does, the team does.
+//
+//     M tokens, E width, H heads, G key/value heads, D head size, S positions
+
+#include "attention.h"
+#include "linear.h"
+
+#define MAX_RUN 16  // tokens of a row that one thread takes one after the other: they read the same keys
+
+// --- norms and residuals ---------------------------------------------------------------------------------------------
+
+INLINE void normalize(const NormWeights *norm, const float *x, float *y, long n) {
+  float mean;
+  normalize_row(norm->kind == RMS_NORM, norm->weight, norm->bias, (float)norm->eps, x, y, n, &mean);
+}
+
+// x (M, E), normalized where there is a norm.
+static const float *normalized(const NormWeights *norm, const float *x, float *scratch, const DecodeStep *s) {
+  if (!norm->kind) return x;
+#pragma omp for
+  for (long i = 0; i < s->n_tokens; i++) normalize(norm, x + i * s->width, scratch + i * s->width, s->width);
+  return scratch;
+}
+
+// x = post(x + pre(y)), each norm where there is one.
+static void add_residual(const NormWeights *pre, const NormWeights *post, const float *y, float *x, float *scratch,
+                         const DecodeStep *s) {
+  long n = s->width;
+#pragma omp for
+  for (long i = 0; i < s->n_tokens; i++) {
+    const float *from = y + i * n;
+    float *to = x + i * n;
+    if (pre && pre->kind) {
+      normalize(pre, from, scratch + i * n, n);
+      from = scratch + i * n;
+    }
+    FOR_LANES(n) {
+      lanes here = first_lanes(n - k);
+      v_store_lanes(to + k, here, v_add(v_load_lanes(here, to + k), v_load_lanes(here, from + k)));
+    }
+    if (post && post->kind) normalize(post, to, to, n);
+  }
+}
+
+// --- attention -------------------------------------------------------------------------------------------------------
+
+// Zero the blocks that begin with one of the new tokens: what an earlier sequence left there may be NaN, which would
+// spoil the sums of PyTorch's attention even where it is masked.
+static void clear_blocks(const DecodeLayer *layers, long n_layers, const LayerCache *caches, const DecodeStep *s) {
+#pragma omp for
+  for (long i = 0; i < s->n_tokens; i++) {
+    if (s->positions[i] % s->block_size) continue;
+    long block = s->block_tables[s->rows[i] * s->max_blocks + s->positions[i] / s->block_size];
+    for (long j = 0; j < n_layers; j++) {
+      long n = s->block_size * layers[j].d_head * sizeof(float);
+      for (long g = 0; g < layers[j].n_kv_heads; g++) {
+        memset(caches[j].keys + block * caches[j].block_stride + g * caches[j].head_stride, 0, n);
+        memset(caches[j].values + block * caches[j].block_stride + g * caches[j].head_stride, 0, n);
+      }
+    }
+  }
+}
+
+// The number of tokens from i on that one thread takes together.
+static long run_length(const DecodeStep *s, long i) {
+  long n = 1;
+  while (n < MAX_RUN && i + n < s->n_tokens && s->rows[i + n] == s->rows[i]) n++;
+  return n;
+}
+
+INLINE void normalize_heads(const NormWeights *norm, float *x, long n) {
+  if (norm->kind)
+    for (long j = 0; j < n; j += norm->size) normalize(norm, x + j, x + j, norm->size);
+}
+
+// Normalize and rotate queries and keys of (M, (H + 2G) D), and write keys and values to the cache.
+static void update_cache(const DecodeLayer *l, const LayerCache *cache, const DecodeStep *s, float *qkv) {
+  long n = l->d_head, n_queries = l->n_heads * n, n_keys = l->n_kv_heads * n;
+#pragma omp for
+  for (long i = 0; i < s->n_tokens; i++) {
+    float *q = qkv + i * (n_queries + 2 * n_keys), *k = q + n_queries;
+    normalize_heads(&l->query_norm, q, n_queries);
+    normalize_heads(&l->key_norm, k, n_keys);
+    long turn = i * s->rotation_stride;
+    if (s->cos)
+      for (long j = 0; j < n_queries + n_keys; j += n)
+        rotate_head(q + j, s->cos + turn, s->sin + turn, s->n_rotated_pairs, s->interleaved, 1);
+    long block = s->block_tables[s->rows[i] * s->max_blocks + s->positions[i] / s->block_size];
+    for (long g = 0; g < l->n_kv_heads; g++) {
+      long at = block * cache->block_stride + g * cache->head_stride + s->positions[i] % s->block_size * n;
+      memcpy(cache->keys + at, k + g * n, n * sizeof(float));
+      memcpy(cache->values + at, k + n_keys + g * n, n * sizeof(float));
+    }
+  }
+}
+
+// Queries of (M, (H + 2G) D) over the cache -> (M, H D). `runs` are the first tokens of the runs; each thread has scratch
+// for its scores.
+static void attend_cached(const DecodeLayer *l, const LayerCache *m, const DecodeStep *s, const float *qkv, float *out,
+                          const long *runs, long n_runs, float *scratch, long scratch_size) {
+  long share = l->n_heads / l->n_kv_heads, n = l->d_head, row_size = (l->n_heads + 2 * l->n_kv_heads) * n;
+  float *scores = scratch + omp_get_thread_num() * scratch_size;
+#pragma omp for schedule(dynamic)
+  for (long j = 0; j < n_runs * l->n_heads; j++) {
+    long first = runs[j / l->n_heads], h = j % l->n_heads, at = h / share * m->head_stride;
+    const long *table = s->block_tables + s->rows[first] * s->max_blocks;
+    HeadCache cache = {m->keys + at, m->values + at, n, n, table, s->block_size, m->block_stride, 1};
+    for (long i = first; i < runs[j / l->n_heads + 1]; i++) {
+      long end = s->positions[i] + 1, begin = l->window && end > l->window ? end - l->window : 0;
+      const float *bias = s->bias ? s->bias + i * s->bias_token_stride + h * s->bias_head_stride + begin : 0;
+      attend_head(qkv + i * row_size + h * n, &cache, begin, 0, bias, end - begin, n, l->scale, scores,
+                  out + (i * l->n_heads + h) * n);
+      cache.prefetched = 0;  // the next token finds them in the cache
+    }
+  }
+}
+
+// Queries (M, H D) over the encoder's keys and values -> (M, H D).
+static void attend_encoder(const DecodeLayer *l, const LayerCache *m, const DecodeStep *s, const float *q, float *out,
+                           float *scratch, long scratch_size) {
+  long share = l->n_heads / l->n_kv_heads, n = l->d_head, stride = m->cross_position_stride;
+  float *scores = scratch + omp_get_thread_num() * scratch_size;
+#pragma omp for schedule(dynamic)
+  for (long j = 0; j < s->n_tokens * l->n_heads; j++) {
+    long i = j / l->n_heads, at = s->rows[i] * m->cross_row_stride + j % l->n_heads / share * m->cross_head_stride;
+    HeadCache cache = {m->cross_keys + at, m->cross_values + at, stride, stride, FIRST_BLOCK, SINGLE_BLOCK, 0, 1};
+    attend_head(q + j * n, &cache, 0, 0, 0, s->n_memory[i], n, l->cross_scale, scores, out + j * n);
+  }
+}
+
+// --- feed-forward ----------------------------------------------------------------------------------------------------
+
+INLINE void activate_row(const float *x, const float *gate, float *y, long n, const int kind) {
+  FOR_LANES(n) {
+    lanes here = first_lanes(n - k);
+    vec derivative, at = activate(kind, v_load_lanes(here, x + k), &derivative);
+    if (gate) at = v_mul(at, v_load_lanes(here, gate + k));
+    v_store_lanes(y + k, here, at);
+  }
+}
+
+static void feed_forward(const DecodeLayer *l, const DecodeStep *s, const float *x, float *hidden, float *y,
+                         char *scratch, int threads) {
+  long n = l->down.n_inputs, n_up = l->up.n_outputs;
+  float *active = hidden + s->n_tokens * n_up;
+  multiply_packed(&l->up, x, s->n_tokens, hidden, scratch, threads);
+#pragma omp for
+  for (long i = 0; i < s->n_tokens; i++) {
+    const float *from = hidden + i * n_up;
+    BY_ACTIVATION(l->activation, activate_row, from, l->gated ? from + n : 0, active + i * n, n)
+  }
+  multiply_packed(&l->down, active, s->n_tokens, y, scratch, threads);
+}
+
+// --- the stack -------------------------------------------------------------------------------------------------------
+
+typedef struct {
+  float *normed, *delta, *delta2, *qkv, *attended, *hidden, *scores;
+  long scores_size;  // of one thread
+  long *runs, n_runs;
+  char *scratch;
+  void *memory;
+} Workspace;
+
+// 0 where there is no memory.
+static int allocate(Workspace *w, const DecodeLayer *layers, long n_layers, const DecodeStep *s, int threads) {
+  long n = s->n_tokens, most = 1, hidden = 0, qkv = 0, bytes = 0, total = 0;
+  for (long i = 0; i < n; i++) most = max_long(most, max_long(s->positions[i] + 1, s->n_memory ? s->n_memory[i] : 0));
+  for (const DecodeLayer *l = layers; l < layers + n_layers; l++) {
+    hidden = max_long(hidden, l->up.n_outputs + l->down.n_inputs);
+    qkv = max_long(qkv, max_long(l->qkv.n_outputs, l->cross_query.n_outputs));
+    const PackedMatrix *all[] = {&l->qkv, &l->output, &l->cross_query, &l->cross_output, &l->up, &l->down};
+    for (int i = 0; i < 6; i++) bytes = max_long(bytes, packed_scratch(all[i], n));
+  }
+  w->scores_size = most + LANES;
+  float **parts[] = {&w->normed, &w->delta, &w->delta2, &w->qkv, &w->attended, &w->hidden, &w->scores};
+  long sizes[] = {n * s->width, n * s->width, n * s->width, n * qkv, n * qkv, n * hidden, threads * w->scores_size};
+  for (int i = 0; i < 7; i++) total += sizes[i] + LANES;
+  long n_runs = (n + 1) * sizeof(long);
+  w->memory = malloc(n_runs + total * sizeof(float) + bytes + 64);
+  if (!w->memory) return 0;
+  w->runs = w->memory, w->n_runs = 0;
+  for (long i = 0; i < n; i += run_length(s, i)) w->runs[w->n_runs++] = i;
+  w->runs[w->n_runs] = n;
+  float *rest = (float *)((char *)w->memory + n_runs);
+  for (int i = 0; i < 7; i++) *parts[i] = rest, rest += sizes[i] + LANES;
+  w->scratch = (char *)rest;
+  return 1;
+}
+
+static void decode_layer(const DecodeLayer *l, const LayerCache *cache, const DecodeStep *s, const Workspace *w,
+                         float *x, int threads) {
+  long n = s->n_tokens;
+  int post = l->residual == POST_NORM;
+  const float *from = post ? x : normalized(&l->attention_norm, x, w->normed, s);
+  multiply_packed(&l->qkv, from, n, w->qkv, w->scratch, threads);
+  update_cache(l, cache, s, w->qkv);
+  attend_cached(l, cache, s, w->qkv, w->attended, w->runs, w->n_runs, w->scores, w->scores_size);
+  multiply_packed(&l->output, w->attended, n, w->delta, w->scratch, threads);
+  if (l->residual == PARALLEL) {
+    if (l->feedforward_norm.kind) from = normalized(&l->feedforward_norm, x, w->normed, s);
+    feed_forward(l, s, from, w->hidden, w->delta2, w->scratch, threads);
+    add_residual(&l->attention_post_norm, 0, w->delta, x, w->normed, s);
+    add_residual(&l->feedforward_post_norm, 0, w->delta2, x, w->normed, s);
+    return;
+  }
+  add_residual(&l->attention_post_norm, post ? &l->attention_norm : 0, w->delta, x, w->normed, s);
+  if (l->cross_query.weight) {
+    from = post ? x : normalized(&l->cross_norm, x, w->normed, s);
+    multiply_packed(&l->cross_query, from, n, w->qkv, w->scratch, threads);
+    attend_encoder(l, cache, s, w->qkv, w->attended, w->scores, w->scores_size);
+    multiply_packed(&l->cross_output, w->attended, n, w->delta, w->scratch, threads);
+    add_residual(0, post ? &l->cross_norm : 0, w->delta, x, w->normed, s);
+  }
+  from = post ? x : normalized(&l->feedforward_norm, x, w->normed, s);
+  feed_forward(l, s, from, w->hidden, w->delta, w->scratch, threads);
+  add_residual(&l->feedforward_post_norm, post ? &l->feedforward_norm : 0, w->delta, x, w->normed, s);
+}
+
+// x (M, E), new tokens, through all layers, in place. 0 where there is no memory.
+EXPORT int decode(const DecodeLayer *layers, long n_layers, const LayerCache *caches, const DecodeStep *s, float *x,
+                  int threads) {
+  Workspace w;
+  if (!allocate(&w, layers, n_layers, s, threads)) return 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    if (s->clear_blocks) clear_blocks(layers, n_layers, caches, s);
+    for (long i = 0; i < n_layers; i++) decode_layer(layers + i, caches + i, s, &w, x, threads);
+  }
+  free(w.memory);
+  return 1;
+}

@@ -1,0 +1,130 @@
+// Argmax and top-p over rows of logits, without sorting the vocabulary.
+//
+//     M rows, N logits
+
+#include "common.h"
+
+#define PAGE 256  // logits whose maximum, or whose probabilities, are found together
+#define LEVELS 4096
+#define LEVELS_PER_NAT 64
+
+// The maximum of each row (M, N) and its first index; where a row has NaN, that and its first index.
+EXPORT void row_argmax(const float *x, long n_rows, long n, float *values, long *indices, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n_rows * n > 65536)
+  for (long row = 0; row < n_rows; row++) {
+    const float *from = x + row * n;
+    float most = -INFINITY;
+    long index = 0, has_nan = 0;
+    for (long page = 0; page < n && !has_nan; page += PAGE) {
+      long size = min_long(PAGE, n - page);
+      vec high = v_set(-INFINITY);
+      lanes wrong = 0;
+      FOR_LANES(size) {
+        vec at = v_select(first_lanes(size - k), v_load_lanes(first_lanes(size - k), from + page + k), high);
+        wrong |= v_is_nan(at, at);
+        high = v_max(high, at);
+      }
+      float top = v_highest(high);
+      if (wrong) has_nan = 1, index = page;
+      else if (top > most) most = top, index = page;
+    }
+    if (has_nan) {
+      while (from[index] == from[index]) index++;
+      most = NAN;
+    } else {
+      while (index < n - 1 && from[index] != most) index++;
+    }
+    values[row] = most, indices[row] = index;
+  }
+}
+
+// Unnormalized probabilities e^((x - maximum) / temperature) of some lanes.
+INLINE vec probabilities(lanes some, const float *x, float maximum, float inverse_temperature) {
+  vec at = v_mul(v_sub(v_load_lanes(some, x), v_set(maximum)), v_set(inverse_temperature));
+  return v_keep(some, v_exp(at));
+}
+
+typedef struct {
+  float x;
+  int index;
+} Ranked;
+
+static int by_rank(const void *a, const void *b) {  // the greatest first, of equals the one that comes first
+  const Ranked *first = a, *second = b;
+  return first->x != second->x ? (first->x < second->x ? 1 : -1) : first->index - second->index;
+}
+
+INLINE long level(float x, float maximum, float inverse_temperature) {
+  float depth = (maximum - x) * inverse_temperature * LEVELS_PER_NAT;
+  return depth < LEVELS - 1 ? (long)depth : LEVELS - 1;
+}
+
+// The nucleus of one row. Logits are counted into levels by their distance from the maximum, whole levels are taken as
+// long as they fit, and only the level at the border is sorted. 0 where there is no memory.
+static int row_cutoff(const float *x, long n, float maximum, float inverse_temperature, double top_p, float *cutoff,
+                      long *last) {
+  double mass[LEVELS] = {0}, total = 0, reached = 0;
+  long border = 0, n_ranked = 0, j = 0;
+  FOR_LANES(n) {
+    float p[LANES];
+    v_store(p, probabilities(first_lanes(n - k), x + k, maximum, inverse_temperature));
+    for (long i = 0; i < LANES && k + i < n; i++)
+      if (p[i] > 0) mass[level(x[k + i], maximum, inverse_temperature)] += p[i];
+  }
+  for (long i = 0; i < LEVELS; i++) total += mass[i];
+  while (border < LEVELS - 1 && reached + mass[border] < top_p * total) reached += mass[border++];
+  for (long i = 0; i < n; i++) n_ranked += level(x[i], maximum, inverse_temperature) == border;
+  Ranked *ranked = malloc((n_ranked + 1) * sizeof(Ranked));
+  if (!ranked) return 0;
+  for (long i = 0; i < n; i++)
+    if (level(x[i], maximum, inverse_temperature) == border) ranked[j++] = (Ranked){x[i], (int)i};
+  qsort(ranked, n_ranked, sizeof(Ranked), by_rank);
+  *cutoff = maximum, *last = n;
+  for (j = 0; j < n_ranked && (j == 0 || reached < top_p * total); j++) {
+    float p[LANES];
+    *cutoff = ranked[j].x, *last = ranked[j].index;
+    v_store(p, probabilities(1, &ranked[j].x, maximum, inverse_temperature));
+    reached += p[0];
+  }
+  free(ranked);
+  return 1;
+}
+
+// The fewest logits of each row (M, N), greatest first, that together have the probability top_p: all above
+// cutoffs[row], and of those that equal it the ones up to the index last[row]. Where the maximum is not finite there are
+// no probabilities, and the cutoff is NaN. 0 where there is no memory.
+EXPORT int top_p_cutoff(const float *x, const float *maxima, long n_rows, long n, float inverse_temperature,
+                        double top_p, float *cutoffs, long *last, int threads) {
+  int done = 1;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && n_rows * n > 65536)
+  for (long row = 0; row < n_rows; row++) {
+    cutoffs[row] = NAN, last[row] = n;
+    if (!isfinite(maxima[row])) continue;
+    if (!row_cutoff(x + row * n, n, maxima[row], inverse_temperature, top_p, cutoffs + row, last + row)) done = 0;
+  }
+  return done;
+}
+
+// The sum of the unnormalized probabilities of every 256 logits of each row, (M, pages); of those in the nucleus where
+// there are `cutoffs`.
+EXPORT void page_masses(const float *x, const float *maxima, long n_rows, long n, float inverse_temperature,
+                        const float *cutoffs, const long *last, float *masses, int threads) {
+  long n_pages = (n + PAGE - 1) / PAGE;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && n_rows * n > 65536)
+  for (long row = 0; row < n_rows; row++)
+    for (long page = 0; page < n_pages; page++) {
+      const float *from = x + row * n + page * PAGE;
+      long size = min_long(PAGE, n - page * PAGE);
+      vec sum = v_zero();
+      FOR_LANES(size) {
+        lanes some = first_lanes(size - k);
+        if (cutoffs) {
+          vec at = v_load_lanes(some, from + k), cutoff = v_set(cutoffs[row]);
+          lanes before = first_lanes(last[row] - page * PAGE - k + 1);
+          some &= v_greater(at, cutoff) | (v_equal(at, cutoff) & before) | v_is_nan(at, cutoff);
+        }
+        sum = v_add(sum, probabilities(some, from + k, maxima[row], inverse_temperature));
+      }
+      masses[row * n_pages + page] = v_sum(sum);
+    }
+}

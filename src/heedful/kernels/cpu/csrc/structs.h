@@ -1,0 +1,76 @@
+// The structs that Python fills in (structs.py has the same fields). abi.c tells their layouts, which Python compares
+// with its own when it loads the library. Change ABI_VERSION with the meaning of any of them.
+//
+//     N outputs, K inputs, M tokens, B rows, H heads, G key/value heads, D head size, E width, T and S positions
+
+#pragma once
+#include <stdint.h>
+
+#define ABI_VERSION 1
+#define SINGLE_BLOCK (1L << 40)  // block_size where the cache of a row is one contiguous block
+
+enum { FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 };   // PackedMatrix.kind
+enum { NO_NORM, LAYER_NORM, RMS_NORM };            // NormWeights.kind
+enum { PRE_NORM, POST_NORM, PARALLEL };            // DecodeLayer.residual
+enum { ATTENTION_NORM, FEEDFORWARD_NORM, QUERY, KEY, VALUE, OUTPUT, UP, GATE, DOWN, N_PARTS };  // BlockArguments.weights
+
+// A weight (N, K) packed as linear.c reads it.
+typedef struct {
+  long kind, n_inputs, n_outputs;
+  const void *weight, *scales;
+  const float *bias;  // (N,) or none
+} PackedMatrix;
+
+typedef struct {
+  long kind, size;  // how many numbers are normalized together
+  const float *weight, *bias;
+  double eps;
+} NormWeights;
+
+typedef struct {
+  long residual, activation, gated, window, n_heads, n_kv_heads, d_head;
+  double scale, cross_scale;
+  NormWeights attention_norm, attention_post_norm, cross_norm, feedforward_norm, feedforward_post_norm, query_norm,
+      key_norm;
+  PackedMatrix qkv, output, cross_query, cross_output, up, down;  // `up` has the gate before it where there is one
+} DecodeLayer;
+
+typedef struct {
+  float *keys, *values;  // (blocks, G, block_size, D)
+  long block_stride, head_stride;
+  const float *cross_keys, *cross_values;  // (B, G, S, D)
+  long cross_row_stride, cross_head_stride, cross_position_stride;
+} LayerCache;
+
+// New tokens, one or several of each row, in their order.
+typedef struct {
+  long n_tokens, width;
+  const long *rows, *positions;  // (M) the row of each token, and its position in it
+  const long *block_tables;      // (B, max_blocks) the blocks of each row's cache
+  long max_blocks, block_size, clear_blocks;  // whether a block is zeroed when its first position is written
+  const float *cos, *sin;                     // (M or 1, n_rotated_pairs) or none
+  long n_rotated_pairs, rotation_stride, interleaved;
+  const float *bias;  // (M or 1, H or 1, S) added to the scores of self-attention, or none
+  long bias_token_stride, bias_head_stride;
+  const long *n_memory;  // (M) positions of the encoder's output, or none
+} DecodeStep;
+
+// A pre-norm block for training.
+typedef struct {
+  long n_sequences, length, width, hidden, n_heads, n_kv_heads, d_head;
+  long rms, activation, gated, causal, threads;
+  double scale, eps;
+  const float *weights[N_PARTS][2];  // weight and bias; none where there is none
+  float *gradients[N_PARTS][2];      // none where none is wanted
+  const uint8_t *mask;               // (B or 1, T, T), true where attention is allowed, or none
+  long mask_stride;
+  const float *cos, *sin;  // (B or 1, T, n_rotated_pairs) or none
+  long n_rotated_pairs, rotation_stride, interleaved;
+  const float *x, *d_y;  // (B, T, E) and the gradient of the output
+  float *y, *d_x;
+  float *kept, *workspace;  // what forward keeps for backward; memory for one call
+} BlockArguments;
+
+typedef struct {
+  double lr, beta1, beta2, eps, weight_decay;
+} AdamWSettings;
