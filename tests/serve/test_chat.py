@@ -9,7 +9,7 @@ import heedful
 from heedful.loaded import Loaded
 from heedful.serve.options import Options
 from support.folders import tiny_gpt
-from support.inside import Inside
+from support.in_process import InProcessServer
 from support.serving import CHATML, words
 
 GREEDY = {"temperature": 0}
@@ -27,7 +27,7 @@ STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }
 @pytest.fixture(scope="module")
 def inside():
     models = small(), small("mute", None), small("strict", STRICT), heedful.load("bert-books")
-    with Inside(*models, max_rows=4, options=Options(max_tokens_per_request=600)) as found:
+    with InProcessServer(*models, max_rows=4, options=Options(max_tokens_per_request=600)) as found:
         yield found
 
 

@@ -15,7 +15,7 @@ from heedful.loaded import Loaded
 from heedful.serve.options import Options
 from heedful.text.tokenizer import Tokenizer
 from support.folders import tiny_gpt
-from support.inside import Gate, Inside, until
+from support.in_process import Gate, InProcessServer, until
 from support.serving import CHATML, words
 from support.tiny import tiny
 
@@ -37,14 +37,14 @@ def loaded() -> Loaded:
 
 @pytest.fixture(scope="module")
 def inside(loaded):
-    with Inside(loaded, max_rows=4, options=Options(max_tokens_per_request=2000)) as found:
+    with InProcessServer(loaded, max_rows=4, options=Options(max_tokens_per_request=2000)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def others():
     names = ("shakespeare", "bert-books")
-    with Inside(*(heedful.load(name) for name in names)) as found:
+    with InProcessServer(*(heedful.load(name) for name in names)) as found:
         yield found
 
 
@@ -186,7 +186,7 @@ def test_an_encoder_decoder_answers_its_prompt():
     tokenizer = words()
     loaded = Loaded(tiny("t5", vocab_size=len(tokenizer)).eval(), tokenizer, "answers")
     (expected,) = loaded.complete("the cat", max_tokens=8, logprobs=1, **GREEDY)
-    with Inside(loaded) as server:
+    with InProcessServer(loaded) as server:
         reply = completion(server.complete("the cat", max_tokens=8, logprobs=1, **GREEDY))
         assert reply.choices[0].text == expected.choices[0].text
         assert reply.usage.prompt_tokens == len(loaded.encode_prompt("the cat")[1])
@@ -233,7 +233,7 @@ def test_logprobs_are_those_of_transformers(folder):
     transformers = pytest.importorskip("transformers", reason="the reference is not installed")
     reference, loaded = transformers.GPT2LMHeadModel.from_pretrained(folder).eval(), heedful.load(folder)
     ids = loaded.tokenizer.encode("the small cat sat on the mat")
-    with Inside(loaded) as server:
+    with InProcessServer(loaded) as server:
         reply = completion(server.complete([ids], max_tokens=0, logprobs=2, echo=True))
     with torch.no_grad():
         logs = reference(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -352,7 +352,7 @@ def test_unknown_models_and_those_that_cannot(others):
 
 def test_a_full_line_is_busy_and_leaves_nothing_behind(loaded, monkeypatch):
     gate = Gate(monkeypatch, "step")
-    with Inside(loaded, queue=2, max_rows=1) as server:
+    with InProcessServer(loaded, queue=2, max_rows=1) as server:
         worker = server.manager.workers["small"]
 
         async def crowd():

@@ -17,7 +17,7 @@ from heedful.serve import embeddings
 from heedful.tasks.embed import Pooling
 from heedful.text import train_wordpiece
 from heedful.weights.save import save
-from support.application import asking, serving
+from support.application import async_client, sync_client
 from support.tiny import tiny
 
 TEXTS = ["The cat sat.", "a", "A much longer sentence, about nothing at all.", "été", "The cat sat."]
@@ -39,7 +39,7 @@ def model(place):
 
 @pytest.fixture(scope="module")
 def bert(place):
-    with asking(place) as ask:
+    with sync_client(place) as ask:
         yield ask
 
 
@@ -50,7 +50,7 @@ def ask(bert, place):
     def ask(*names, pooling=None, **body):
         if not names and pooling is None:
             return bert("POST", "/v1/embeddings", json=body)
-        with asking(*(names or [place]), pooling=pooling) as other:
+        with sync_client(*(names or [place]), pooling=pooling) as other:
             return other("POST", "/v1/embeddings", json=body)
 
     return ask
@@ -169,7 +169,7 @@ def test_two_thousand_texts_come_back_in_order(ask, model):
 
 def test_a_pass_that_fails_is_500_and_the_next_one_works(place, monkeypatch):
     async def main():
-        async with serving(place) as client:
+        async with async_client(place) as client:
             loaded = (await client.app.state.manager.worker(None)).loaded
             with monkeypatch.context() as patch:
                 patch.setattr(loaded.model, "hidden", lambda batch: [][0])
@@ -198,7 +198,7 @@ def test_a_client_that_goes_away_ends_its_work(place, monkeypatch):
     monkeypatch.setattr(embeddings, "embed_token_ids", slow)
 
     async def main():
-        async with serving(place) as client:
+        async with async_client(place) as client:
             messages = [{"type": "http.request", "body": json.dumps({"input": ["a"] * 50}).encode()}]
 
             async def receive():

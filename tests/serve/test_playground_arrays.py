@@ -14,7 +14,7 @@ from heedful.serve.playground import attention, shapes
 from heedful.serve.playground.desk import ROOM, Desk, Kept, n_bytes
 from heedful.serve.playground.shapes import in_json, with_arrays
 from support.playground import TEXTS, array, asked, packed, same
-from support.serving import Inside, assert_error, serving
+from support.serving import ThreadServer, assert_error, serving
 
 IMAGE = [[0.5, 0.25] * 4] * 8
 WITH_ARRAYS: dict[str, dict[str, Any]] = {
@@ -31,18 +31,18 @@ WITH_ARRAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Inside]:
+def page() -> Iterator[ThreadServer]:
     with serving(*TEXTS, "digits-vit") as found:
         yield found
 
 
-def desk_of(page: Inside, name: str) -> Desk:
+def desk_of(page: ThreadServer, name: str) -> Desk:
     (found,) = (desk for desk in page.app.state.desks._desks.values() if desk.loaded.name == name)
     return found
 
 
 @pytest.fixture
-def forgetful(page: Inside, monkeypatch: pytest.MonkeyPatch) -> Inside:
+def forgetful(page: ThreadServer, monkeypatch: pytest.MonkeyPatch) -> ThreadServer:
     """The server with nothing kept from before."""
     for name in TEXTS:
         asked(page, "tokens", model=name, text="1 2")
@@ -50,7 +50,7 @@ def forgetful(page: Inside, monkeypatch: pytest.MonkeyPatch) -> Inside:
     return page
 
 
-def passes(page: Inside, name: str) -> list[int]:
+def passes(page: ThreadServer, name: str) -> list[int]:
     """A list that grows with every pass of a served model."""
     count: list[int] = []
     model = desk_of(page, name).model

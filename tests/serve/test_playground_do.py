@@ -22,7 +22,7 @@ from heedful.weights.resolve import shipped_models
 from heedful.weights.save import save
 from support.folders import tiny_gpt
 from support.playground import array, asked, exact, pieces, same
-from support.serving import Inside, assert_error, events, serving
+from support.serving import ThreadServer, assert_error, events, serving
 
 JOB = "In [1908|2018], [he|she] was employed as a _."
 PROSE = "the whale rose out of the sea and anna saw it from the house on the hill in berlin"
@@ -52,7 +52,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def page(folders) -> Iterator[Inside]:
+def page(folders) -> Iterator[ThreadServer]:
     zoo = "tiny", "shakespeare", "bert-books", "reversal", "translator", "digits-vit", "digits-gpt"
     with serving(*zoo, *folders.values()) as found:
         yield found
@@ -235,7 +235,7 @@ def test_a_model_that_cannot_says_what_it_can(page, path):
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def examples(page: Inside) -> list[dict]:
+def examples(page: ThreadServer) -> list[dict]:
     return page.get("/api/images").json()["digits"]
 
 

@@ -16,7 +16,7 @@ from heedful.observe.lens import logit_lens
 from heedful.serve.playground.steps import merges
 from support.folders import saved, tiny_llama
 from support.playground import TEXTS, array, asked, exact, pieces, same
-from support.serving import Inside, assert_error, serving, words
+from support.serving import ThreadServer, assert_error, serving, words
 
 MAPS = [
     ("tiny", "self", "decoder"),
@@ -30,7 +30,7 @@ MAPS = [
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Inside]:
+def page() -> Iterator[ThreadServer]:
     with serving(*TEXTS, "digits-vit", "digits-gpt") as found:
         yield found
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from heedful.serve.playground import page as pages
-from support.serving import KEY, Inside, assert_error, serving
+from support.serving import KEY, ThreadServer, assert_error, serving
 
 
 @pytest.fixture(scope="module")
-def locked() -> Iterator[Inside]:
+def locked() -> Iterator[ThreadServer]:
     """A server with a key, which this client does not send."""
     with serving("tiny", api_keys=(KEY,)) as found:
         yield found

@@ -15,7 +15,7 @@ from heedful.serve.playground import runs as looked
 from heedful.train.recipe import LogSettings
 from heedful.train.run import Run
 from heedful.train.runlog import RunLog
-from support.serving import Inside, assert_error, serving
+from support.serving import ThreadServer, assert_error, serving
 
 RECIPE = 'about = "a test"\n[train]\nsteps = 20\n'
 
@@ -26,7 +26,7 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(root) -> Iterator[Inside]:
+def page(root) -> Iterator[ThreadServer]:
     with serving("tiny", runs=str(root)) as found:
         yield found
 
@@ -46,7 +46,7 @@ def train(folder: Path, first: int, last: int, *, begin: int = 0, end: bool = Fa
     return log
 
 
-def listed(page: Inside) -> dict[str, dict]:
+def listed(page: ThreadServer) -> dict[str, dict]:
     return {run["name"]: run for run in page.get("/api/runs").json()["runs"]}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import Inside, assert_error, serving
+from support.serving import ThreadServer, assert_error, serving
 
 IMAGE = [[0.5] * 8] * 8
 GOOD: dict[str, dict[str, Any]] = {
@@ -55,12 +55,12 @@ ODD: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[Inside]:
+def page() -> Iterator[ThreadServer]:
     with serving("tiny", "reversal", "digits-vit", "digits-gpt") as found:
         yield found
 
 
-def check(page: Inside, path: str, body: Any) -> int:
+def check(page: ThreadServer, path: str, body: Any) -> int:
     raw = json.dumps(body).encode()
     response = page.http.post(f"/api/{path}", content=raw, headers={"content-type": "application/json"})
     if response.status_code != 200:

@@ -14,7 +14,7 @@ from heedful.generate.model_runner import ModelRunner
 from heedful.loaded import Loaded
 from heedful.serve import generation
 from support.folders import tiny_gpt
-from support.inside import Answer, Gate, Inside, until
+from support.in_process import Answer, Gate, InProcessServer, until
 from support.serving import CHATML, words
 
 GREEDY = {"temperature": 0}
@@ -26,7 +26,7 @@ def inside():
     tokenizer = words()
     tokenizer.chat_template = CHATML
     model = tiny_gpt(vocab_size=len(tokenizer), max_len=256)
-    with Inside(Loaded(model, tokenizer, "small"), max_rows=4, chunk=32) as found:
+    with InProcessServer(Loaded(model, tokenizer, "small"), max_rows=4, chunk=32) as found:
         yield found
 
 

@@ -17,7 +17,7 @@ from heedful.serve.options import Options
 
 
 @asynccontextmanager
-async def serving(*names, pooling=None, **options):
+async def async_client(*names, pooling=None, **options):
     """A client of an application with these models; `pooling` is what the first one's files would say."""
     chosen = Options(**options)
     manager = ModelManager(names or ("bert-books",), chosen, Metrics())
@@ -33,7 +33,7 @@ async def serving(*names, pooling=None, **options):
         await manager.stop()
 
 
-class Asker:
+class SyncClient:
     """The same for tests that are not asynchronous: the application lives in a thread of its own."""
 
     def __init__(self, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
@@ -47,14 +47,14 @@ class Asker:
 
 
 @contextmanager
-def asking(*names, pooling=None, **options) -> Iterator[Asker]:
+def sync_client(*names, pooling=None, **options) -> Iterator[SyncClient]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    held = serving(*names, pooling=pooling, **options)
+    held = async_client(*names, pooling=pooling, **options)
     try:
         client = asyncio.run_coroutine_threadsafe(held.__aenter__(), loop).result(60)
-        yield Asker(client, loop)
+        yield SyncClient(client, loop)
         asyncio.run_coroutine_threadsafe(held.__aexit__(None, None, None), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)

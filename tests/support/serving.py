@@ -228,7 +228,7 @@ class Server(Client):
         self.stop()
 
 
-class Inside(Client):
+class ThreadServer(Client):
     """A server in a thread of this process, whose models a test can spoil."""
 
     def __init__(self, app: Any) -> None:
@@ -254,7 +254,7 @@ class Inside(Client):
 
 
 @contextmanager
-def serving(*models: str | Path, **options: Any) -> Iterator[Inside]:
+def serving(*models: str | Path, **options: Any) -> Iterator[ThreadServer]:
     """These models, served by a thread of this process."""
     from heedful.serve.app import create_app
     from heedful.serve.metrics import Metrics
@@ -263,7 +263,7 @@ def serving(*models: str | Path, **options: Any) -> Iterator[Inside]:
 
     chosen = Options(models=tuple(map(str, models)), port=0, **options)
     manager = ModelManager(chosen.models, chosen, Metrics())
-    inside = Inside(create_app(manager, chosen))
+    inside = ThreadServer(create_app(manager, chosen))
     try:
         yield inside
     finally:

@@ -20,8 +20,9 @@ def check_token_ids(ids: Sequence[int], vocab_size: int | None, where: str, name
     """ValueError for ids outside of 0 to vocab_size - 1; its message says `where` they are, and the model's `name`."""
     if vocab_size is None or not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return
-    wrong = [i for i, id in enumerate(ids) if not 0 <= id < vocab_size]
-    found = list(dict.fromkeys(str(ids[i]) for i in wrong))
-    tokens = f"token {found[0]} (" if len(found) == 1 else f"tokens {', '.join(found[:MAX_LISTED])} (the first "
+    wrong = [(i, id) for i, id in enumerate(ids) if not 0 <= id < vocab_size]
+    place, first = wrong[0]
+    others = [str(id) for id in dict.fromkeys(id for _, id in wrong) if id != first][:MAX_LISTED]
+    more = f" (nor has it {', '.join(others)})" if others else ""
     vocabulary = f"the vocabulary of {name}" if name else "the vocabulary"
-    raise ValueError(f"{tokens}at {wrong[0]} of {where}): {vocabulary} is 0 to {vocab_size - 1}")
+    raise ValueError(f"token {first} (at {place} of {where}): {vocabulary} is 0 to {vocab_size - 1}{more}")

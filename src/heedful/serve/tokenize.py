@@ -71,7 +71,7 @@ class TokenizerInfo(ResponseModel):
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize_text(http: HttpRequest, body: TokenizeRequest) -> Response:
     """Tokenize a text."""
-    loaded, tokenizer = await tokenizer_of(http, body.model)
+    loaded, tokenizer = await require_tokenizer(http, body.model)
 
     def encode() -> Response:
         special = None if body.add_special_tokens else tokenizer.special_tokens.get(body.prompt)
@@ -87,7 +87,7 @@ async def tokenize_text(http: HttpRequest, body: TokenizeRequest) -> Response:
 @router.post("/detokenize", response_model=DetokenizeResponse)
 async def detokenize_ids(http: HttpRequest, body: DetokenizeRequest) -> Response:
     """Decode token ids."""
-    loaded, tokenizer = await tokenizer_of(http, body.model)
+    loaded, tokenizer = await require_tokenizer(http, body.model)
     with client_errors("tokens"):
         check_token_ids(body.tokens, vocab_sizes(loaded.model)[0], "tokens", loaded.name)
 
@@ -102,14 +102,14 @@ async def tokenizer_info(
     http: HttpRequest, model: Annotated[str | None, Query(max_length=1000)] = None
 ) -> dict[str, Any]:
     """Describe a model's tokenizer."""
-    _, tokenizer = await tokenizer_of(http, model)
+    _, tokenizer = await require_tokenizer(http, model)
     special = {f"{role}_token": tokenizer.roles.get(role) for role in ("eos", "bos", "pad", "unk")}
     about = {"tokenizer_class": type(tokenizer.backend.model).__name__, "vocab_size": tokenizer.vocab_size}
     return {**about, **special, "chat_template": tokenizer.chat_template}
 
 
-async def tokenizer_of(http: HttpRequest, name: str | None) -> tuple[Loaded, Tokenizer]:
-    """A model and its tokenizer. They stay usable even if the model is evicted meanwhile."""
+async def require_tokenizer(http: HttpRequest, name: str | None) -> tuple[Loaded, Tokenizer]:
+    """A model and its tokenizer, ApiError if it has none. Both stay usable if the model is evicted meanwhile."""
     with client_errors():
         loaded: Loaded = (await http.app.state.manager.worker(name)).loaded
     if loaded.tokenizer is None:

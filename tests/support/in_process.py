@@ -101,7 +101,7 @@ class Gate:
         self._open.release(n)
 
 
-class Inside:
+class InProcessServer:
     """An application that lives as long as this; `settings` are the workers'."""
 
     def __init__(self, *models: Loaded, options: Options | None = None, **settings: Any) -> None:
@@ -110,7 +110,7 @@ class Inside:
         self.manager = LoadedManager(models, **settings)
         self.app = create_app(self.manager, options or Options())  # type: ignore[arg-type]
 
-    def __enter__(self) -> Inside:
+    def __enter__(self) -> InProcessServer:
         return self
 
     def __exit__(self, *_: object) -> None:
