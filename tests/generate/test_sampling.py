@@ -18,11 +18,11 @@ from heedful.generate.sampling import (
     InvalidLogits,
     Sampler,
     apply_penalties,
-    apply_temperature,
     filter_logits,
     sample,
     token_scores,
 )
+from heedful.kernels.sampling import apply_temperature
 
 SETTINGS = {
     "plain": Sampling(seed=3),
@@ -118,7 +118,7 @@ def test_bias_and_repetition_penalty_come_first_as_in_transformers():
     samplers = [Sampler(how, row[:20]) for row in text.tolist()]
     for sampler, row in zip(samplers, text.tolist(), strict=True):
         for token in row[20:]:  # asked or said is all the same to this penalty
-            sampler.say(token)
+            sampler.record(token)
     before = logits.clone()
     same(
         filter_logits(apply_temperature(apply_penalties(logits, samplers), how.temperature), how),
@@ -133,7 +133,7 @@ def test_frequency_and_presence_penalties_count_what_was_said():
     samplers = [Sampler(how, prompt=[1, 2, 3, 3]) for how in hows]
     for token in [3, 9, 9, 9, 20]:
         for sampler in samplers:
-            sampler.say(token)
+            sampler.record(token)
     expected = logits.clone()
     for row, how in enumerate(hows):  # mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence
         for token, count in {3: 1, 9: 3, 20: 1}.items():
@@ -203,9 +203,9 @@ def test_the_short_ways_choose_what_the_long_one_chooses(name, n_tokens):
         left = reference(raw, Sampling(1.0 if how.temperature == 0 else how.temperature, *cuts(how)))
         expected = []
         for row, twin in zip(left.softmax(-1).numpy(), twins, strict=True):
-            numbers = twin.numbers(max(8, (n_tokens - 1).bit_length()))
+            numbers = twin.uniforms(max(8, (n_tokens - 1).bit_length()))
             expected.append(bit_by_bit(row, numbers))
-            twin.say(expected[-1])
+            twin.record(expected[-1])
         assert sample(logits, samplers) == expected
 
 
@@ -255,12 +255,12 @@ def test_a_row_does_not_depend_on_its_neighbours(name):
 
 def test_streams_differ_by_seed_and_index():
     first = [
-        tuple(Sampler(Sampling(seed=seed), index=index).numbers(4))
+        tuple(Sampler(Sampling(seed=seed), index=index).uniforms(4))
         for seed in (0, 1, 2, -1, 2**32, 2**32 + 1, 7 << 32)
         for index in (0, 1, 2, 7)
     ]
     assert len(set(first)) == len(first)
-    streams = np.array([Sampler(Sampling(seed=1), index=i).numbers(1000) for i in range(20)])
+    streams = np.array([Sampler(Sampling(seed=1), index=i).uniforms(1000) for i in range(20)])
     assert np.abs(np.corrcoef(streams) - np.eye(20)).max() < 0.15
 
 

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from heedful.generate.engine import Speaker
 from heedful.generate.request import Sampling
-from heedful.generate.sampling import InvalidLogits, Sampler, apply_penalties, apply_temperature, filter_logits
+from heedful.generate.sampling import InvalidLogits, Sampler, apply_penalties, filter_logits
+from heedful.kernels.sampling import apply_temperature
 from heedful.models.base import Batch, last_of_each, row_lengths
 from heedful.nn.state import State
 
@@ -88,7 +89,7 @@ class SpeculativeSampler:
         """The distribution (V,) of what follows a row's text and these guesses, by the model's logits (V,)."""
         past = Sampler(self.quiet, row.text[: row.n_prompt])
         for token in [*row.text[row.n_prompt :], *guessed] if past.penalizes else ():
-            past.say(token)
+            past.record(token)
         logits = apply_penalties(logits[None], [past])
         highest = float(logits.max())
         if not math.isfinite(highest):

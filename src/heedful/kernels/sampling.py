@@ -1,0 +1,221 @@
+"""Argmax, top-k, top-p and categorical sampling over a large vocabulary without sorting it.
+
+Every decode step runs these for every row, and a sort of 50,000 logits takes as long as the step of a small model; so
+this is more than `topk`, `sort` and `multinomial`. Each function is written in PyTorch; `argmax` and `sample_top_p` use
+the C kernels where those take the logits. A row's result does not depend on the other rows.
+
+    B rows, V vocabulary, M a part of it
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from heedful.kernels.cpu.sampling import page_masses, row_argmax, supports_logits, top_p_cutoff
+
+SORTED_FIRST = 256  # candidates that `smallest_set` sorts before it looks at the rest
+BLOCK = 32  # tokens compared by their maximum first: faster than one by one
+BUCKETS, BUCKETS_PER_NAT = 4096, 64  # see `smallest_set`
+PAGE_BITS, PAGE = 8, 256  # ids that share their high bits; a page is drawn by its mass, then an id in it
+
+
+def argmax(logits: Tensor) -> tuple[list[float], list[int]]:
+    """The highest logit of each row (B, V) and the first id that has it; NaN where a row has one."""
+    if supports_logits(logits):
+        values, ids = row_argmax(logits)
+        return values.tolist(), ids.tolist()
+    n_blocks = logits.shape[-1] // BLOCK
+    if not n_blocks or logits.numel() < 2**14:
+        values, ids = logits.max(-1)
+        return values.tolist(), ids.tolist()
+    rest = logits[:, n_blocks * BLOCK :]
+    blocks = logits[:, : n_blocks * BLOCK].unflatten(-1, (n_blocks, BLOCK))
+    values, block = blocks.amax(-1).max(-1)  # three times faster than logits.max(-1)
+    ids = block * BLOCK + blocks[torch.arange(len(logits), device=logits.device), block].argmax(-1)
+    if rest.shape[-1]:
+        last, at = rest.max(-1)
+        later = (last > values) | last.isnan()
+        values, ids = torch.where(later, last, values), torch.where(later, at + n_blocks * BLOCK, ids)
+    return values.tolist(), ids.tolist()
+
+
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
+    """Logits divided by the temperature, the highest shifted to 0 so that none overflows at low temperatures."""
+    return (logits - logits.amax(-1, keepdim=True)).div_(max(temperature, 1e-30))
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+
+
+def top_candidates(key: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Ids (B, M), ascending, and keys of at least the n greatest of each row (B, V), ties included.
+
+    If n blocks have a token of some height, n tokens are that high: the n-th highest of the blocks' maxima is a bound,
+    and only blocks that reach it are searched. Rows with fewer candidates are filled up with -inf.
+    """
+    n_tokens = key.shape[-1]
+    n_blocks = n_tokens // BLOCK
+    if n >= n_tokens:
+        return torch.arange(n_tokens, device=key.device).expand_as(key), key
+    if n > n_blocks:
+        return _at_least(key, key.topk(n).values[:, -1:])
+    blocks = key[:, : n_blocks * BLOCK].unflatten(-1, (n_blocks, BLOCK))
+    maxima = blocks.amax(-1)  # (B, n_blocks)
+    bound = maxima.topk(n).values[:, -1:]
+    chosen, heights = _at_least(maxima, bound)  # (B, N)
+    inside = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK))  # (B, N, BLOCK)
+    inside = inside.masked_fill(heights[..., None] == -torch.inf, -torch.inf).flatten(1)
+    inside = torch.cat([inside, key[:, n_blocks * BLOCK :]], -1)  # with those that fill no block
+    at, keys = _at_least(inside, bound)
+    chosen = torch.cat([chosen, torch.full_like(chosen[:, :1], n_blocks)], -1)
+    return chosen.gather(1, at // BLOCK) * BLOCK + at % BLOCK, keys
+
+
+def _at_least(key: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids, ascending, and keys of what reaches the bound; shorter rows are padded with the last id and -inf."""
+    inside = (key >= bound) & (key > -torch.inf)
+    rows, at = inside.nonzero(as_tuple=True)
+    counts = inside.sum(-1)
+    within = torch.arange(len(rows), device=key.device) - (counts.cumsum(0) - counts)[rows]
+    shape = (len(key), max(1, int(counts.max())))
+    ids = torch.full(shape, key.shape[-1] - 1, device=key.device)
+    ids[rows, within] = at
+    keys = torch.full(shape, -torch.inf, device=key.device, dtype=key.dtype)
+    keys[rows, within] = key[rows, at]
+    return ids, keys
+
+
+def smallest_set(key: Tensor, probabilities: Tensor, mass: float) -> Tensor:
+    """Mask (B, V) of the fewest tokens, in descending order of their keys, that together have the mass.
+
+    The first few hundred are sorted. Where they are not enough, tokens are put into buckets by their key, whole buckets
+    are kept as long as they fit, and only the bucket at the border is sorted.
+    """
+    keep, reached = _mask_until(*top_candidates(key, SORTED_FIRST), probabilities, mass)
+    short = (reached < mass).nonzero()[:, 0]
+    if SORTED_FIRST >= key.shape[-1] or not len(short):
+        return keep
+    key, probabilities = key[short], probabilities[short]
+    distance = key.amax(-1, keepdim=True) - key
+    bucket = (distance * BUCKETS_PER_NAT).clamp_(max=BUCKETS - 1).long()  # (B, V)
+    masses = distance.new_zeros(len(key), BUCKETS, dtype=torch.float64)
+    masses.scatter_add_(1, bucket, probabilities.double())
+    before = masses.cumsum(-1) - masses
+    border = (before < mass).sum(-1, keepdim=True) - 1  # (B, 1)
+    inside = key.masked_fill(bucket != border, -torch.inf)
+    ids, keys = _at_least(inside, inside.new_full((1,), -torch.inf))
+    some, _ = _mask_until(ids, keys, probabilities, mass - before.gather(1, border))
+    keep[short] = some | (bucket < border)
+    return keep
+
+
+def _mask_until(ids: Tensor, keys: Tensor, probabilities: Tensor, mass: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Mask (B, V) of as many of the ids, greatest key first, as it takes to have the mass; and the mass of all ids."""
+    keys, order = keys.sort(descending=True, stable=True)
+    ids = ids.gather(1, order)
+    shares = probabilities.gather(1, ids).double().masked_fill(keys == -torch.inf, 0)
+    reached = shares.cumsum(-1)
+    kept = (reached - shares < mass) & (shares > 0)
+    kept[:, 0] = True
+    rows, at = kept.nonzero(as_tuple=True)
+    keep = torch.zeros_like(probabilities, dtype=torch.bool)
+    keep[rows, ids[rows, at]] = True
+    return keep, reached[:, -1]
+
+
+def keep_smallest_set(logits: Tensor, key: Tensor, probabilities: Tensor, mass: float) -> Tensor:
+    """Logits (..., V) with -inf outside the `smallest_set` of that mass."""
+    shape = (-1, logits.shape[-1])
+    kept = smallest_set(key.reshape(shape), probabilities.reshape(shape), mass)
+    return logits.masked_fill(~kept.view_as(logits), -torch.inf)
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+def n_uniforms(n_tokens: int) -> int:
+    """How many uniform random numbers it takes to sample one of so many tokens: one per bit of its id."""
+    return max(PAGE_BITS, (n_tokens - 1).bit_length())
+
+
+def sample_categorical(logits: Tensor, uniforms: Sequence[Sequence[float]], ids: Tensor | None = None) -> list[int]:
+    """One id per row from softmax(logits), by the row's uniform numbers.
+
+    `ids` (B, M) are the tokens of the columns where logits (B, M) are not the whole vocabulary.
+    """
+    probabilities = logits.softmax(-1)
+    if ids is not None:
+        rows = zip(ids.tolist(), _cumulated(probabilities), uniforms, strict=True)
+        return [row[_sample_bits(row, ends, numbers)] for row, ends, numbers in rows]
+    n_pages = logits.shape[-1] // PAGE
+    whole = probabilities[:, : n_pages * PAGE].unflatten(-1, (n_pages, PAGE)).sum(-1)
+    rest = probabilities[:, n_pages * PAGE :].sum(-1, keepdim=True)
+    masses = torch.cat([whole, rest], -1)  # (B, n_pages + 1)
+    return _sample_by_pages(masses, logits.shape[-1], uniforms, lambda at: probabilities.gather(1, at))
+
+
+def sample_top_p(
+    logits: Tensor, maxima: Sequence[float], temperature: float, top_p: float, uniforms: Sequence[Sequence[float]]
+) -> list[int]:
+    """One id per row from the nucleus of softmax(logits / temperature); `maxima` are the rows' highest logits."""
+    if not supports_logits(logits):
+        scaled = apply_temperature(logits, temperature)
+        if top_p < 1:
+            scaled = keep_smallest_set(scaled, scaled, scaled.softmax(-1), top_p)
+        return sample_categorical(scaled, uniforms)
+    tops, inverse = torch.tensor(maxima), 1 / max(temperature, 1e-30)
+    cutoff = top_p_cutoff(logits, tops, inverse, top_p) if top_p < 1 else None
+
+    def masses_of(at: Tensor) -> Tensor:  # of single ids: only for the page that was drawn
+        x = logits.gather(1, at)
+        shares = ((x - tops[:, None]) * inverse).exp()
+        if cutoff is None:
+            return shares
+        lowest, last = cutoff[0][:, None], cutoff[1][:, None]
+        return shares.masked_fill((x < lowest) | ((x == lowest) & (at > last)), 0)
+
+    return _sample_by_pages(page_masses(logits, tops, inverse, cutoff), logits.shape[-1], uniforms, masses_of)
+
+
+def _sample_by_pages(
+    masses: Tensor, n_tokens: int, uniforms: Sequence[Sequence[float]], masses_of: Callable[[Tensor], Tensor]
+) -> list[int]:
+    """Sample a page by its mass (B, pages), then an id in it; `masses_of` gives the masses of ids (B, PAGE)."""
+    pages = [
+        _sample_bits(range(masses.shape[1]), ends, numbers[:-PAGE_BITS])
+        for ends, numbers in zip(_cumulated(masses), uniforms, strict=True)
+    ]
+    first = torch.tensor(pages, device=masses.device)[:, None] * PAGE
+    at = first + torch.arange(PAGE, device=masses.device)  # (B, PAGE)
+    shares = masses_of(at.clamp(max=n_tokens - 1)).masked_fill(at >= n_tokens, 0)
+    return [
+        page * PAGE + _sample_bits(range(PAGE), ends, numbers[-PAGE_BITS:])
+        for page, ends, numbers in zip(pages, _cumulated(shares), uniforms, strict=True)
+    ]
+
+
+def _sample_bits(ids: Sequence[int], ends: Sequence[float], uniforms: Sequence[float]) -> int:
+    """Sample one of the ascending `ids` bit by bit, highest bit first; ends[i] is the mass of the first i + 1.
+
+    Returns its index in `ids`.
+    """
+    low, high, below, prefix = 0, len(ids), 0.0, 0
+    for bit, number in zip(reversed(range(len(uniforms))), uniforms, strict=True):
+        if high - low == 1:
+            break
+        middle = bisect_left(ids, prefix + (1 << bit), low, high)
+        above, mid = ends[high - 1], ends[middle - 1] if middle else 0.0
+        if above > mid and number * (above - below) >= mid - below:
+            low, below, prefix = middle, mid, prefix + (1 << bit)
+        else:
+            high = middle
+    return low
+
+
+def _cumulated(masses: Tensor) -> list[list[float]]:
+    """Cumulative sums in double precision, so that they add no error of their own."""
+    return masses.double().cumsum(-1).tolist()
