@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import heedful
-from heedful.evaluate.perplexity import windows
+from heedful.evaluate.perplexity import sliding_windows
 from heedful.kernels.pack import n_bytes
 from heedful.kernels.packed import Kind
 from heedful.loaded import Loaded
@@ -44,7 +44,7 @@ class Tally:
     """The sum of -log p over the windows, and the likeliest token at each position."""
 
     def __init__(self, tokens: Tensor, window: int, stride: int) -> None:
-        self.tokens, self.parts = tokens, list(windows(len(tokens), window, stride))
+        self.tokens, self.parts = tokens, list(sliding_windows(len(tokens), window, stride))
 
     def __call__(self, logits_of) -> tuple[float, Tensor, float]:  # type: ignore[no-untyped-def]
         total, best, began = 0.0, [], time.perf_counter()

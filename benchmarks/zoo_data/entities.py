@@ -31,7 +31,7 @@ from tokenizers import Regex, normalizers
 
 from heedful.evaluate.entities import entities
 from heedful.text import Tokenizer
-from heedful.weights.describe import tokenizer_of
+from heedful.weights.describe import load_tokenizer
 
 HERE = Path(__file__).parent
 TEMPLATED, SILVER = 24_000, 20_000  # sentences
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def marking_capitals() -> Tokenizer:
-    made = tokenizer_of("bert-books")
+    made = load_tokenizer("bert-books")
     marks = [
         normalizers.Replace(Regex(r" (?=\p{Lu}\p{Lu})"), " ^"),
         normalizers.Replace(Regex(r" (?=\p{Lu})"), " _"),

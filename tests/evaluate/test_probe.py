@@ -11,8 +11,8 @@ import torch
 import heedful
 from heedful.cli import main
 from heedful.data.tagging import TaggedSentences
-from heedful.evaluate.entities import are_entities, entities, score_entities
-from heedful.evaluate.probe import ROWS, probe, spread, table
+from heedful.evaluate.entities import are_entity_tags, entities, score_entities
+from heedful.evaluate.probe import COMBINATIONS, evenly_spaced, format_results, probe
 from support.tiny import tiny
 
 
@@ -25,7 +25,7 @@ def test_entities_are_counted_whole():
     assert (score.n_true, score.n_found, score.n_right) == (3, 4, 2)
     assert score.precision == 0.5 and score.recall == pytest.approx(2 / 3) and score.f1 == pytest.approx(4 / 7)
     assert score_entities([["O"]], [["O"]]).f1 == 0
-    assert are_entities(["O", "B-X"]) and not are_entities(["NN", "O"]) and not are_entities(["O"])
+    assert are_entity_tags(["O", "B-X"]) and not are_entity_tags(["NN", "O"]) and not are_entity_tags(["O"])
     with pytest.raises(ValueError, match="1 words have 2 tags"):
         score_entities([["O"]], [["O", "O"]])
 
@@ -78,7 +78,7 @@ def test_what_one_layer_alone_knows_is_found_there(tokenizer):
     rows = {
         row.which: row
         for row in probe(
-            model, train, dev, [*ROWS, "2", "3", "4"], progress=lambda what, n, of: done.append((what, n, of))
+            model, train, dev, [*COMBINATIONS, "2", "3", "4"], progress=lambda what, n, of: done.append((what, n, of))
         )
     }
     for which in ("3", "sum_last_four", "concat_last_four", "sum_all"):
@@ -87,7 +87,7 @@ def test_what_one_layer_alone_knows_is_found_there(tokenizer):
         assert rows[which].accuracy < 0.7
     assert rows["concat_last_four"].n_features == 4 * model.config.d_model == 4 * rows["first"].n_features
     assert done[-1] == ("fitting", 9, 9)
-    text = table(list(rows.values()), "tiny")
+    text = format_results(list(rows.values()), "tiny")
     assert re.search(r"^after layer 3 +\d+ +100\.00 +100\.00 \*$", text, flags=re.M)
     assert re.search(r"^first layer \(embeddings\) +\d+ +[1-7]\d?\.\d\d +\d\d\.\d\d$", text, flags=re.M)
 
@@ -107,8 +107,8 @@ def test_tags_that_are_no_entities_are_counted_by_words(tokenizer):
 
 
 def test_sentences_are_spread():
-    assert spread(10, None) == list(range(10)) == spread(10, 99)
-    assert spread(10, 4) == [0, 2, 5, 7]
+    assert evenly_spaced(10, None) == list(range(10)) == evenly_spaced(10, 99)
+    assert evenly_spaced(10, 4) == [0, 2, 5, 7]
 
 
 @pytest.fixture(scope="module")

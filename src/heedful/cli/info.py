@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the description."""
-    from heedful.weights.describe import describe
+    from heedful.weights.describe import describe_model
 
-    print(describe(options.name))
+    print(describe_model(options.name))
     return 0

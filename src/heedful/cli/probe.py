@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
     def few(path: Path, most: int | None) -> list[tuple[list[str], list[str]]]:
         found = read_tagged(path, options.column)
-        return [found[i] for i in probing.spread(len(found), most)]
+        return [found[i] for i in probing.evenly_spaced(len(found), most)]
 
     train, dev = few(options.train, options.train_sentences), few(options.dev, options.dev_sentences)
     loaded = heedful.load(options.model, dtype=torch.float32)
@@ -62,5 +62,5 @@ def run(options: argparse.Namespace) -> int:
             progress=lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
         )  # fmt: skip
     counts = f"{len(known):,} sentences to fit, {len(tested):,} to measure, {len(known.names)} tags"
-    print(f"{counts}\n\n{probing.table(rows, loaded.name)}")
+    print(f"{counts}\n\n{probing.format_results(rows, loaded.name)}")
     return 0

@@ -15,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line per token: its id, the token, and the characters it stands for."""
-    from heedful.weights.describe import tokenizer_of
+    from heedful.weights.describe import load_tokenizer
 
-    tokenizer = tokenizer_of(options.model)
+    tokenizer = load_tokenizer(options.model)
     for token, start, end in tokenizer.encode_with_offsets(options.text):
         print(f"{token:>7}  {tokenizer.token(token)!r:<24} {options.text[start:end]!r}")
     return 0

@@ -1,7 +1,7 @@
-"""Named entities as CoNLL-2003 counts them: an entity is found if its kind and both its ends are right.
+"""Entity-level precision, recall and F1 as CoNLL-2003 counts them: type and both boundaries must be right.
 
-Tags are B-PER, I-PER, O; of files in the older style, where B- stands only between two entities of a kind, the same is
-read (conlleval, Tjong Kim Sang & De Meulder 2003).
+Tags are B-PER, I-PER, O (IOB2); IOB1, where B- stands only between two adjacent entities of one type, gives the same
+entities (conlleval, Tjong Kim Sang & De Meulder 2003).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-Entity = tuple[str, int, int]  # its kind, its first word, and the word after its last
+Entity = tuple[str, int, int]  # type, first word, word after the last
 
 
 @dataclass(frozen=True)
 class EntityScore:
-    """How many entities there are, how many were found, and how many of these are right."""
+    """Counts of true, predicted and correctly predicted entities."""
 
     n_true: int
     n_found: int
@@ -22,20 +22,22 @@ class EntityScore:
 
     @property
     def precision(self) -> float:
+        """The share of predicted entities that are right."""
         return self.n_right / max(self.n_found, 1)
 
     @property
     def recall(self) -> float:
+        """The share of true entities that were predicted."""
         return self.n_right / max(self.n_true, 1)
 
     @property
     def f1(self) -> float:
-        """The harmonic mean of both; 0 where nothing is right."""
+        """The harmonic mean of precision and recall; 0 where nothing is right."""
         return 2 * self.n_right / max(self.n_true + self.n_found, 1)
 
 
-def are_entities(tags: Iterable[str]) -> bool:
-    """Whether these are tags of entities, not for example parts of speech."""
+def are_entity_tags(tags: Iterable[str]) -> bool:
+    """Whether all tags are O, B-... or I-..., and not, for example, parts of speech."""
     found = set(tags)
     return found != {"O"} and all(tag == "O" or tag.startswith(("B-", "I-")) for tag in found)
 
@@ -53,12 +55,12 @@ def entities(tags: Sequence[str]) -> set[Entity]:
     return found
 
 
-def score_entities(true: Iterable[Sequence[str]], said: Iterable[Sequence[str]]) -> EntityScore:
-    """The score of what was said of several sentences."""
+def score_entities(true: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]]) -> EntityScore:
+    """The score of predicted tags against the true ones, sentence by sentence."""
     n_true = n_found = n_right = 0
-    for told, guessed in zip(true, said, strict=True):
-        if len(told) != len(guessed):
-            raise ValueError(f"{len(told)} words have {len(guessed)} tags")
-        a, b = entities(told), entities(guessed)
+    for expected, found in zip(true, predicted, strict=True):
+        if len(expected) != len(found):
+            raise ValueError(f"{len(expected)} words have {len(found)} tags")
+        a, b = entities(expected), entities(found)
         n_true, n_found, n_right = n_true + len(a), n_found + len(b), n_right + len(a & b)
     return EntityScore(n_true, n_found, n_right)

@@ -1,12 +1,12 @@
-"""Our models in EleutherAI's lm-evaluation-harness (`lm_eval`), in this process.
+"""Models in EleutherAI's lm-evaluation-harness (`lm_eval`), in this process.
 
     from lm_eval import simple_evaluate
     simple_evaluate(HarnessModel(heedful.load("shakespeare")), tasks=["lambada_openai"])
 
-A context and its continuation are scored as one prompt that the engine echoes, which is also what a server is asked for
-by `lm_eval --model local-completions`: both give the same numbers. Where a text is longer than the model, its beginning
-is cut off, as lm_eval's own models do; here the last token needs a position too, as it does in a server, so that one
-token less is seen than with `lm_eval --model hf`.
+A context and its continuation are scored as one echoed prompt, the request that `lm_eval --model local-completions`
+sends to a server: both give the same numbers. A text longer than the model's context is truncated on the left, as
+lm_eval's own models do; here the last token needs a position too, as in a server, so the context is one token shorter
+than with `lm_eval --model hf`.
 """
 
 from __future__ import annotations
@@ -35,31 +35,36 @@ except ImportError as missing:
     raise ImportError("lm_eval is not installed: pip install 'heedful[harness]'") from missing
 
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # the texts (for a cache), and their tokens
-KNOWN = {field.name for field in fields(Sampling)}
+SAMPLING_OPTIONS = {field.name for field in fields(Sampling)}
 
 
-class Speaks(Protocol):
-    """What `heedful.load` returns."""
+class LoadedDecoder(Protocol):
+    """A decoder with its tokenizer, as `heedful.load` returns it."""
 
     model: Model
     tokenizer: Tokenizer | None
 
     @property
-    def bos_id(self) -> int | None: ...
+    def bos_id(self) -> int | None:
+        """The token that begins a text."""
+        ...
+
     @property
-    def eos_ids(self) -> tuple[int, ...]: ...
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end one."""
+        ...
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
-    """A loaded model as lm_eval wants it.
+    """A loaded decoder with lm_eval's interface.
 
-    `max_length` is the most tokens of a context and its continuation, the model's own limit unless given;
-    `add_special` puts around a text what the tokenizer's family does (LLaMA's <s>), as `lm_eval --model hf` does.
+    `max_length` is the most tokens of a context and its continuation, by default the model's context length;
+    `add_special` adds the tokenizer's special tokens (LLaMA's <s>), as `lm_eval --model hf` does.
     """
 
     def __init__(
         self,
-        loaded: Speaks,
+        loaded: LoadedDecoder,
         *,
         max_length: int | None = None,
         max_gen_toks: int = 256,
@@ -79,23 +84,25 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self.max_rows = max_rows
         try:
             self.engine = Engine(model, tokenizer, max_rows=max_rows, chunk=chunk, state="paged")
-        except ValueError:  # its states are of a kind that has no pages
+        except ValueError:  # a KV cache that cannot be paged
             self.engine = Engine(model, tokenizer, max_rows=max_rows, chunk=chunk)
 
     # --- text and tokens -------------------------------------------------------------------------------------------
 
     @property
     def eot_token_id(self) -> int:
+        """The end-of-text token."""
         if not self.eos_ids:
             raise ValueError("this model has no token that ends a text, and this task needs one")
         return self.eos_ids[0]
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is."""
+        """The token that stands for an empty context."""
         return self.eot_token_id if self.bos_id is None else self.bos_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **more: Any) -> list[int]:
+        """The token ids of a text."""
         add = self.add_special if add_special_tokens is None else add_special_tokens
         return self.text.encode(string, add_special=add)
 
@@ -104,15 +111,17 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **more: Any
     ) -> list[tuple[float, bool]]:
-        """Of each continuation: the sum of its tokens' log-probabilities, and whether all of them are the likeliest."""
+        """The log-probability of each continuation, and whether greedy decoding would give it."""
         found: list[tuple[float, bool]] = []
         bar = tqdm(total=len(requests), desc="Scoring", disable=disable_tqdm)
         for begin in range(0, len(requests), self.max_rows):
             part = requests[begin : begin + self.max_rows]
-            results = self.engine.run([self._scored(context, said) for _, context, said in part])
-            for (texts, _, said), result in zip(part, results, strict=True):
+            results = self.engine.run(
+                [self._scoring_request(context, continuation) for _, context, continuation in part]
+            )
+            for (texts, _, continuation), result in zip(part, results, strict=True):
                 assert result.prompt_scores is not None
-                scores = [score for score in result.prompt_scores[-len(said) :] if score is not None]
+                scores = [score for score in result.prompt_scores[-len(continuation) :] if score is not None]
                 likeliest = all(score.logprob == score.top[0][1] for score in scores)
                 found.append((sum(score.logprob for score in scores), likeliest))
                 if texts is not None:
@@ -121,7 +130,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         bar.close()
         return found
 
-    def _scored(self, context: list[int], continuation: list[int]) -> Request:
+    def _scoring_request(self, context: list[int], continuation: list[int]) -> Request:
         if not context or not 0 < len(continuation) < self.max_length:
             raise ValueError(
                 f"a context of {len(context)} tokens and a continuation of {len(continuation)}: both need one or more, "
@@ -131,7 +140,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         return Request(tuple(tokens), max_tokens=0, echo=True, logprobs=1)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, in windows that follow each other; every token is scored once."""
+        """The log-probability of whole texts, in consecutive windows; every token is scored once."""
         totals = []
         for request in tqdm(requests, desc="Scoring", disable=disable_tqdm):
             (text,) = request.args
@@ -149,20 +158,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     # --- texts -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """What the model says after each context, up to the first of the texts that end it."""
-        asked = [self._asked(*request.args) for request in requests]
-        said = [result.choices[0].text for result in self.engine.run(asked)]
-        for request, text in zip(requests, said, strict=True):
+        """The completion of each context, up to its first stop text."""
+        prompts = [self._generation_request(*request.args) for request in requests]
+        texts = [result.choices[0].text for result in self.engine.run(prompts)]
+        for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
-        return said
+        return texts
 
-    def _asked(self, context: str, settings: Mapping[str, Any]) -> Request:
+    def _generation_request(self, context: str, settings: Mapping[str, Any]) -> Request:
         rest: dict[str, Any] = dict(normalize_gen_kwargs(dict(settings), self.max_gen_toks))
         until, n = rest.pop("until"), rest.pop("max_gen_toks")
         if not rest.pop("do_sample"):
             rest["temperature"] = 0.0
-        if unknown := sorted(set(rest) - KNOWN):
-            raise ValueError(f"{', '.join(unknown)}: unknown in generation_kwargs; known: {', '.join(KNOWN)}")
+        if unknown := sorted(set(rest) - SAMPLING_OPTIONS):
+            raise ValueError(
+                f"{', '.join(unknown)}: unknown in generation_kwargs; known: {', '.join(SAMPLING_OPTIONS)}"
+            )
         if n >= self.max_length:
             raise ValueError(f"max_gen_toks is {n}: it must be less than the model's {self.max_length}")
         tokens = self.tok_encode(context)[n - self.max_length :] or [self.prefix_token_id]
@@ -179,12 +190,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
 
 def _piqa(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows that hold the question as OpenAI's evaluations print it."""
+    """A row of OpenAI's evaluations, where the question has its prompt around it."""
     goal = row["query"].removeprefix("Question: ").removesuffix("\n")
     return {"goal": goal, "sol1": row["choices"][0], "sol2": row["choices"][1], "label": row["gold"]}
 
 
-# lm_eval's own definition, the file with the rows, and what makes a row what the definition expects.
+# lm_eval's definition, the file of rows, and the function that gives a row the columns of the definition.
 TASKS: dict[str, tuple[str, str, Any]] = {
     "lambada_openai": ("lambada/lambada_openai.yaml", "lambada_test_openai.jsonl.gz", dict),
     "piqa": ("piqa/piqa.yaml", "piqa.jsonl.gz", _piqa),
@@ -192,7 +203,7 @@ TASKS: dict[str, tuple[str, str, Any]] = {
 
 
 def local_task(name: str, folder: Path) -> Task:
-    """lm_eval's task `name` (see TASKS) as lm_eval defines it, with its rows from a file in a folder."""
+    """lm_eval's task of this name (a key of TASKS), with its rows read from a file in `folder`."""
     import datasets
     import yaml
 

@@ -1,11 +1,10 @@
-"""How well a causal model foresees a text: perplexity and bits per byte.
+"""Perplexity and bits per byte of a text under a causal language model, by a strided sliding window.
 
-The text is one row of tokens, too long to read at once. Windows of `window` tokens follow each other in steps of
-`stride`; each scores the tokens that no window before it scored, so that every token but the first is scored once,
-and from the second window on with at least `window - stride` tokens before it. The smaller the stride, the more a
-token knows of its past, and the longer it takes.
+Windows of `window` tokens advance by `stride`; each scores the tokens that no earlier window scored, so that every
+token but the first is scored once, and from the second window on with at least `window - stride` tokens of context. A
+smaller stride gives more context and takes longer.
 
-    perplexity     exp(mean of -log p(token | what stands before it in the window))   depends on the tokenizer
+    perplexity     exp(mean of -log p(token | the tokens before it in the window))     depends on the tokenizer
     bits per byte  sum of -log2 p / bytes of the scored text in UTF-8                  does not
 """
 
@@ -24,8 +23,8 @@ from heedful.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """The sum of -log p (natural) over the tokens scored, and how much text they are."""
+class TextScore:
+    """The negative log-likelihood of a text (natural logarithm), and its length in tokens and bytes."""
 
     total: float
     n_tokens: int
@@ -33,24 +32,26 @@ class Foresight:
 
     @property
     def perplexity(self) -> float:
+        """exp(mean negative log-likelihood per token)."""
         return math.exp(self.total / self.n_tokens)
 
     @property
     def bits_per_byte(self) -> float:
+        """Negative log-likelihood in bits per byte of UTF-8."""
         return self.total / math.log(2) / self.n_bytes
 
 
 @dataclass(frozen=True)
 class Window:
-    """Reads the tokens from `begin` to `end`, and scores the last `n_new` of those from begin + 1 to end + 1."""
+    """Inputs tokens[begin:end], targets tokens[begin + 1 : end + 1], of which the last `n_new` are scored."""
 
     begin: int
     end: int
     n_new: int
 
 
-def windows(n_tokens: int, window: int, stride: int) -> Iterator[Window]:
-    """Every token but the first is new in exactly one window."""
+def sliding_windows(n_tokens: int, window: int, stride: int) -> Iterator[Window]:
+    """The windows over a text; every token but the first is scored in exactly one."""
     if not 1 <= stride <= window:
         raise ValueError(f"a stride of {stride} in windows of {window}: it must be from 1 to the window")
     scored = 1
@@ -61,7 +62,7 @@ def windows(n_tokens: int, window: int, stride: int) -> Iterator[Window]:
         scored = max(scored, end + 1)
 
 
-def foresee(
+def score_text(
     model: Model,
     tokenizer: Tokenizer,
     text: str,
@@ -69,21 +70,21 @@ def foresee(
     window: int = 1024,
     stride: int = 512,
     begin: int | None = None,
-) -> Foresight:
-    """Score a text. With a token to `begin` with the first token is scored too, else it is only read."""
+) -> TextScore:
+    """Score a text; with a `begin` token in front, its first token is scored too."""
     tokens = tokenizer.encode_with_offsets(text)
     ids = [token for token, _, _ in tokens]
     if begin is not None:
-        ids, read = [begin, *ids], text
+        ids, scored = [begin, *ids], text
     else:
-        read = text[tokens[1][1] :] if len(tokens) > 1 else ""
-    total = score(model, ids, window=window, stride=stride)
-    return Foresight(total, len(ids) - 1, len(read.encode("utf-8")))
+        scored = text[tokens[1][1] :] if len(tokens) > 1 else ""
+    total = negative_log_likelihood(model, ids, window=window, stride=stride)
+    return TextScore(total, len(ids) - 1, len(scored.encode("utf-8")))
 
 
 @torch.inference_mode()
-def score(model: Model, ids: Sequence[int], *, window: int, stride: int) -> float:
-    """The sum of -log p of all tokens but the first."""
+def negative_log_likelihood(model: Model, ids: Sequence[int], *, window: int, stride: int) -> float:
+    """The sum of -log p of all tokens but the first, in nats."""
     if not isinstance(model, DecoderModel):
         raise ValueError(f"perplexity is for models that read from left to right; this is a {model.family}")
     if len(ids) < 2:
@@ -93,7 +94,7 @@ def score(model: Model, ids: Sequence[int], *, window: int, stride: int) -> floa
     model.eval()
     tokens = torch.tensor(ids, device=model.device)
     total = 0.0
-    for part in shown(list(windows(len(ids), window, stride)), "scoring"):
+    for part in with_progress_bar(list(sliding_windows(len(ids), window, stride)), "scoring"):
         hidden = model.hidden(Batch(tokens[None, part.begin : part.end]))  # (1, T, E)
         logits = model.head(hidden[0, -part.n_new :]).float()  # (new, V)
         targets = tokens[part.end + 1 - part.n_new : part.end + 1]
@@ -102,8 +103,8 @@ def score(model: Model, ids: Sequence[int], *, window: int, stride: int) -> floa
     return total
 
 
-def shown(parts: Sequence[Window], label: str) -> Iterator[Window]:
-    """The same one by one; once it has taken 2 seconds, a bar tells how far it is."""
+def with_progress_bar(parts: Sequence[Window], label: str) -> Iterator[Window]:
+    """Yield the windows; after 2 seconds a progress bar appears on stderr."""
     from rich.console import Console
     from rich.progress import Progress
 

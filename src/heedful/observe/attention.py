@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful.models.base import Batch, Model
-from heedful.observe.capture import Edit, capture, match_names
+from heedful.observe.capture import Edit, capture, matching_names
 from heedful.observe.inputs import ModelInput
 from heedful.observe.interventions import mean_ablation, zero_ablation
 from heedful.observe.names import activation_names, stack_names
@@ -47,7 +47,7 @@ def attention_weights(
 ) -> dict[str, Tensor]:
     """The weights (H, T, S) by name, of every layer or one; causal ones are exactly 0 after each position."""
     which = name_pattern(model, kind)
-    found = match_names(list(activation_names(model)), which)
+    found = matching_names(list(activation_names(model)), which)
     if layer is not None:
         found = [found[_checked_index(layer, len(found))]]
     with capture(model, found) as acts:
@@ -113,7 +113,7 @@ def head_importance(
     The mean over positions of KL(with || without) in nats, from one run for each head; `how` says what stands in for
     what the head brings: zero, or the mean over positions.
     """
-    places = match_names(list(activation_names(model)), name_pattern(model, kind, "heads"))
+    places = matching_names(list(activation_names(model)), name_pattern(model, kind, "heads"))
     if how not in ABLATIONS:
         raise ValueError(f"how is {how!r}: zero and mean are known")
     n_heads = int(activation_names(model)[places[0]][1])

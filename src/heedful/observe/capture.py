@@ -54,7 +54,7 @@ class Activations(Mapping[str, Tensor]):
 
     def layers(self, pattern: str) -> Tensor:
         """All that match as one tensor, the first dimension counts them: (layers, B, H, T, S) of weights."""
-        return torch.stack([self[name] for name in match_names(list(self._kept), pattern)])
+        return torch.stack([self[name] for name in matching_names(list(self._kept), pattern)])
 
     def clear(self) -> None:
         """Forget what was captured so far."""
@@ -83,10 +83,10 @@ def capture(
     places = hook_points(model)
     known = list(places)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-    kept = {name for pattern in wanted for name in match_names(known, pattern)}
+    kept = {name for pattern in wanted for name in matching_names(known, pattern)}
     edits: dict[str, list[Edit]] = {}
     for pattern, change in (edit or {}).items():
-        for name in match_names(known, pattern):
+        for name in matching_names(known, pattern):
             edits.setdefault(name, []).append(change)
     acts = Activations([name for name in known if name in kept])
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def capture(
         yield acts
 
 
-def match_names(known: Sequence[str], pattern: str) -> list[str]:
+def matching_names(known: Sequence[str], pattern: str) -> list[str]:
     """The names that a pattern means; ValueError with the nearest if there is none."""
     found = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
     if found:

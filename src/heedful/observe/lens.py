@@ -14,7 +14,7 @@ from heedful.models.base import Batch, Model
 from heedful.nn.embed import nearest
 from heedful.nn.head import LanguageHead, MaskedHead
 from heedful.nn.stack import Stack
-from heedful.observe.capture import capture, match_names
+from heedful.observe.capture import capture, matching_names
 from heedful.observe.names import activation_names, stack_names
 
 # What BERT's authors tried as features (Devlin et al. 2019, table 7); "first" is what enters the first layer.
@@ -65,7 +65,7 @@ def _residual_stream(model: Model, half: str | None = None) -> list[str]:
     known = list(activation_names(model))
     if not any(name.endswith(".after") and name.startswith(half) for name in known):
         raise ValueError(f"a {model.family} model has no layers: nothing changes its embeddings")
-    after = match_names(known, f"{half}.*.after")
+    after = matching_names(known, f"{half}.*.after")
     return [f"{half}.0.before", *after] if f"{half}.0.before" in known else [f"{half}.embeddings", *after]
 
 

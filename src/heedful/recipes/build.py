@@ -221,9 +221,9 @@ def measure(texts: Iterator[str]) -> tuple[int, int]:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    from heedful.weights.describe import tokenizer_of
+    from heedful.weights.describe import load_tokenizer
 
-    return tokenizer_of(name)
+    return load_tokenizer(name)
 
 
 def special_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from heedful.train.runlog import RunLog
 from heedful.train.scores import n_tokens
 from heedful.train.screen import count
 from heedful.train.trainer import Trainer
-from heedful.weights.describe import size_in_words
+from heedful.weights.describe import format_bytes
 
 PROBE_SECONDS = 4.0  # for which steps are tried, once the first is done
 MOST_STEPS = 30
@@ -189,16 +189,16 @@ def _memory(plan: Imagined, e: Estimate) -> list[str]:
         "activations": "activations",
         "logits": "logits",
     }
-    parts = {names[part]: size_in_words(n) for part, n in e.memory.parts().items() if n > e.memory.total / 1000}
+    parts = {names[part]: format_bytes(n) for part, n in e.memory.parts().items() if n > e.memory.total / 1000}
     device = choose_device(plan.recipe.train.device)
     lines = [f"memory on {device.type}, when most is in use", *_rows(parts)]
-    lines += _rows({"together": size_in_words(e.memory.total)})
+    lines += _rows({"together": format_bytes(e.memory.total)})
     later = sum(p.nbytes for p in plan.model.parameters() if p.requires_grad)
     if e.memory.gradients < 0.9 * later:
-        lines.append(f"(gradients, {size_in_words(later)} in the end, come as activations go)")
+        lines.append(f"(gradients, {format_bytes(later)} in the end, come as activations go)")
     if e.limit is None:
         return lines
-    lines += _rows({"there are": size_in_words(e.limit)})
+    lines += _rows({"there are": format_bytes(e.limit)})
     if e.is_enough:
         return [*lines, "it fits"]
     if not e.fits:
@@ -207,7 +207,7 @@ def _memory(plan: Imagined, e: Estimate) -> list[str]:
             "it does not fit, and no setting makes it: take a smaller model or --set adapter.kind=lora",
         ]
     lines.append("it does not fit; this does:")
-    return lines + [f"  {fit.as_options()}   ({size_in_words(fit.memory.total)})" for fit in e.fits]
+    return lines + [f"  {fit.as_options()}   ({format_bytes(fit.memory.total)})" for fit in e.fits]
 
 
 def _time(e: Estimate, unit: str) -> list[str]:

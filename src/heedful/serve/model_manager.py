@@ -20,7 +20,7 @@ from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_token
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 from heedful.serve.worker import Worker
-from heedful.weights.describe import size_in_words
+from heedful.weights.describe import format_bytes
 from heedful.weights.resolve import reject_pickle, resolve, shipped_models
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class ModelManager:
         name = name or (model_name(source, path) if path.is_dir() else path.stem)
         if self.budget is not None and estimate.minimum > self.budget:
             raise ValueError(
-                f"{name} needs {size_in_words(estimate.minimum)} (weights {size_in_words(estimate.weights)}, and room "
-                f"for {estimate.context} tokens), and all models together may take {size_in_words(self.budget)}: "
+                f"{name} needs {format_bytes(estimate.minimum)} (weights {format_bytes(estimate.weights)}, and room "
+                f"for {estimate.context} tokens), and all models together may take {format_bytes(self.budget)}: "
                 "allow more with --memory, or make the weights smaller with --quantize"
             )
         return ServedModel(name, source, path, estimate, _modified(path))

@@ -1,4 +1,4 @@
-"""What a model is, in words and numbers: `heedful info`. A published size is described without importing torch."""
+"""Describe a model: architecture, parameters, memory, context. A published size needs no PyTorch for it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,17 @@ from heedful.models.registry import FAMILIES, size, sizes
 if TYPE_CHECKING:
     from heedful.text import Tokenizer
 
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+BYTES_PER_PARAMETER = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
 
 
-def describe(name: str) -> str:
-    """Several lines: what it is, its architecture, parameters, memory by number type, context."""
+def describe_model(name: str) -> str:
+    """Lines of text on a model or a published size: family, weights, parameters, memory per dtype, config."""
     from heedful.zoo import cards
 
     if name in sizes() and name not in cards() and not Path(name).exists():
         chosen = size(name)
-        return _page(
-            name,
-            chosen.family,
-            chosen.settings,
-            chosen.parameters,
-            "none here; heedful.create makes new ones",
-        )
+        where = "none here; heedful.create makes new ones"
+        return _format_description(name, chosen.family, chosen.settings, chosen.parameters, where)
     return _describe_file(name)
 
 
@@ -43,19 +38,17 @@ def _describe_file(name: str) -> str:
     else:
         with GgufFile(path) as file:
             model = meta_model(hub_config_from_gguf(file))
-    return _page(name, model.family, model.config.to_dict(), model.n_parameters(), str(path))
+    return _format_description(name, model.family, model.config.to_dict(), model.n_parameters(), str(path))
 
 
-def _page(name: str, family: str, settings: Mapping[str, Any], parameters: int, where: str) -> str:
+def _format_description(name: str, family: str, settings: Mapping[str, Any], parameters: int, where: str) -> str:
+    memory = ", ".join(f"{dtype} {format_bytes(parameters * n)}" for dtype, n in BYTES_PER_PARAMETER.items())
     lines = [
         ("", f"{name}: {FAMILIES[family].about}"),
         ("family", f"{family} (src: heedful/models/{family}.py)"),
         ("weights", where),
         ("parameters", f"{parameters:,}"),
-        (
-            "memory",
-            ", ".join(f"{kind} {size_in_words(parameters * b)}" for kind, b in BYTES.items()) + " (weights alone)",
-        ),
+        ("memory", f"{memory} (weights alone)"),
     ]
     if settings.get("max_len"):
         lines.append(("context", f"{settings['max_len']:,} positions"))
@@ -63,7 +56,7 @@ def _page(name: str, family: str, settings: Mapping[str, Any], parameters: int, 
     return "\n".join(f"{key:<14}{value}" if key else value for key, value in lines)
 
 
-def size_in_words(n_bytes: float) -> str:
+def format_bytes(n_bytes: float) -> str:
     """497759232 -> 498 MB"""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if n_bytes >= unit:
@@ -71,8 +64,8 @@ def size_in_words(n_bytes: float) -> str:
     return f"{n_bytes:.0f} bytes"
 
 
-def tokenizer_of(name: str) -> Tokenizer:
-    """The tokenizer of a model or of a folder that has nothing else; the weights are not read."""
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a model, or of a folder with a tokenizer alone; weights are not read."""
     from heedful.text import Tokenizer
     from heedful.weights.resolve import resolve
 

@@ -8,7 +8,7 @@ FOLDER = Path(__file__).parent
 
 
 def cards() -> dict[str, str]:
-    """What ships: name and the first line of its card."""
+    """The models that ship: name, and the description in the first line of its card."""
     found = {}
     for card in sorted(FOLDER.glob("*/README.md")):
         first = card.read_text(encoding="utf-8").strip().splitlines()[0]

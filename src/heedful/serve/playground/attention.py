@@ -28,7 +28,7 @@ from heedful.models.base import Batch, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.vit import ViT
 from heedful.observe import attention as look
-from heedful.observe.capture import Edit, capture, match_names
+from heedful.observe.capture import Edit, capture, matching_names
 from heedful.observe.inputs import ModelInput
 from heedful.observe.names import activation_names
 from heedful.serve.playground.desk import Desk, ask
@@ -193,7 +193,7 @@ def _view(desk: Desk, body: AttentionBody, which: str, kind: look.Kind, masked: 
     source, own, said = sides(desk, reading)
     columns = source if of_source else own
     rows = (said or own) if kind == "cross" else columns
-    found = match_names(list(activation_names(model)), look.name_pattern(model, kind))
+    found = matching_names(list(activation_names(model)), look.name_pattern(model, kind))
     n_heads = int(activation_names(model)[found[0]][1])
     return View(reading, which, list(kinds_of(desk)), kind, found, n_heads, rows, columns, edits, key)
 

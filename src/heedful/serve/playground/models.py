@@ -17,7 +17,7 @@ from heedful.models.registry import FAMILIES
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
 from heedful.serve.playground.shapes import reply
-from heedful.weights.describe import tokenizer_of
+from heedful.weights.describe import load_tokenizer
 from heedful.weights.meta import load_meta
 from heedful.zoo import FOLDER, cards
 
@@ -95,6 +95,6 @@ def image_of(model: Model) -> dict[str, int] | None:
 def _tokenizer(path: Path) -> tuple[bool, str]:
     """Whether it can chat, and what it reads: text, or without a tokenizer the numbers of tokens."""
     try:
-        return tokenizer_of(str(path)).chat_template is not None, "text"
+        return load_tokenizer(str(path)).chat_template is not None, "text"
     except ValueError:
         return False, "numbers"
