@@ -15,13 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from heedful.train.recipe import shipped
+from heedful.train.recipe import shipped_recipes
 
 FOR_A_GPU = ("shakespeare",)
 
 
 def main() -> None:
-    out, names = Path(sys.argv[1]), sys.argv[2:] or [n for n in shipped() if n not in FOR_A_GPU]
+    out, names = Path(sys.argv[1]), sys.argv[2:] or [n for n in shipped_recipes() if n not in FOR_A_GPU]
     for name in names:
         folder, seconds = out / name, 0.0
         if not folder.exists():

@@ -14,10 +14,9 @@ from heedful.data.synthetic import Reversal
 from heedful.generate.engine import greedy_batch
 from heedful.models.base import Batch
 from heedful.train.distributed import Processes
-from heedful.train.objectives import causal, classify
-from heedful.train.recipe import read, shipped
-from heedful.train.scores import evaluate
-from heedful.train.trainer import Task
+from heedful.train.objectives import causal, classification
+from heedful.train.recipe import read_recipe, shipped_recipes
+from heedful.train.trainer import LossModule, validate
 from heedful.weights.resolve import shipped_models as models
 from heedful.zoo import FOLDER, cards
 
@@ -27,7 +26,7 @@ SENTENCES = Path(__file__).parents[1] / "benchmarks" / "zoo_data"  # everyday on
 
 def score(model, objective, data):
     cpu = torch.device("cpu")
-    return evaluate(Task(model, objective, "float32", cpu), data, batch_size=64, processes=Processes(cpu))
+    return validate(LossModule(model, objective, "float32", cpu), data, batch_size=64, processes=Processes(cpu))
 
 
 def card(name):
@@ -41,7 +40,7 @@ def test_ships_small_with_a_card_and_loads_by_name(name):
         assert file.stat().st_size <= LARGEST, f"{file} is larger than 16 MiB"
     told = card(name)
     assert {"data", "licence", "recipe", "result"} <= told.keys()
-    assert told["recipe"].strip("`") in shipped()
+    assert told["recipe"].strip("`") in shipped_recipes()
     assert cards()[name]
     loaded = heedful.load(name)
     assert loaded.model.n_parameters() == int(told["parameters"].replace(",", ""))
@@ -49,7 +48,7 @@ def test_ships_small_with_a_card_and_loads_by_name(name):
 
 @pytest.mark.parametrize("name", models())
 def test_is_what_its_recipe_makes(name):
-    recipe = read(shipped()[card(name)["recipe"].strip("`")])
+    recipe = read_recipe(shipped_recipes()[card(name)["recipe"].strip("`")])
     settings = heedful.load(name).model.config.to_dict()
     base = recipe["model"].get("init_from")
     family = heedful.load(base).model.family if base else recipe["model"]["family"]
@@ -73,11 +72,11 @@ def digits(kind, part):
     from heedful.recipes.inputs import read as read_data
     from heedful.train.recipe import Recipe
 
-    return getattr(read_data(Recipe.from_dict(read(shipped()[kind])), None), part)
+    return getattr(read_data(Recipe.from_dict(read_recipe(shipped_recipes()[kind])), None), part)
 
 
 def test_the_vision_transformer_reads_digits():
-    scores = score(heedful.load("digits-vit").model, classify, digits("vit", "validation"))
+    scores = score(heedful.load("digits-vit").model, classification, digits("vit", "validation"))
     assert scores.metrics["accuracy"] > 0.97
 
 

@@ -85,7 +85,7 @@ def test_what_does_not_fit_says_what_does(text):
     needs = estimate.estimate(imagine(told)).memory.total
     page = describe(told, limit=int(0.6 * needs))
     assert "it does not fit; this does:" in page and "--set train.accumulate=" in page
-    assert "not tried" in page  # what does not fit is not run
+    assert "not measured" in page  # what does not fit is not run
     assert "no setting makes it" in describe(told, limit=1000)
 
 
@@ -96,7 +96,7 @@ def test_a_model_too_large_to_try_is_told_from_the_rate_of_products():
         ),
         limit=10**13,
     )
-    assert "53,561,088" in page and "not tried: if it reaches 50% of the" in page
+    assert "53,561,088" in page and "not measured: at 50% of the" in page
     assert "the data is not here" in page
 
 

@@ -15,7 +15,7 @@ import heedful
 from heedful.cli import main
 from heedful.data.loader import BatchLoader
 from heedful.recipes.build import assemble
-from heedful.train.recipe import Recipe, read, shipped
+from heedful.train.recipe import Recipe, read_recipe, shipped_recipes
 from support.trainings import (
     WORDS,
     command,
@@ -169,7 +169,7 @@ def test_sources_are_mixed_by_weight(here, capfd):
     assert main(["train", str(recipe), *settings(*TINY[:3], "log.samples=false", "model.dropout=0")]) == 0
     model = heedful.load("runs/mix-1")
     a, b = (model.tokenizer.encode(letter)[0] for letter in "ab")
-    data = assemble(Recipe.from_dict(read(here / "runs/mix-1/recipe.toml")), model.tokenizer).train
+    data = assemble(Recipe.from_dict(read_recipe(here / "runs/mix-1/recipe.toml")), model.tokenizer).train
     loader = BatchLoader(data, batch_size=8, seed=1)
     tokens = torch.cat([batch.ids[:, 0] for step in range(60) for batch in loader.step(step)])
     assert (tokens == a).float().mean() == pytest.approx(0.75, abs=0.05)
@@ -292,7 +292,7 @@ def test_more_steps_are_a_resume(here, capfd):
 def test_the_recipes_are_listed_with_what_they_are(capsys):
     assert main(["train", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[::2]] == list(shipped())
+    assert [line.split()[0] for line in lines[::2]] == list(shipped_recipes())
     assert all(len(line.split()) > 3 for line in lines[::2])
 
 

@@ -133,14 +133,14 @@ def loader_threads():
 
 
 @pytest.mark.parametrize("lengths", [None, np.arange(50) % 7])
-@pytest.mark.parametrize("world, accumulate", [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3)])
-def test_processes_together_read_what_one_reads(world, accumulate, lengths):
+@pytest.mark.parametrize("world_size, accumulate", [(1, 1), (2, 1), (4, 1), (1, 3), (2, 3)])
+def test_processes_together_read_what_one_reads(world_size, accumulate, lengths):
     data = Numbers(50, lengths)
     for step in (0, 3, 4, 10**6):
         whole = rows(BatchLoader(data, batch_size=14, seed=3).step(step))
         parts = [
-            BatchLoader(data, batch_size=14, seed=3, accumulate=accumulate, rank=rank, world=world).step(step)
-            for rank in range(world)
+            BatchLoader(data, batch_size=14, seed=3, accumulate=accumulate, rank=rank, world_size=world_size).step(step)
+            for rank in range(world_size)
         ]
         assert rows(itertools.chain(*parts)) == whole
         assert {len(part) for part in parts} == {accumulate}
@@ -208,8 +208,8 @@ next(steps)
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"batch_size": 5, "world": 2, "accumulate": 3}, "batch_size to 6 or more"),
-        ({"batch_size": 4, "rank": 2, "world": 2}, "rank 2 of 2"),
+        ({"batch_size": 5, "world_size": 2, "accumulate": 3}, "batch_size to 6 or more"),
+        ({"batch_size": 4, "rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"batch_size": 4, "workers": -1}, "workers=-1"),
     ],
 )
@@ -225,7 +225,7 @@ def test_validation_reads_everything_once():
         [4, 5, 6, 7],
         [8, 9],
     ]
-    both = [validation_batches(data, batch_size=4, seed=1, rank=rank, world=2) for rank in range(2)]
+    both = [validation_batches(data, batch_size=4, seed=1, rank=rank, world_size=2) for rank in range(2)]
     assert sorted(index for _, index, _ in rows(itertools.chain(*both))) == list(range(10))
     some = [batch.ids[0, 1].item() for batch in validation_batches(Numbers(1000), batch_size=10, seed=1, n_batches=5)]
     assert some == [0, 200, 400, 600, 800]

@@ -6,7 +6,7 @@ import torch
 from heedful.models.base import Batch
 from heedful.models.cbow import CBOW, CBOWConfig
 from heedful.nn.embed import analogy, nearest
-from heedful.train.objectives import classify
+from heedful.train.objectives import classification
 from heedful.weights.folder import load_folder
 from heedful.weights.save import save
 
@@ -20,7 +20,7 @@ def test_words_in_the_same_company_come_together():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     for _ in range(200):
         optimizer.zero_grad()
-        classify(model, Batch(tokens, targets=tokens)).mean.backward()
+        classification(model, Batch(tokens, targets=tokens)).mean.backward()
         optimizer.step()
     for word, partner in ((0, 1), (1, 0), (2, 3), (3, 2)):
         assert nearest(model.vectors[:4], model.vectors[word], 1, but=[word])[0].item() == partner

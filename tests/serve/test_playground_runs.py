@@ -40,7 +40,7 @@ def train(folder: Path, first: int, last: int, *, begin: int = 0, end: bool = Fa
     for step in range(first, last + 1):
         loss = float("nan") if step == 3 else 4 - step / 10
         log.step(step, loss, lr=0.1, norm=1.0, tokens=64, seconds=0.01)
-    log.evaluated(last, 4 - last / 10)
+    log.validation(last, 4 - last / 10)
     log.sample(last, f"<script>alert({last})</script>")
     log.finish({"reason": "finished"}) if end else log.close()
     return log

@@ -17,13 +17,13 @@ from heedful.models.base import Batch, Model
 from heedful.models.mapping import WeightMap
 from heedful.train.objectives import (
     Objective,
-    answer,
     causal,
-    classify,
+    classification,
     masked,
     multi_label,
-    next_tokens,
-    regress,
+    next_token_targets,
+    question_answering,
+    regression,
     seq2seq,
 )
 from heedful.weights.folder import meta_model
@@ -166,7 +166,7 @@ class Decoder(Case):
     def reference_loss(self, reference, batch):
         # Not the reference's own loss: some shift labels by position and count padding; the definition is short.
         logits = self.reference_logits(reference, batch)
-        targets = next_tokens(batch)
+        targets = next_token_targets(batch)
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
 
     @torch.no_grad()
@@ -201,7 +201,7 @@ class Encoder(Case):
         n_rows, n = batch.tokens.shape
         if self.segmented:
             batch.segments = (torch.arange(n) >= 4).long().expand(n_rows, n).contiguous()
-        if self.objective is answer:
+        if self.objective is question_answering:
             batch.targets = torch.tensor([[1, 3], [0, 2], [4, 4]])
         elif self.objective is masked:
             hidden = (torch.rand(n_rows, n, generator=g) < 0.4) & real(batch.lengths, n_rows, n)
@@ -209,7 +209,7 @@ class Encoder(Case):
             batch.next_sentence = torch.randint(2, (n_rows,), generator=g) if self.paired else None
         elif self.objective is multi_label:
             batch.targets = torch.randint(2, (n_rows, self.n_labels), generator=g).float()
-        elif self.objective is regress:
+        elif self.objective is regression:
             batch.targets = torch.randn(n_rows, generator=g)
         elif self.per_token:
             labels = torch.randint(self.n_labels, (n_rows, n), generator=g)
@@ -227,7 +227,7 @@ class Encoder(Case):
         return reference(input_ids=batch.tokens, attention_mask=mask, **more)
 
     def reference_loss(self, reference, batch):
-        if self.objective is not answer:
+        if self.objective is not question_answering:
             return super().reference_loss(reference, batch)
         # Not the reference's own loss: it lets the answer begin and end in the padding.
         hidden = ~real(batch.lengths, *batch.tokens.shape)
@@ -236,12 +236,12 @@ class Encoder(Case):
 
     def reference_logits(self, reference, batch):
         out = self._call(reference, batch)
-        if self.objective is answer:
+        if self.objective is question_answering:
             return torch.stack([out.start_logits, out.end_logits], dim=-1)
         return out.logits if "logits" in out else out.prediction_logits
 
     def counted(self, batch):
-        if self.objective in (classify, multi_label, regress) and not self.per_token:
+        if self.objective in (classification, multi_label, regression) and not self.per_token:
             return torch.ones(len(batch.tokens), dtype=torch.bool)
         return super().counted(batch)
 

@@ -27,8 +27,8 @@ import torch._dynamo
 import torch.distributed.fsdp
 
 from heedful.models.base import Batch
+from heedful.train.diagnostics import TrainingDiverged
 from heedful.train.distributed import Processes
-from heedful.train.faults import TrainingHalted
 from heedful.train.objectives import Loss, causal, masked, seq2seq
 from heedful.train.recipe import Recipe
 from heedful.train.run import Run, to_toml
@@ -94,7 +94,7 @@ class Curve(RunLog):
                 os.kill(os.getpid(), signal.SIGINT)
                 os.kill(os.getpid(), signal.SIGINT)
 
-    def evaluated(self, step: int, loss: float, metrics: Any) -> None:
+    def validation(self, step: int, loss: float, metrics: Any) -> None:
         self.judged.append(loss)
 
     def sample(self, step: int, text: str) -> None:
@@ -173,7 +173,7 @@ def train(job: dict[str, Any], processes: Processes, folder: Path) -> dict[str, 
 
     def save(trainer: Trainer, better: bool) -> None:
         tensors, numbers = trainer.state()
-        with processes.whole(trainer.model, tensors) as whole:
+        with processes.gathered(trainer.model, tensors) as whole:
             if run is not None:
                 measured["saved"][trainer.step] = digest(trainer.model, whole)
                 run.save(trainer.step, trainer.model, None, whole, numbers, best=better)
@@ -196,11 +196,11 @@ def train(job: dict[str, Any], processes: Processes, folder: Path) -> dict[str, 
             saved.restore(model)
             trainer.restore(saved.tensors(), saved.numbers)
             assert trainer.ema is not None
-            with trainer.ema.swapped(), processes.whole(model, trainer.state()[0]) as whole:  # as it is saved
+            with trainer.ema.swapped(), processes.gathered(model, trainer.state()[0]) as whole:  # as it is saved
                 measured["restored"] = digest(model, whole) if processes.main else ""
     try:
         measured["reason"] = trainer.train().reason
-    except TrainingHalted as halted:
+    except TrainingDiverged as halted:
         measured["reason"] = str(halted)
     measured |= {"losses": log.losses, "norms": log.norms, "judged": log.judged, "samples": log.samples}
     measured["tied"] = hasattr(model, "embed") and getattr(model.head, "weight", None) is model.embed.weight
@@ -209,13 +209,13 @@ def train(job: dict[str, Any], processes: Processes, folder: Path) -> dict[str, 
     return measured
 
 
-def work(rank: int, world: int, port: int, folder: Path, jobs: dict[str, Any]) -> None:
+def work(rank: int, world_size: int, port: int, folder: Path, jobs: dict[str, Any]) -> None:
     """One process: what it says goes to FOLDER/RANK.txt."""
     torch.set_num_threads(1)
     place = {
         "RANK": rank,
         "LOCAL_RANK": rank,
-        "WORLD_SIZE": world,
+        "WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
@@ -229,7 +229,7 @@ def work(rank: int, world: int, port: int, folder: Path, jobs: dict[str, Any]) -
                 (folder / f"{name}.json").write_text(json.dumps(found))
 
 
-def launch(world: int, folder: Path, jobs: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
+def launch(world_size: int, folder: Path, jobs: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
     """What the jobs measured, how the processes ended, and what they said.
 
     Once in some 500 launches on a busy machine a process crashed (SIGSEGV), and never when it was looked for: such a
@@ -238,21 +238,21 @@ def launch(world: int, folder: Path, jobs: dict[str, Any]) -> tuple[dict[str, An
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as aside:
         before = shutil.copytree(folder, Path(aside) / "before")
-        found = _launch(world, folder, jobs)
+        found = _launch(world_size, folder, jobs)
         if -signal.SIGSEGV not in found[1]:
             return found
         print(f"a process crashed: {found[1:]}", file=sys.__stderr__)
         shutil.rmtree(folder)
         shutil.copytree(before, folder)
-    return _launch(world, folder, jobs)
+    return _launch(world_size, folder, jobs)
 
 
-def _launch(world: int, folder: Path, jobs: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
+def _launch(world_size: int, folder: Path, jobs: dict[str, Any]) -> tuple[dict[str, Any], list[int], str]:
     start = multiprocessing.get_context("forkserver")
     start.set_forkserver_preload(["support.together"])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    together = [start.Process(target=work, args=(rank, world, port, folder, jobs)) for rank in range(world)]
+    together = [start.Process(target=work, args=(rank, world_size, port, folder, jobs)) for rank in range(world_size)]
     with pytest.MonkeyPatch.context() as patch:  # Python 3.11 does not tell the server where to look
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         for one in together:
@@ -260,6 +260,6 @@ def _launch(world: int, folder: Path, jobs: dict[str, Any]) -> tuple[dict[str, A
     for one in together:
         one.join()
     found = {name: folder / f"{name}.json" for name in jobs}
-    said = "".join((folder / f"{rank}.txt").read_text() for rank in range(world))
+    said = "".join((folder / f"{rank}.txt").read_text() for rank in range(world_size))
     measured = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
     return measured, [one.exitcode for one in together], said

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from heedful.kernels.cpu.library import library
 from heedful.paths import cache_folder
-from heedful.train.recipe import merged
+from heedful.train.recipe import merge_tables
 from heedful.train.trainer import Trainer
 
 WORDS = "the a cat dog bird tree house river sees likes finds leaves old young red green and then runs sings".split()
@@ -65,7 +65,7 @@ def changes(**tables: Any) -> dict[str, Any]:
         "schedule": {"warmup": 2},
         "log": {"samples": False},
     }
-    return merged(usual, tables)
+    return merge_tables(usual, tables)
 
 
 def own_cache(folder: Path) -> Path:

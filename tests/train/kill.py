@@ -54,14 +54,14 @@ def model_at(step: int, width: int) -> GPT:
 
 def save(folder: Path, step: int, width: int) -> None:
     tensors = {name: torch.full((width, 8 * width), step) for name in ("a", "b")}
-    checkpoint.write(folder, step, model_at(step, width), None, tensors, {"step": step}, best_step=step)
-    checkpoint.prune(folder, 2, whole=step)
+    checkpoint.write_checkpoint(folder, step, model_at(step, width), None, tensors, {"step": step}, best_step=step)
+    checkpoint.prune_checkpoints(folder, 2, whole=step)
 
 
 def look(folder: Path, width: int) -> int | str:
     """The step of the newest checkpoint, or what is wrong with it."""
     told: list[str] = []
-    saved = checkpoint.newest(folder, told.append)
+    saved = checkpoint.newest_checkpoint(folder, told.append)
     if saved is None or told:
         return f"nothing, {told}"
     if any(integrity_error(path) for path in checkpoints(folder)):

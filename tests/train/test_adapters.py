@@ -7,7 +7,7 @@ from torch import nn
 from heedful.kernels.pack import n_bytes, pack
 from heedful.models.base import Batch
 from heedful.nn.lora import adapted
-from heedful.train import optim
+from heedful.train import optimizers
 from heedful.train.adapters import adapt, merge
 from heedful.train.objectives import causal
 from heedful.train.recipe import OptimizerSettings
@@ -29,7 +29,7 @@ def test_only_the_adapter_learns():
     model = tiny()
     before = {n: p.clone() for n, p in model.named_parameters()}
     names = adapt(model, settings())
-    optimizer = optim.make(model, OptimizerSettings(lr=0.01))
+    optimizer = optimizers.make_optimizer(model, OptimizerSettings(lr=0.01))
     for _ in range(5):
         loss = causal(model, Batch(tokens()))
         loss.mean.backward()
@@ -60,7 +60,7 @@ def test_a_model_in_four_bits_is_small_counts_all_and_stays_exact_when_cast():
 def test_qlora_learns_and_is_merged_as_it_ran(tmp_path):
     model = tiny()
     adapt(model, settings("qlora"))
-    optimizer = optim.make(model, OptimizerSettings(lr=0.01))
+    optimizer = optimizers.make_optimizer(model, OptimizerSettings(lr=0.01))
     losses = []
     for _ in range(20):
         loss = causal(model, Batch(tokens()))

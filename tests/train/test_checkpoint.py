@@ -17,7 +17,7 @@ import torch
 import heedful
 from heedful.models.registry import FAMILIES
 from heedful.train import checkpoint
-from heedful.train.checkpoint import newest, prune, write
+from heedful.train.checkpoint import newest_checkpoint, prune_checkpoints, write_checkpoint
 from heedful.weights.manifest import integrity_error
 from support.folders import tiny_gpt, tiny_llama
 from support.tiny import tiny
@@ -33,12 +33,12 @@ def tensors(step: int) -> dict[str, torch.Tensor]:
 
 
 def save(folder: Path, step: int, **more) -> Path:
-    return write(folder, step, tiny_gpt(), None, tensors(step), {"step": step}, **more)
+    return write_checkpoint(folder, step, tiny_gpt(), None, tensors(step), {"step": step}, **more)
 
 
 def found(folder: Path) -> tuple[int | None, list[str]]:
     told: list[str] = []
-    saved = newest(folder, told.append)
+    saved = newest_checkpoint(folder, told.append)
     return (saved.step if saved else None), told
 
 
@@ -52,8 +52,8 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_weights_come_back_bit_for_bit(family, tmp_path):
     model = tiny(family)
-    write(tmp_path, 7, model, None, {}, {})
-    saved = newest(tmp_path, pytest.fail)
+    write_checkpoint(tmp_path, 7, model, None, {}, {})
+    saved = newest_checkpoint(tmp_path, pytest.fail)
     assert saved is not None and saved.step == 7
     again = tiny(family)
     with torch.no_grad():
@@ -79,8 +79,8 @@ def test_tensors_and_numbers_come_back_bit_for_bit(tmp_path):
         "is it": torch.tensor([True, False]),
     }
     numbers = {"loss": 0.1 + 0.2, "best": math.inf, "seed": 2**63 + 1, "names": ["é", "\n"], "none": None}
-    write(tmp_path, 3, tiny_gpt(), None, given, numbers)
-    saved = newest(tmp_path, pytest.fail)
+    write_checkpoint(tmp_path, 3, tiny_gpt(), None, given, numbers)
+    saved = newest_checkpoint(tmp_path, pytest.fail)
     assert saved is not None and saved.numbers == numbers
     back = saved.tensors()
     assert back.keys() == given.keys()
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_a_model_folder_that_all_may_read(tmp_path):
 
 def test_another_model_is_not_filled(tmp_path):
     save(tmp_path, 1)
-    saved = newest(tmp_path, pytest.fail)
+    saved = newest_checkpoint(tmp_path, pytest.fail)
     assert saved is not None
     with pytest.raises(ValueError, match="holds another model: they differ in"):
         saved.restore(tiny_llama())
@@ -266,7 +266,7 @@ def test_a_limit_of_the_system(killed):
 
 def test_an_error_of_another_kind_is_not_said_to_be_the_disk(tmp_path):
     with pytest.raises(TypeError, match="JSON"):
-        write(tmp_path, 1, tiny_gpt(), None, {}, {"what": object()})
+        write_checkpoint(tmp_path, 1, tiny_gpt(), None, {}, {"what": object()})
     assert names(tmp_path) == []
 
 
@@ -276,9 +276,9 @@ def test_an_error_of_another_kind_is_not_said_to_be_the_disk(tmp_path):
 def test_the_newest_and_the_protected_stay(tmp_path):
     for step in (1, 2, 3, 4, 5):
         save(tmp_path, step)
-    prune(tmp_path, 2, [1])
+    prune_checkpoints(tmp_path, 2, [1])
     assert names(tmp_path) == ["step-0000001", "step-0000004", "step-0000005"]
-    prune(tmp_path, 0)
+    prune_checkpoints(tmp_path, 0)
     assert names(tmp_path) == ["step-0000005"]
 
 
@@ -288,7 +288,7 @@ def test_the_newest_that_is_whole_stays_whatever_is_newer(tmp_path):
     (tmp_path / "step-0000004" / "manifest.json").unlink()
     file = tmp_path / "step-0000003" / "config.json"  # the same size, another byte
     file.write_bytes(file.read_bytes()[::-1])
-    prune(tmp_path, 1)
+    prune_checkpoints(tmp_path, 1)
     assert names(tmp_path) == ["step-0000002", "step-0000003", "step-0000004"]
     assert found(tmp_path)[0] == 2
 

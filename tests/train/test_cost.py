@@ -16,10 +16,10 @@ from heedful.models.base import Batch, Model
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.models.registry import FAMILIES, create
 from heedful.nn.stack import Stack
-from heedful.train import cost, optim
+from heedful.train import cost, optimizers
 from heedful.train.adapters import adapt
-from heedful.train.faults import memory_advice
-from heedful.train.objectives import Objective, causal, cbow, classify, masked, seq2seq
+from heedful.train.diagnostics import out_of_memory_advice
+from heedful.train.objectives import Objective, causal, cbow, classification, masked, seq2seq
 from heedful.train.recipe import Recipe
 from support.tiny import tiny
 
@@ -42,7 +42,7 @@ def lesson(family: str) -> tuple[Model, Objective, Batch]:
     if family == "vit":
         return (
             tiny(family, head="classify"),
-            classify,
+            classification,
             Batch(images=torch.zeros(64, 3, 8, 8), targets=ids(64, below=2)),
         )
     if family == "cbow":
@@ -91,7 +91,7 @@ def real_peak(model: Model, objective: Objective, batch: Batch, settings: Recipe
         return fresh.submit(peak_of, learn).result()
 
 
-def beyond_weights(memory: cost.Memory) -> int:
+def beyond_weights(memory: cost.MemoryUse) -> int:
     return memory.activations + memory.logits + memory.gradients
 
 
@@ -130,7 +130,7 @@ def test_hand_counts_of_other_families():
     assert flops.training == 2 * mixing + 3 * scoring  # who is near whom does not learn
 
     model, objective, batch = lesson("seq2seq")
-    b, t, batch = 2, 6, cost.cut_rows(cost.take_rows(batch, 2), 6)
+    b, t, batch = 2, 6, cost.truncate_rows(cost.take_rows(batch, 2), 6)
     gates = 2 * 2 * model.config.n_layers * b * t * 4 * e * (e + e)  # four, from the input and from the state
     assert cost.count_flops(model, objective, batch).forward == gates + 2 * b * t * e * v
 
@@ -193,7 +193,7 @@ def test_parts_after_the_first_have_gradients_from_the_beginning():
 def test_optimizer_state_is_that_of_a_real_step(name):
     model, objective, batch = lesson("gpt")
     told = recipe(optimizer={"name": name})
-    optimizer = optim.make(model, told.optimizer)
+    optimizer = optimizers.make_optimizer(model, told.optimizer)
     rehearsed = cost.measure_memory(model, objective, batch, told)
     objective(model, batch).sum.backward()
     optimizer.step()
@@ -218,11 +218,11 @@ def test_the_largest_part_that_fits_is_found():
     told = recipe(train={"batch_size": 16})
 
     def needs(accumulate: int) -> int:
-        parts = cost.changed(told, {"train.accumulate": accumulate})
+        parts = cost.with_settings(told, {"train.accumulate": accumulate})
         return cost.measure_memory(model, objective, cost.take_rows(batch, 16 // accumulate), parts).total
 
     limit = needs(4) * cost.MARGIN * 1.001
-    fit = cost.find_fit(model, objective, batch, told, limit)[0]
+    fit = cost.find_fitting_changes(model, objective, batch, told, limit)[0]
     assert dict(fit.changes) == {"train.accumulate": 4} and fit.memory.total == needs(4)
     assert needs(2) * cost.MARGIN > limit
     assert fit.as_options() == "--set train.accumulate=4"
@@ -231,14 +231,15 @@ def test_the_largest_part_that_fits_is_found():
 def test_when_smaller_parts_are_not_enough_activations_are_computed_again():
     model, objective, batch = lesson("gpt_neo")
     told = recipe(train={"batch_size": 4})
-    again = cost.changed(told, {"train.checkpoint_activations": True, "train.accumulate": 4})
+    again = cost.with_settings(told, {"train.checkpoint_activations": True, "train.accumulate": 4})
     one = cost.take_rows(batch, 1)
     limit = cost.measure_memory(model, objective, one, again).total * cost.MARGIN * 1.001
     assert (
         limit
-        < cost.MARGIN * cost.measure_memory(model, objective, one, cost.changed(told, {"train.accumulate": 4})).total
+        < cost.MARGIN
+        * cost.measure_memory(model, objective, one, cost.with_settings(told, {"train.accumulate": 4})).total
     )
-    fits = cost.find_fit(model, objective, batch, told, limit)
+    fits = cost.find_fitting_changes(model, objective, batch, told, limit)
     assert fits[0].changes["train.checkpoint_activations"] is True
     assert all(fit.memory.total * cost.MARGIN <= limit for fit in fits)
     assert "--set train.checkpoint_activations=true" in fits[0].as_options()
@@ -246,7 +247,7 @@ def test_when_smaller_parts_are_not_enough_activations_are_computed_again():
 
 def test_nothing_fits_into_less_than_the_weights():
     model, objective, batch = lesson("gpt_neo")
-    assert cost.find_fit(model, objective, batch, recipe(), limit=1000) == []
+    assert cost.find_fitting_changes(model, objective, batch, recipe(), limit=1000) == []
 
 
 def test_out_of_memory_says_what_fits(monkeypatch):
@@ -255,13 +256,13 @@ def test_out_of_memory_says_what_fits(monkeypatch):
     now = cost.measure_memory(model, objective, batch, told).total
     monkeypatch.setattr(cost, "free_memory", lambda device: int(0.8 * now * cost.MARGIN))
     with pytest.raises(ValueError, match=r"This fits: --set train\.accumulate=\d"):
-        with memory_advice(told, model, objective, [batch]):
+        with out_of_memory_advice(told, model, objective, [batch]):
             raise torch.OutOfMemoryError("out of memory")
     with pytest.raises(ValueError, match=r"try --set train\.accumulate=2"):  # without a model, what usually helps
-        with memory_advice(told):
+        with out_of_memory_advice(told):
             raise MemoryError
     with pytest.raises(RuntimeError, match="something else"):
-        with memory_advice(told, model, objective, [batch]):
+        with out_of_memory_advice(told, model, objective, [batch]):
             raise RuntimeError("something else")
 
 
@@ -269,10 +270,10 @@ def test_rows_are_repeated_and_cut():
     batch = Batch(ids(3, 10), lengths=torch.tensor([10, 5, 2]), targets=ids(3, 10))
     assert cost.take_rows(batch, 7).ids.shape == (7, 10) and cost.take_rows(batch, 2).ids.shape == (2, 10)
     assert torch.equal(cost.take_rows(batch, 7).ids[3:6], batch.ids)
-    cut = cost.cut_rows(batch, 4)
+    cut = cost.truncate_rows(batch, 4)
     assert cut.ids.shape == cut.targets.shape == (3, 4) and cut.lengths.tolist() == [4, 4, 2]
     labels = dataclasses.replace(batch, targets=ids(3))
-    assert cost.cut_rows(labels, 4).targets.shape == (3,)
+    assert cost.truncate_rows(labels, 4).targets.shape == (3,)
 
 
 def test_rates():
@@ -296,6 +297,6 @@ def test_a_model_without_known_parts_can_be_rehearsed_too():
             return Output(hidden, hidden)
 
     batch = Batch(images=torch.zeros(5, 8), targets=ids(5, below=4))
-    flops = cost.count_flops(Own(), classify, batch)  # type: ignore[arg-type]
+    flops = cost.count_flops(Own(), classification, batch)  # type: ignore[arg-type]
     assert flops.forward == 2 * 5 * (8 * 16 + 16 * 4)
     assert flops.training == 3 * flops.forward - 2 * 5 * 8 * 16  # no gradient of the input

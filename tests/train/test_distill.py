@@ -11,7 +11,7 @@ from heedful.models.t5 import T5, T5Config
 from heedful.models.vit import ViT, ViTConfig
 from heedful.train import loss as loss_module
 from heedful.train.distill import Distill, halve
-from heedful.train.objectives import make
+from heedful.train.objectives import make_objective
 
 TINY = dict(d_model=16, n_layers=4, n_heads=2, d_ff=24, vocab_size=53, max_len=12, dropout=0.0)
 
@@ -134,10 +134,10 @@ def test_what_cannot_teach_says_so():
 
 
 def test_by_name_with_the_papers_weights():
-    objective = make({"name": "distill", "teacher": "x", "soft": 1.0}, teacher=bert(1))
+    objective = make_objective({"name": "distill", "teacher": "x", "soft": 1.0}, teacher=bert(1))
     assert (objective.temperature, objective.soft, objective.hard, objective.cosine) == (2, 1, 2, 1)
     assert objective.share == 0.15
-    assert make({"name": "distill"}, teacher=gpt(1)).share == 1.0
+    assert make_objective({"name": "distill"}, teacher=gpt(1)).share == 1.0
 
 
 # --- halving ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from heedful.train import optim
+from heedful.train import optimizers
 from heedful.train.distributed import Processes, choose_device
 from heedful.train.recipe import Recipe
 from support import together
@@ -54,18 +54,18 @@ def waits(processes, folder):
     with processes.main_first(), (folder / "order").open("a") as file:
         file.write(f"{processes.rank} ")
     processes.barrier("the order to be read")
-    found = {"order": (folder / "order").read_text(), "texts": processes.texts(f"I am {processes.rank}")}
-    found["agreed"] = processes.agree(f"{processes.rank} decides")
-    found["any"] = [processes.any(processes.rank == 1), processes.any(False)]
+    found = {"order": (folder / "order").read_text(), "texts": processes.gather_texts(f"I am {processes.rank}")}
+    found["agreed"] = processes.broadcast_text(f"{processes.rank} decides")
+    found["any"] = [processes.any_process(processes.rank == 1), processes.any_process(False)]
     return found
 
 
 def is_late(processes, folder):
     """A job: the second process does not come to dinner; it waits for an answer."""
-    processes.texts("here")
+    processes.gather_texts("here")
     if processes.main:
         processes.barrier("dinner", minutes=0.005)
-    processes.texts("is anybody there?")
+    processes.gather_texts("is anybody there?")
 
 
 @pytest.fixture(scope="module")
@@ -124,23 +124,23 @@ def test_two_processes_learn_nearly_what_one_does_in_bfloat16(one, two, name):
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def continued(place, source, world, job, name):
+def continued(place, source, world_size, job, name):
     """Go on with a copy of a run from its step 2."""
     folder = place / name
     folder.mkdir()
     shutil.copytree(source, folder / "run")
     shutil.rmtree(folder / "run" / "checkpoints" / "step-0000004", ignore_errors=True)
-    measured, ends, said = together.launch(world, folder, {"run": job})
-    assert ends == [0] * world, said
+    measured, ends, said = together.launch(world_size, folder, {"run": job})
+    assert ends == [0] * world_size, said
     return measured["run"]
 
 
-@pytest.mark.parametrize("world, job", [(1, RUN), (2, RUN), (2, SHARDED_RUN)], ids=["1", "2", "2 sharded"])
-def test_a_run_goes_on_with_another_number_of_processes(one, two, place, world, job):
+@pytest.mark.parametrize("world_size, job", [(1, RUN), (2, RUN), (2, SHARDED_RUN)], ids=["1", "2", "2 sharded"])
+def test_a_run_goes_on_with_another_number_of_processes(one, two, place, world_size, job):
     """Of two that shared parameters, and of one: each with every bit of the weights and of the optimizer's state."""
     sources = {"two/sharded run": two["sharded run"], "one/run": one["run"]}
     for source, was in sources.items():
-        now = continued(place, place / source, world, job, f"{source.replace('/', ' ')} {world} {job is RUN}")
+        now = continued(place, place / source, world_size, job, f"{source.replace('/', ' ')} {world_size} {job is RUN}")
         assert now["restored"] == was["saved"]["2"]
         assert now["losses"] == pytest.approx(one["run"]["losses"][2:], abs=1e-5)
 
@@ -160,8 +160,8 @@ def test_a_run_goes_on_after_one_process_was_killed(one, place, job):
     _, ends, said = together.launch(2, place / name, {"run": {"killed_at": 3, **job}})
     assert ends == [1, -9]
     assert "process 0 of 2" in said and "another ended without a word" in said
-    for world in 1, 2:
-        now = continued(place, place / name / "run", world, job, f"{name}, {world}")
+    for world_size in 1, 2:
+        now = continued(place, place / name / "run", world_size, job, f"{name}, {world_size}")
         assert now["losses"] == pytest.approx(one["run"]["losses"][2:], abs=1e-5)
 
 
@@ -206,7 +206,7 @@ SCRIPT = """
 from pathlib import Path
 from heedful.train.distributed import Processes
 with Processes.start("auto") as processes:
-    found = processes.texts(str(processes.device))
+    found = processes.gather_texts(str(processes.device))
     Path(__file__).with_name(str(processes.rank)).write_text(" ".join(found))
     if processes.rank == 1:
         raise ValueError("the milk is sour")
@@ -234,10 +234,10 @@ def test_torchrun_starts_it_and_its_summary_says_who_failed_and_why(tmp_path):
 def test_without_torchrun_one_process_is_alone(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with Processes.start("cpu") as processes:
-        assert (processes.main, processes.rank, processes.world) == (True, 0, 1)
+        assert (processes.main, processes.rank, processes.world_size) == (True, 0, 1)
         layer, tensors = torch.nn.Linear(2, 2), {"a": torch.ones(1)}
         assert processes.wrap(layer, sharded=True) is layer
-        with processes.whole(layer, tensors) as whole, processes.main_first(), processes.usable(layer):
+        with processes.gathered(layer, tensors) as whole, processes.main_first(), processes.unsharded(layer):
             assert whole == tensors
 
 
@@ -254,6 +254,8 @@ def test_torchruns_environment_is_whole_or_said_to_be_not(monkeypatch):
 
 
 def test_an_optimizer_that_cannot_be_sharded_says_so(monkeypatch):
-    monkeypatch.setattr(optim, "is_spread", lambda tensor: True)
+    monkeypatch.setattr(optimizers, "is_sharded", lambda tensor: True)
     with pytest.raises(ValueError, match=r"adafactor.*train\.sharded"):
-        optim.make(torch.nn.Linear(2, 2), Recipe.from_dict({"optimizer": {"name": "adafactor"}}).optimizer)
+        optimizers.make_optimizer(
+            torch.nn.Linear(2, 2), Recipe.from_dict({"optimizer": {"name": "adafactor"}}).optimizer
+        )

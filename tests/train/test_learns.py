@@ -26,7 +26,7 @@ from heedful.models.transformer import Transformer, TransformerConfig
 from heedful.models.vit import ViT, ViTConfig
 from heedful.text import train_wordpiece
 from heedful.train.distill import Distill, halve
-from heedful.train.objectives import make
+from heedful.train.objectives import make_objective
 
 SIZES = dict(d_model=32, n_heads=2, d_ff=64, dropout=0.0)
 WORDS = "the film was very good bad dull fun red green blue one two three four cat dog Ada Bob Paris Rome"
@@ -83,7 +83,7 @@ def entropy(p):
 
 
 def test_causal_comes_to_the_entropy_of_the_source():
-    source, objective = MarkovChain(n_symbols=6, length=32, spread=0.4), make({"name": "causal"})
+    source, objective = MarkovChain(n_symbols=6, length=32, spread=0.4), make_objective({"name": "causal"})
     model = create(GPT, GPTConfig(d_model=32, n_heads=2, n_layers=1, vocab_size=6, max_len=32, dropout=0.0))
     before, _ = judged(model, objective, source, epoch=10**6)
     learn(model, objective, source, 150, batch_size=32)
@@ -105,7 +105,7 @@ def test_masked_comes_to_the_entropy_that_hiding_leaves(tokenizer):
     shown = joint.sum(axis=0)
     left = sum(shown[s] * entropy(joint[:, s] / shown[s]) for s in range(4)) + others.sum() * entropy(p)
     least = 0.8 * entropy(p) + 0.2 * left
-    objective = make({"name": "masked"})
+    objective = make_objective({"name": "masked"})
     model = learn(bert(tokenizer, times=1, head="masked"), objective, data, 250, rate=5e-3, batch_size=32)
     loss = np.mean([judged(model, objective, data, epoch=e, n=600)[0] for e in range(100, 104)])
     assert loss == pytest.approx(least, rel=0.03)
@@ -115,7 +115,7 @@ def test_next_sentences_are_told(tokenizer):
     """Each document is one word over and over: what is hidden is known, and so is whether B follows A."""
     ids = [tokenizer.encode(w)[0] for w in ("red", "green", "blue", "cat")]
     data = MaskedWindows(Corpus.of([[i] * 200 for i in ids]), tokenizer, 16)
-    objective = make({"name": "masked"})
+    objective = make_objective({"name": "masked"})
     model = learn(bert(tokenizer, n_layers=2), objective, data, 200, rate=3e-3, batch_size=32)
     loss, metrics = judged(model, objective, data, epoch=100)
     assert metrics["next_sentence_accuracy"] == 1 and loss < 0.2 and metrics["token_loss"] < 0.1
@@ -129,7 +129,7 @@ def test_spans_are_learned_by_heart(tokenizer):
     n = tokenizer.vocab_size
     data = SpanCorruption(text, words, 20, start_id=0, vocab_size=n + 10, shifted=False)
     config = T5Config(d_model=32, n_layers=1, n_heads=2, d_head=16, d_ff=64, vocab_size=n + 10, dropout=0.0)
-    objective = make({"name": "spans"})
+    objective = make_objective({"name": "spans"})
     model = learn(create(T5, config), objective, data, 200, batch_size=len(data), again=True)
     assert judged(model, objective, data)[0] < 0.02
 
@@ -142,7 +142,7 @@ def test_seq2seq_with_smoothing_comes_to_the_entropy_of_the_smoothed_target(fami
         "seq2seq": (Seq2SeqConfig(cell="gru", attention="dot", d_model=32, vocab_size=n), Seq2Seq),
         "transformer": (TransformerConfig(**SIZES, n_layers=1, vocab_size=n), Transformer),
     }[family]
-    objective = make({"name": "seq2seq", "smoothing": epsilon})
+    objective = make_objective({"name": "seq2seq", "smoothing": epsilon})
     model = learn(create(kind, config), objective, data, 250, rate=5e-3, batch_size=30)
     least = entropy([1 - epsilon + epsilon / n, *[epsilon / n] * (n - 1)])
     loss, _ = judged(model, objective, data)
@@ -156,7 +156,7 @@ def test_translation_is_learned_by_heart(tokenizer):
     targets = [tokenizer.encode(" ".join(reversed(words[i : i + 2 + i % 3]))) for i in range(12)]
     data = Pairs(sources, targets, start_id=0, eos_id=tokenizer.sep_id)
     model = create(Transformer, TransformerConfig(**SIZES, n_layers=1, vocab_size=tokenizer.vocab_size))
-    objective = make({"name": "seq2seq"})
+    objective = make_objective({"name": "seq2seq"})
     learn(model, objective, data, 120, batch_size=12, rate=5e-3)
     assert judged(model, objective, data)[0] < 0.02
 
@@ -174,7 +174,7 @@ def reviews(longest=6):
 def test_classification_comes_to_all_right(tokenizer):
     texts, good, bad = reviews()
     data = LabelledTexts(texts, ["up" if g > b else "down" for g, b in zip(good, bad, strict=True)], tokenizer)
-    model, objective = bert(tokenizer, head="classify"), make({"name": "classify"})
+    model, objective = bert(tokenizer, head="classify"), make_objective({"name": "classify"})
     learn(model, objective, data, 100, rate=5e-3)
     loss, metrics = judged(model, objective, data)
     assert metrics["accuracy"] == 1 and loss < 0.05
@@ -183,7 +183,7 @@ def test_classification_comes_to_all_right(tokenizer):
 def test_regression_comes_to_no_error(tokenizer):
     texts, good, bad = reviews()
     data = LabelledTexts(texts, [g - b for g, b in zip(good, bad, strict=True)], tokenizer, kind="regress")
-    objective = make({"name": "regress"})
+    objective = make_objective({"name": "regress"})
     model = learn(bert(tokenizer, head="classify", n_labels=1), objective, data, 200, rate=3e-3)
     assert judged(model, objective, data)[0] < 0.02 * float(data.targets.var())
 
@@ -192,7 +192,7 @@ def test_several_labels_come_to_be_right(tokenizer):
     texts, good, bad = reviews(longest=3)
     labels = [[int(g > 0), int(b > 0), int("cat" in t)] for t, g, b in zip(texts, good, bad, strict=True)]
     data = LabelledTexts(texts, labels, tokenizer, kind="multi_label")
-    objective = make({"name": "multi_label"})
+    objective = make_objective({"name": "multi_label"})
     model = learn(bert(tokenizer, head="classify", n_labels=3), objective, data, 200, rate=5e-3)
     loss, metrics = judged(model, objective, data)
     assert metrics["accuracy"] > 0.99 and loss < 0.05
@@ -210,7 +210,7 @@ def test_tags_come_to_all_right(tokenizer):
         ]
         sentences.append((words, tags))
     data = TaggedSentences(sentences, tokenizer)
-    objective = make({"name": "tag"})
+    objective = make_objective({"name": "tag"})
     model = learn(bert(tokenizer, head="tag", n_labels=3), objective, data, 120, rate=5e-3)
     loss, metrics = judged(model, objective, data)
     assert metrics["accuracy"] == 1 and loss < 0.05
@@ -226,7 +226,7 @@ def test_answers_come_to_all_right(tokenizer):
         begin = passages[-1].index(asked)
         questions.append(Question(str(i), asked, i, (asked,), begin, begin + len(asked)))
     data = SquadWindows(passages, questions, tokenizer, max_length=32, stride=4)
-    objective = make({"name": "answer"})
+    objective = make_objective({"name": "answer"})
     model = learn(bert(tokenizer, head="answer"), objective, data, 200, rate=5e-3)
     loss, metrics = judged(model, objective, data)
     assert metrics["accuracy"] == 1 and loss < 0.05
@@ -245,7 +245,7 @@ def quadrants():
 
 def test_images_come_to_all_right():
     config = ViTConfig(**SIZES, n_layers=1, image_size=8, patch_size=4, n_channels=1, n_labels=4)
-    data, objective = LabelledImages(quadrants()), make({"name": "classify"})
+    data, objective = LabelledImages(quadrants()), make_objective({"name": "classify"})
     model = learn(create(ViT, config), objective, data, 100, rate=5e-3)
     loss, metrics = judged(model, objective, data)
     assert metrics["accuracy"] == 1 and loss < 0.05
@@ -254,7 +254,7 @@ def test_images_come_to_all_right():
 def test_pixels_come_to_the_entropy_of_the_images():
     """Eight images, one as likely as the other: log 8 nats for an image, however many pixels it has."""
     images = np.random.default_rng(0).integers(0, 2, (8, 4, 4)) * 255
-    data, objective = PixelSequences(ImageSet.of(images), 2), make({"name": "pixels"})
+    data, objective = PixelSequences(ImageSet.of(images), 2), make_objective({"name": "pixels"})
     config = ImageGPTConfig(**SIZES, n_layers=2, vocab_size=data.vocab_size, max_len=16)
     model = learn(create(ImageGPT, config, times=6), objective, data, 150, batch_size=8, rate=5e-3)
     assert judged(model, objective, data)[0] == pytest.approx(math.log(8) / 16, rel=0.03)
@@ -274,7 +274,7 @@ def test_cbow_comes_to_the_entropy_between_two_neighbours():
     text = [0]
     for chance in random.random(40000):
         text.append(int(np.searchsorted(steps[text[-1]][:-1], chance, side="right")))
-    data, objective = CBOWWindows(Corpus.of([text]), 200), make({"name": "cbow"})
+    data, objective = CBOWWindows(Corpus.of([text]), 200), make_objective({"name": "cbow"})
     model = create(CBOW, CBOWConfig(vocab_size=n, d_model=16, window=1))
     learn(model, objective, data, 300, batch_size=16, rate=3e-2)
     assert judged(model, objective, data)[0] == pytest.approx(least, rel=0.02)

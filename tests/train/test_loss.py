@@ -79,7 +79,7 @@ def test_rows_that_do_not_count_may_also_be_weighed(monkeypatch):
     """As on a GPU, where leaving them out would mean waiting."""
     import heedful.train.loss
 
-    monkeypatch.setattr(heedful.train.loss, "counted", lambda t: torch.arange(t.numel()))
+    monkeypatch.setattr(heedful.train.loss, "target_rows", lambda t: torch.arange(t.numel()))
     compare(head("all"), targets(), 0.1, chunk_bytes=SMALL)
 
 

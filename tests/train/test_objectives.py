@@ -9,14 +9,14 @@ from heedful.models.base import Batch, Output
 from heedful.models.bert import Bert, BertConfig
 from heedful.train.objectives import (
     OBJECTIVES,
-    answer,
     causal,
     cbow,
-    classify,
-    make,
+    classification,
+    make_objective,
     masked,
     multi_label,
-    regress,
+    question_answering,
+    regression,
     seq2seq,
 )
 
@@ -153,7 +153,7 @@ def rows(batch, begin, end):
 
 def test_next_sentences_count_the_same_however_a_batch_is_cut():
     model, batch = bert(), pretraining()
-    objective = make({"name": "masked"})
+    objective = make_objective({"name": "masked"})
     whole = gradient(model, objective, [batch])
     for parts in ([(0, 4), (4, 8)], [(0, 2), (2, 3), (3, 8)]):
         cut = gradient(model, objective, [rows(batch, *part) for part in parts])
@@ -167,7 +167,7 @@ def test_a_pair_counts_as_many_tokens_as_a_full_row_has_hidden():
     """So that both means weigh alike where rows are full: 1.0 here, with 6 x 0.5 hidden in each row."""
     model, batch = bert(), pretraining()
     batch.targets = torch.where(torch.arange(T) < 3, batch.tokens, -100)
-    ours = make({"name": "masked", "share": 0.5})(model, batch)
+    ours = make_objective({"name": "masked", "share": 0.5})(model, batch)
     torch.testing.assert_close(ours.mean, masked(model, batch).mean)
 
 
@@ -187,12 +187,12 @@ def test_what_is_watched_is_called_whole():
 
 def test_classify_labels_sequences_or_tokens():
     logits, labels = noise(B, 4), torch.tensor([3, 0, 2])
-    loss = classify(Says(logits), Batch(targets=labels))
+    loss = classification(Says(logits), Batch(targets=labels))
     assert loss.n_targets == B
     torch.testing.assert_close(loss.mean, nn.functional.cross_entropy(logits, labels))
     logits, labels = noise(B, T, 4), ids(B, T, below=4)
     labels[1, 2:] = -100
-    loss = classify(Says(logits), Batch(targets=labels))
+    loss = classification(Says(logits), Batch(targets=labels))
     assert loss.n_targets == B * T - 4
     kept = labels != -100
     torch.testing.assert_close(loss.mean, nn.functional.cross_entropy(logits[kept], labels[kept]))
@@ -206,7 +206,7 @@ def test_several_labels_and_numbers():
     want = nn.functional.binary_cross_entropy(torch.sigmoid(logits), labels.float())
     torch.testing.assert_close(loss.mean, want)
     assert loss.metrics["accuracy"] == (((logits > 0) == (labels == 1)).sum(), 4 * B)
-    loss = regress(Says(logits[:, :1]), Batch(targets=torch.tensor([1.0, 2.0, 3.0])))
+    loss = regression(Says(logits[:, :1]), Batch(targets=torch.tensor([1.0, 2.0, 3.0])))
     torch.testing.assert_close(loss.mean, ((logits[:, 0] - torch.tensor([1.0, 2.0, 3.0])) ** 2).mean())
 
 
@@ -221,7 +221,7 @@ def test_cbow_wants_the_tokens_back():
 def test_answer_chooses_among_the_real_positions():
     logits, lengths = noise(B, T, 2), [6, 3, 4]
     spans = torch.tensor([[1, 5], [0, 2], [3, 3]])
-    loss = answer(Says(logits), Batch(targets=spans, lengths=torch.tensor(lengths)))
+    loss = question_answering(Says(logits), Batch(targets=spans, lengths=torch.tensor(lengths)))
     want = sum(
         -torch.log_softmax(logits[b, :n, end], dim=0)[spans[b, end]] for b, n in enumerate(lengths) for end in (0, 1)
     )
@@ -229,12 +229,12 @@ def test_answer_chooses_among_the_real_positions():
     torch.testing.assert_close(loss.sum, want)
     spans[0] = torch.stack([logits[0, :, 0].argmax(), logits[0, :, 1].argmax()])
     spans[1] = (spans[1] + 1) % 3  # at most one row more can be right by chance
-    right, n = answer(Says(logits), Batch(targets=spans, lengths=torch.tensor(lengths))).metrics["accuracy"]
+    right, n = question_answering(Says(logits), Batch(targets=spans, lengths=torch.tensor(lengths))).metrics["accuracy"]
     assert 1 <= right <= 3 and n == B
 
 
 def test_an_objective_without_targets_says_so():
-    for objective in seq2seq, masked, classify, answer:
+    for objective in seq2seq, masked, classification, question_answering:
         with pytest.raises(ValueError, match="targets"):
             objective(Says(noise(B, T, V)), Batch(ids(B, T)))
 
@@ -248,14 +248,14 @@ def test_no_targets_at_all_is_no_loss():
 def test_objectives_by_name_take_a_whole_table_of_settings(name):
     """As a recipe has it: every setting there is, at its default."""
     table = {"smoothing": 0.0, "teacher": "", "temperature": 2.0, "soft": 5.0, "hard": 2.0, "cosine": 1.0}
-    assert callable(make({"name": name} | table))
+    assert callable(make_objective({"name": name} | table))
 
 
 def test_objectives_by_name_use_their_settings():
     logits, targets = noise(B, T, V), ids(B, T)
     batch = Batch(targets=targets)
     for name in "seq2seq", "spans", "causal", "pixels", "classify", "tag":
-        got = make({"name": name, "smoothing": 0.3})(Says(logits), batch).sum
+        got = make_objective({"name": name, "smoothing": 0.3})(Says(logits), batch).sum
         torch.testing.assert_close(got, seq2seq(Says(logits), batch, smoothing=0.3).sum)
 
 
@@ -273,4 +273,4 @@ def test_objectives_by_name_use_their_settings():
 )
 def test_mistakes_in_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
-        make(settings)
+        make_objective(settings)

@@ -10,9 +10,9 @@ from heedful.models.registry import FAMILIES
 from heedful.recipes.build import choose_model, make_objective, new_model
 from heedful.recipes.inputs import Read
 from heedful.recipes.launch import AUTOMATIC
-from heedful.train import optim, schedule
+from heedful.train import optimizers
 from heedful.train.adapters import adapt
-from heedful.train.recipe import TABLES, Recipe, merged, parse_changes, read, shipped
+from heedful.train.recipe import TABLES, Recipe, merge_tables, parse_changes, read_recipe, shipped_recipes
 from heedful.train.run import to_toml
 
 # What reading the data would have said of the model, by kind of data.
@@ -28,31 +28,31 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_recipes())
 def test_a_recipe_that_ships_is_valid_and_builds_its_model(name):
-    recipe = Recipe.from_dict(read(shipped()[name]))
+    recipe = Recipe.from_dict(read_recipe(shipped_recipes()[name]))
     assert recipe.about and len(recipe.about) < 120 and "\n" not in recipe.about
     if "init_from" in recipe.model or recipe.objective.name == "distill":
         return  # its model is somewhere else
     data = Read(None, None, n_tokens=10**6, settings=ASKED[recipe.data.kind])  # type: ignore[arg-type]
     model = new_model(choose_model(recipe, data), device="meta")
     adapt(model, recipe.adapter)
-    optim.make(model, recipe.optimizer)
+    optimizers.make_optimizer(model, recipe.optimizer)
     assert model.n_parameters() > 0 and make_objective(recipe, None) is not None
-    last = schedule.factor(recipe.schedule, recipe.train.steps - 1, recipe.train.steps)
+    last = optimizers.lr_factor(recipe.schedule, recipe.train.steps - 1, recipe.train.steps)
     assert recipe.schedule.warmup < recipe.train.steps and 0 <= last <= 1
     if "max_len" not in data.settings and recipe.data.kind != "images":
         assert model.longest is None or model.longest >= recipe.data.length
 
 
 def test_every_family_has_a_recipe():
-    families = {read(path)["model"].get("family") for path in shipped().values()}
+    families = {read_recipe(path)["model"].get("family") for path in shipped_recipes().values()}
     assert families >= set(FAMILIES), set(FAMILIES) - families
 
 
 def test_a_recipe_is_the_same_after_it_was_written():
-    for path in shipped().values():
-        recipe = Recipe.from_dict(read(path))
+    for path in shipped_recipes().values():
+        recipe = Recipe.from_dict(read_recipe(path))
         assert Recipe.from_dict(tomllib.loads(to_toml(recipe.to_dict()))) == recipe
     assert Recipe.from_dict(AUTOMATIC).train.steps == AUTOMATIC["train"]["steps"]
 
@@ -141,9 +141,9 @@ def test_a_file_that_is_no_toml_is_named(tmp_path):
     for content in (b"[train\nsteps = 3", b"\xff\xfe\x00", b"steps = 3\nsteps = 4"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"my\.toml is not TOML"):
-            read(path)
+            read_recipe(path)
     path.write_bytes(b"\xef\xbb\xbf[train]\r\nsteps = 3\r\n")  # as Notepad writes it
-    assert read(path) == {"train": {"steps": 3}}
+    assert read_recipe(path) == {"train": {"steps": 3}}
 
 
 # --- on the command line ---------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_what_is_no_change_is_refused(wrong):
 
 def test_tables_are_merged_and_nothing_given_is_changed():
     base = {"train": {"steps": 1, "clip": 2.0}, "about": "a"}
-    assert merged(base, {"train": {"steps": 3}, "data": {"length": 4}}) == {
+    assert merge_tables(base, {"train": {"steps": 3}, "data": {"length": 4}}) == {
         "train": {"steps": 3, "clip": 2.0},
         "about": "a",
         "data": {"length": 4},

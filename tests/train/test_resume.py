@@ -11,9 +11,9 @@ import heedful
 from heedful.cli import main
 from heedful.recipes.build import assemble
 from heedful.recipes.launch import resume, train
-from heedful.train.recipe import Recipe, read
+from heedful.train.recipe import Recipe, read_recipe
 from heedful.train.run import Run, to_toml
-from heedful.train.trainer import Task
+from heedful.train.trainer import LossModule
 from support.trainings import (
     SMALL,
     assert_same_run,
@@ -112,7 +112,7 @@ def test_resumed_is_uninterrupted(here, name):
     resume(here / "cut", quiet=True)
     assert_same_run(here / "whole", here / "cut", 20)
     assert [line["step"] for line in logged(here / "cut")] == list(range(1, 21))
-    n = len(assemble(Recipe.from_dict(read(recipe))).train)
+    n = len(assemble(Recipe.from_dict(read_recipe(recipe))).train)
     assert n // 8 < 20 and any(n * epoch // 8 in range(10, 20) for epoch in range(1, 9))  # a border is in it
 
 
@@ -237,7 +237,7 @@ def test_a_run_belongs_to_one_process_at_a_time(here, run):
 def test_a_training_that_halts_leaves_its_last_checkpoint(here, monkeypatch, capfd):
     recipe = started(here, write_recipe(here, model=GPT, train={"eval_every": 5, "halt_after": 3}))
     train(recipe, folder=here / "whole", quiet=True)
-    forward, calls = Task.forward, iter(range(1000))
+    forward, calls = LossModule.forward, iter(range(1000))
 
     def spoiled(task, batch):
         loss = forward(task, batch)
@@ -245,7 +245,7 @@ def test_a_training_that_halts_leaves_its_last_checkpoint(here, monkeypatch, cap
         return loss
 
     with monkeypatch.context() as patch:
-        patch.setattr(Task, "forward", spoiled)
+        patch.setattr(LossModule, "forward", spoiled)
         assert main(["train", str(recipe), "--out", "cut"]) == 2
     said = capfd.readouterr().err
     assert "step 12 skipped: its gradient is not finite (1 in a row)" in said and "step 14 skipped" in said

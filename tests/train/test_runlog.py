@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from heedful.train.picture import smooth
+from heedful.train.loss_plot import smooth
 from heedful.train.recipe import LogSettings
 from heedful.train.runlog import RunLog
 
@@ -24,7 +24,7 @@ def some_steps(log: RunLog, begin: int, end: int) -> None:
     for step in range(begin + 1, end + 1):
         log.step(step, 4 / step, lr=0.1, norm=1.0, tokens=100, seconds=0.5, metrics={"accuracy": step / 100})
         if step % 10 == 0:
-            log.evaluated(step, 5 / step, {"accuracy": 0.5})
+            log.validation(step, 5 / step, {"accuracy": 0.5})
             log.sample(step, f"text of {step}\n")
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_number_is_null(tmp_path):
     with opened(tmp_path, quiet=True) as log:
         log.step(1, math.nan, lr=0.1, norm=math.inf, tokens=1, seconds=0.1)
         log.step(2, 3.0, lr=0.1, norm=1.0, tokens=1, seconds=0.1)
-        log.evaluated(2, 1000.0)
+        log.validation(2, 1000.0)
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -148,10 +148,10 @@ def test_quiet_says_nothing(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_signal_may_speak_while_the_screen_is_written(capsys, monkeypatch):
+def test_a_signal_may_speak_while_the_terminal_is_written(capsys, monkeypatch):
     with opened(None) as log:
-        assert log._screen is not None
-        show, said = log._screen.console.print, []
+        assert log._display is not None
+        show, said = log._display.console.print, []
 
         def interrupted(text, **more):
             if not said:
@@ -159,7 +159,7 @@ def test_a_signal_may_speak_while_the_screen_is_written(capsys, monkeypatch):
                 log.note("stopping")  # as a handler does, in the middle of printing
             show(text, **more)
 
-        monkeypatch.setattr(log._screen.console, "print", interrupted)
+        monkeypatch.setattr(log._display.console, "print", interrupted)
         log.note("first")
     assert capsys.readouterr().err == "first\nstopping\n"
 
@@ -170,7 +170,7 @@ def test_a_signal_may_speak_while_the_screen_is_written(capsys, monkeypatch):
 def test_the_summary_says_how_good_where_and_what_next(tmp_path, capsys):
     log = opened(tmp_path / "run", baselines={"uniform": 4.17})
     some_steps(log, 0, 40)
-    log.evaluated(40, 9.0)
+    log.validation(40, 9.0)
     capsys.readouterr()
     log.finish({"reason": "finished", "seconds": 75})
     rows = dict(x.strip().split("  ", 1) for x in capsys.readouterr().err.splitlines() if "  " in x.strip())
@@ -198,7 +198,7 @@ def test_the_picture(tmp_path):
     from matplotlib.image import imread
 
     log = opened(tmp_path, quiet=True, baselines={"uniform": 4.17, "unigram": 4.0})
-    log.draw()
+    log.plot()
     assert not (tmp_path / "loss.png").exists()  # nothing to show yet
     some_steps(log, 0, 40)
     log.step(41, math.nan, lr=0.1, norm=math.nan, tokens=1, seconds=0.1)

@@ -11,10 +11,10 @@ from heedful.data.corpus import Corpus, TokenWindows
 from heedful.data.corruption import MaskedWindows
 from heedful.data.pairs import Pairs
 from heedful.text import train_wordpiece
-from heedful.train import compiled, loss
-from heedful.train.faults import TrainingHalted, memory_advice
-from heedful.train.objectives import causal, make, seq2seq
-from heedful.train.recipe import Recipe, merged
+from heedful.train import loss, torch_compile
+from heedful.train.diagnostics import TrainingDiverged, out_of_memory_advice
+from heedful.train.objectives import causal, make_objective, seq2seq
+from heedful.train.recipe import Recipe, merge_tables
 from heedful.train.runlog import RunLog
 from heedful.train.trainer import Trainer
 from support.tiny import tiny
@@ -35,7 +35,7 @@ class Told(RunLog):
     def step(self, step, loss, **more):
         self.losses.append(loss)
 
-    def evaluated(self, step, loss, metrics=None):
+    def validation(self, step, loss, metrics=None):
         self.judged.append(loss)
 
 
@@ -54,7 +54,7 @@ def recipe(**tables):
         "optimizer": {"lr": 0.01},
         "schedule": {"name": "constant", "warmup": 0},
     }
-    return Recipe.from_dict(merged(usual, tables))
+    return Recipe.from_dict(merge_tables(usual, tables))
 
 
 def trainer_of(model, objective=causal, data=None, validation=None, save=None, **tables):
@@ -94,7 +94,7 @@ IN_PARTS = {
     "lines of unequal length": ("gpt", causal, None),
     "a last partial window": ("gpt", causal, WINDOWS),
     "rotary, a last partial window": ("llama", causal, WINDOWS),
-    "masked": ("bert", make({"name": "masked"}), None),
+    "masked": ("bert", make_objective({"name": "masked"}), None),
     "an encoder and a decoder": ("t5", seq2seq, PAIRS),
     "recurrent": ("seq2seq", seq2seq, PAIRS),
 }
@@ -122,7 +122,7 @@ def test_small_batches_of_masked_pairs_are_the_large_one(sentences):
         model = fresh("bert", head="pretraining", attention_dropout=0.0, vocab_size=60)
         trainer = trainer_of(
             model,
-            make({"name": "masked", "share": 0.15}),
+            make_objective({"name": "masked", "share": 0.15}),
             sentences,
             train={"accumulate": parts},
             optimizer={"name": "sgd", "lr": 0.1},
@@ -230,7 +230,7 @@ def test_training_halts_after_bad_steps_in_a_row_and_names_the_layer(dropout):
         return output * math.nan if calls > 6 else output
 
     part.register_forward_hook(spoil)
-    with pytest.raises(TrainingHalted, match=r"3 steps in a row .*decoder\.blocks\.1\.feedforward\.up") as halted:
+    with pytest.raises(TrainingDiverged, match=r"3 steps in a row .*decoder\.blocks\.1\.feedforward\.up") as halted:
         trainer.train()
     assert "last checkpoint is intact" in str(halted.value) and "optimizer.lr" in str(halted.value)
     assert saved == [4, 8] and len(trainer.log.notes) == 3  # step 8 is bad, and its weights are those of step 6
@@ -246,7 +246,7 @@ def test_a_gradient_that_breaks_on_the_way_back_is_named():
     model = fresh()
     model.decoder.blocks[0].attention.query.weight.register_hook(lambda gradient: gradient * math.inf)
     trainer = trainer_of(model, train={"halt_after": 2})
-    with pytest.raises(TrainingHalted, match=r"decoder\.blocks\.0\.attention\.query\.weight \(its gradient\)"):
+    with pytest.raises(TrainingDiverged, match=r"decoder\.blocks\.0\.attention\.query\.weight \(its gradient\)"):
         trainer.train()
 
 
@@ -272,14 +272,14 @@ def test_out_of_memory_says_what_to_set(problem):
 
 def test_advice_that_cannot_be_rehearsed_is_what_usually_helps():
     def advice(**train):
-        with pytest.raises(ValueError) as told, memory_advice(recipe(train=train)):
+        with pytest.raises(ValueError) as told, out_of_memory_advice(recipe(train=train)):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return str(told.value)
 
     assert "train.accumulate=4" in advice(accumulate=2) and "checkpoint_activations=true" in advice()
     every = advice(accumulate=32, checkpoint_activations=True, precision="bfloat16")
     assert "data.length=128" in every
-    with pytest.raises(RuntimeError, match="another"), memory_advice(recipe()):
+    with pytest.raises(RuntimeError, match="another"), out_of_memory_advice(recipe()):
         raise RuntimeError("another problem")
 
 
@@ -337,21 +337,21 @@ def test_a_running_mean_is_what_is_judged_and_saved():
     averaged = fresh()
     averaged.load_state_dict(saved, strict=False)
     judge = trainer_of(averaged, validation=Lines(7, "gpt"))
-    assert trainer.log.judged == [pytest.approx(judge.evaluate().loss, abs=1e-6)]
+    assert trainer.log.judged == [pytest.approx(judge.validate().loss, abs=1e-6)]
 
 
 def test_evaluation_is_the_mean_over_all_targets_in_whatever_batches():
     losses = []
     for batch_size in (1, 3, 32):
         trainer = trainer_of(fresh(), validation=Lines(7, "gpt"), train={"batch_size": batch_size})
-        losses.append(trainer.evaluate().loss)
+        losses.append(trainer.validate().loss)
     assert losses == [pytest.approx(losses[0], abs=1e-6)] * 3
 
 
 def test_frozen_whole_is_refused():
     model = fresh()
     model.requires_grad_(False)
-    with pytest.raises(ValueError, match="nothing is left to train"):
+    with pytest.raises(ValueError, match="every parameter is frozen"):
         trainer_of(model)
 
 
@@ -362,10 +362,10 @@ def test_frozen_whole_is_refused():
 def compiler(monkeypatch, tmp_path):
     """What is compiled here is forgotten afterwards."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(loss, "surprise_of", loss.surprise_of)
-    compiled.problem.cache_clear()
+    monkeypatch.setattr(loss, "compiled_cross_entropy", loss.compiled_cross_entropy)
+    torch_compile.compile_error.cache_clear()
     yield monkeypatch
-    compiled.problem.cache_clear()
+    torch_compile.compile_error.cache_clear()
     torch._dynamo.reset()
 
 

@@ -17,8 +17,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the estimate."""
     from heedful.recipes.estimate import describe
     from heedful.recipes.launch import resolve
-    from heedful.train.recipe import Recipe, merged, parse_changes
+    from heedful.train.recipe import Recipe, merge_tables, parse_changes
 
     _, recipe = resolve(options.what)
-    print(describe(Recipe.from_dict(merged(recipe, parse_changes(options.set)))))
+    print(describe(Recipe.from_dict(merge_tables(recipe, parse_changes(options.set)))))
     return 0

@@ -21,11 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the recipes, resume a run, or start one."""
-    from heedful.train.recipe import parse_changes, read, shipped
+    from heedful.train.recipe import parse_changes, read_recipe, shipped_recipes
 
     if options.list:
-        for name, path in shipped().items():
-            recipe = read(path)
+        for name, path in shipped_recipes().items():
+            recipe = read_recipe(path)
             print(f"{name:<24} {recipe.get('about', '')}")
             print(f"{'':<24} {recipe.get('expected', '')}")
         return 0

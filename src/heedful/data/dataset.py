@@ -50,3 +50,9 @@ class Dataset(Protocol):
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         """These examples together, padded, with their targets; tensors on the CPU, the same for the same arguments."""
         ...
+
+
+def count_tokens(batch: Batch) -> int:
+    """The tokens a model reads in a batch, padding included; the images where there are no tokens."""
+    read = [x.numel() for x in (batch.tokens, batch.source) if x is not None]
+    return sum(read) if read else 0 if batch.images is None else len(batch.images)

@@ -147,7 +147,7 @@ class BatchSampler:
 
 
 class BatchLoader:
-    """What one process (`rank` of `world`) reads in each step, as `accumulate` batches."""
+    """What one process (`rank` of `world_size`) reads in each step, as `accumulate` batches."""
 
     def __init__(
         self,
@@ -157,21 +157,21 @@ class BatchLoader:
         seed: int,
         accumulate: int = 1,
         rank: int = 0,
-        world: int = 1,
+        world_size: int = 1,
         workers: int = 1,
     ) -> None:
-        if not 0 <= rank < world:
-            raise ValueError(f"rank {rank} of {world} processes")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size} processes")
         if accumulate < 1 or workers < 0:
             raise ValueError(f"accumulate={accumulate} must be at least 1, workers={workers} at least 0")
-        if batch_size < world * accumulate:
+        if batch_size < world_size * accumulate:
             raise ValueError(
-                f"a batch of {batch_size} cannot be cut into {world} processes x {accumulate} parts;"
-                f" set train.batch_size to {world * accumulate} or more"
+                f"a batch of {batch_size} cannot be cut into {world_size} processes x {accumulate} parts;"
+                f" set train.batch_size to {world_size * accumulate} or more"
             )
         self.dataset, self.seed, self.workers = dataset, seed, workers
         self.sampler = BatchSampler(len(dataset), batch_size, seed, dataset.lengths)
-        bounds = [batch_size * i // (world * accumulate) for i in range(world * accumulate + 1)]
+        bounds = [batch_size * i // (world_size * accumulate) for i in range(world_size * accumulate + 1)]
         mine = range(rank * accumulate, (rank + 1) * accumulate)
         self._parts = [slice(bounds[i], bounds[i + 1]) for i in mine]
 
@@ -202,16 +202,16 @@ class BatchLoader:
 
 
 def validation_batches(
-    dataset: Dataset, *, batch_size: int, seed: int, n_batches: int = 0, rank: int = 0, world: int = 1
+    dataset: Dataset, *, batch_size: int, seed: int, n_batches: int = 0, rank: int = 0, world_size: int = 1
 ) -> Iterator[Batch]:
     """Every example once, as validation reads them: in order, or by length; the last batch may be smaller.
 
-    `n_batches` of them (0: all), spread evenly over the data; each process of several takes every world-th.
+    `n_batches` of them (0: all), spread evenly over the data; each process of several takes every world_size-th.
     """
     n, lengths = len(dataset), dataset.lengths
     total = -(-n // batch_size)
     wanted = min(n_batches, total) if n_batches else total
     order = range(n) if lengths is None else np.argsort(lengths, kind="stable").tolist()
-    for i in range(rank, wanted, world):
+    for i in range(rank, wanted, world_size):
         begin = (i * total // wanted) * batch_size
         yield dataset.batch([Draw(0, index) for index in order[begin : begin + batch_size]], seed)

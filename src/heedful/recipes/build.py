@@ -108,7 +108,7 @@ def make_objective(recipe: Recipe, teacher: Model | None) -> Objective:
     settings = dataclasses.asdict(recipe.objective)
     if recipe.objective.name in ("masked", "distill"):
         settings["share"] = recipe.data.masked
-    return objectives.make(settings, teacher=teacher)
+    return objectives.make_objective(settings, teacher=teacher)
 
 
 # --- the tokenizer ---------------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ from heedful.recipes.inputs import Read, read, sources
 from heedful.text import byte_tokens
 from heedful.train.adapters import adapt
 from heedful.train.distill import halve
+from heedful.train.memory_tracker import logits_width
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
-from heedful.train.rehearsal import logits_width
 from heedful.weights import hub
 from heedful.weights.meta import load_meta
 from heedful.weights.resolve import resolve, shipped_models

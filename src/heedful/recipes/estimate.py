@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
+from heedful.data.dataset import count_tokens
 from heedful.recipes.dry_run import Imagined, imagine
 from heedful.train import cost
 from heedful.train.adapters import adapt
-from heedful.train.cost import Fit, Flops, Memory, Parameters
+from heedful.train.cost import FittingChanges, Flops, MemoryUse, ParameterCounts
 from heedful.train.distributed import choose_device
+from heedful.train.progress import format_count
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
-from heedful.train.scores import n_tokens
-from heedful.train.screen import count
 from heedful.train.trainer import Trainer
 from heedful.weights.describe import format_bytes
 
@@ -35,10 +35,10 @@ USUAL_SHARE = 0.5  # of the peak rate, that large models reach
 
 @dataclass(frozen=True)
 class Estimate:
-    parameters: Parameters
-    memory: Memory  # of one process
+    parameters: ParameterCounts
+    memory: MemoryUse  # of one process
     limit: int | None  # bytes there are
-    fits: list[Fit]  # what fits, where the recipe as it is does not
+    fits: list[FittingChanges]  # what fits, where the recipe as it is does not
     flops: Flops  # of `tokens_per_step`
     tokens_per_step: int  # images, where no tokens are read
     steps: int
@@ -76,11 +76,11 @@ def estimate(plan: Imagined, *, limit: int | None = None) -> Estimate:
         memory = cost.measure_memory(model, plan.objective, batch, recipe, device=device)
         limit = cost.free_memory(device) if limit is None else limit
         enough = limit is None or memory.total * cost.MARGIN <= limit
-        fits: list[Fit] = []
+        fits: list[FittingChanges] = []
         if not enough:
             assert limit is not None
             stage("looking for settings that fit")
-            fits = cost.find_fit(model, plan.objective, batch, recipe, limit, device=device)
+            fits = cost.find_fitting_changes(model, plan.objective, batch, recipe, limit, device=device)
         stage("measuring this machine")
         dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
         peak = cost.peak_rate(str(device), dtype)
@@ -94,7 +94,7 @@ def estimate(plan: Imagined, *, limit: int | None = None) -> Estimate:
         limit,
         fits,
         whole,
-        round(n_tokens(some) * share),
+        round(count_tokens(some) * share),
         settings.steps,
         seconds,
         tried,
@@ -133,7 +133,7 @@ class _Clock(RunLog):
 
 def _try_steps(plan: Imagined) -> tuple[float, int]:
     """Seconds of a real step on random examples, and how many were tried."""
-    trial = cost.changed(
+    trial = cost.with_settings(
         plan.recipe,
         {"train.steps": MOST_STEPS, "train.eval_every": 10**9, "train.save_every": 10**9, "train.ema": 0.0},
     )
@@ -162,8 +162,8 @@ def _page(plan: Imagined, e: Estimate) -> str:
         "",
         *_rows(
             {
-                f"FLOPs per {unit[:-1]}": count(e.flops.training / e.tokens_per_step),
-                "forward alone": count(e.flops.forward / e.tokens_per_step),
+                f"FLOPs per {unit[:-1]}": format_count(e.flops.training / e.tokens_per_step),
+                "forward alone": format_count(e.flops.forward / e.tokens_per_step),
                 "in all": f"{e.flops.training * e.steps:.3g}",
             }
         ),
@@ -212,15 +212,15 @@ def _memory(plan: Imagined, e: Estimate) -> list[str]:
 
 def _time(e: Estimate, unit: str) -> list[str]:
     total = e.seconds_per_step * e.steps
-    rate = count(e.tokens_per_step / e.seconds_per_step)
+    rate = format_count(e.tokens_per_step / e.seconds_per_step)
     if e.steps_tried:
         how = (
             f"from {e.steps_tried} steps on this machine: {_duration(e.seconds_per_step)} each, {rate} {unit}/s, "
-            f"{e.utilisation:.0%} of the {count(e.peak)}FLOP/s of its matrix products"
+            f"{e.utilisation:.0%} of the {format_count(e.peak)}FLOP/s of its matrix products"
         )
     else:
         how = (
-            f"not tried: if it reaches {USUAL_SHARE:.0%} of the {count(e.peak)}FLOP/s that a matrix product reaches on "
+            f"not measured: at {USUAL_SHARE:.0%} of the {format_count(e.peak)}FLOP/s that a matrix product reaches on "
             f"this machine, a step takes {_duration(e.seconds_per_step)}"
         )
     lines = [*_rows({"time": _duration(total)}), how, "without evaluation and checkpoints"]

@@ -22,12 +22,12 @@ from heedful.models.base import Model
 from heedful.recipes.build import Assembled, assemble
 from heedful.text import Tokenizer
 from heedful.train.adapters import adapt, adapted
-from heedful.train.checkpoint import Saved
+from heedful.train.checkpoint import Checkpoint
 from heedful.train.distributed import Processes
-from heedful.train.recipe import Recipe, merged, read, shipped
+from heedful.train.recipe import Recipe, merge_tables, read_recipe, shipped_recipes
 from heedful.train.run import Run, to_toml
 from heedful.train.runlog import RunLog
-from heedful.train.trainer import Summary, Trainer, learning
+from heedful.train.trainer import Summary, Trainer, trainable_parameters
 from heedful.weights.adapter import load_adapter, write_adapter
 from heedful.weights.save import write_config
 
@@ -61,7 +61,7 @@ def train(
     a fresh one; `folder` is where the run goes (runs/NAME-1 and so on unless given).
     """
     name, given = resolve(what, AUTOMATIC if init_from is None else FINE_TUNING)
-    given = merged(given, changes or {})
+    given = merge_tables(given, changes or {})
     if init_from is not None:
         given["model"] = {**(changes or {}).get("model", {}), "init_from": init_from}
     return _run(Recipe.from_dict(given), folder or name, quiet)
@@ -70,22 +70,22 @@ def train(
 def resume(folder: str | Path, changes: Mapping[str, Any] | None = None, *, quiet: bool = False) -> Loaded:
     """Go on with a run where its newest checkpoint is; the same as if it had never stopped."""
     run = Run.open(Path(folder))
-    return _run(Recipe.from_dict(merged(run.recipe, changes or {})), run.folder, quiet, run)
+    return _run(Recipe.from_dict(merge_tables(run.recipe, changes or {})), run.folder, quiet, run)
 
 
 def resolve(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -> tuple[str, dict[str, Any]]:
     """A short name for the run, and the recipe as plain data; for text without one, the `automatic` one."""
     text, path = str(what), Path(what).expanduser()
-    if text in shipped():
-        return text, read(shipped()[text])
+    if text in shipped_recipes():
+        return text, read_recipe(shipped_recipes()[text])
     if path.suffix == ".toml" and path.is_file():
-        return path.stem, read(path)
+        return path.stem, read_recipe(path)
     if not path.exists():
-        near = difflib.get_close_matches(text, shipped(), n=1)
+        near = difflib.get_close_matches(text, shipped_recipes(), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        known = ", ".join(shipped())
+        known = ", ".join(shipped_recipes())
         raise ValueError(f"there is no file, folder or recipe {text!r}{hint}; recipes that ship: {known}")
-    return path.name.partition(".")[0] or "run", merged(automatic, {"data": {"source": str(path)}})
+    return path.name.partition(".")[0] or "run", merge_tables(automatic, {"data": {"source": str(path)}})
 
 
 def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None) -> Loaded:
@@ -109,9 +109,10 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
             say(note)
         if recipe.adapter.kind != "none":
             adapt(ready.model, ready.recipe.adapter)
-            say(f"{recipe.adapter.kind}: {sum(p.numel() for p in learning(ready.model)):,} parameters learn")
+            n_trainable = sum(p.numel() for p in trainable_parameters(ready.model))
+            say(f"{recipe.adapter.kind}: {n_trainable:,} parameters learn")
         if isinstance(folder, str):
-            folder = Path(processes.agree(str(Run.next_name(Path("runs"), folder))))
+            folder = Path(processes.broadcast_text(str(Run.next_name(Path("runs"), folder))))
         plain = ready.recipe.to_dict()
         if run is None:
             run = Run.create(folder, to_toml(plain), _facts(ready)) if processes.main else None
@@ -132,7 +133,7 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
 
 
 def _train(
-    ready: Assembled, run: Run | None, folder: Path, saved: Saved | None, processes: Processes, quiet: bool
+    ready: Assembled, run: Run | None, folder: Path, saved: Checkpoint | None, processes: Processes, quiet: bool
 ) -> Summary:
     recipe = ready.recipe
     log = RunLog(
@@ -147,7 +148,7 @@ def _train(
     )
     with log:
         if processes.main:
-            processes.tell = log.note  # the run's log says which process failed
+            processes.report = log.note  # the run's log says which process failed
         if saved is not None:
             if adapted(ready.model):
                 load_adapter(ready.model, saved.path)
@@ -214,7 +215,7 @@ class _Saver:
     def __call__(self, trainer: Trainer, better: bool) -> None:
         tensors, numbers = trainer.state()
         alone = self._write_adapter if adapted(trainer.model) else None
-        with trainer.processes.whole(trainer.model, tensors) as whole:
+        with trainer.processes.gathered(trainer.model, tensors) as whole:
             if self.run is not None and trainer.processes.main:
                 self.run.save(
                     trainer.step,

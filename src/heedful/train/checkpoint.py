@@ -32,7 +32,7 @@ from torch import Tensor
 
 from heedful.models.base import Model
 from heedful.text.tokenizer import Tokenizer
-from heedful.train.distributed import placed
+from heedful.train.distributed import shard_like
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import (
     checkpoints,
@@ -50,7 +50,7 @@ _HIDDEN = re.compile(r"\.(step-\d{7,})\.(partial|gone|old)")
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A checkpoint that is whole."""
 
     path: Path
@@ -78,10 +78,10 @@ class Saved:
                         f"{self.path} holds another model: {name} is {list(saved[name].shape)} there and "
                         f"{list(parameter.shape)} here"
                     )
-                parameter.copy_(placed(saved[name], parameter))
+                parameter.copy_(shard_like(saved[name], parameter))
 
 
-def write(
+def write_checkpoint(
     folder: Path,
     step: int,
     model: Model,
@@ -101,7 +101,7 @@ def write(
     if not folder.is_dir():
         folder.mkdir(parents=True)
         _sync_folder(folder.parent)
-    tidy(folder)
+    remove_leftovers(folder)
     place = folder / step_name(step)
     aside = _hidden(place, "partial")
     try:
@@ -126,7 +126,7 @@ def write(
     return place
 
 
-def newest(folder: Path, tell: Callable[[str], None]) -> Saved | None:
+def newest_checkpoint(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint whose hashes hold; `tell` is told of damaged ones that are passed over. It may put back
     what a killed save had moved, so only the process that owns the run may call it."""
     if not folder.is_dir():
@@ -146,10 +146,10 @@ def newest(folder: Path, tell: Callable[[str], None]) -> Saved | None:
     return found
 
 
-def prune(folder: Path, keep: int, protect: Iterable[int] = (), *, whole: int | None = None) -> None:
+def prune_checkpoints(folder: Path, keep: int, protect: Iterable[int] = (), *, whole: int | None = None) -> None:
     """Remove all but the newest `keep` checkpoints and those of the steps in `protect`; the newest that is whole stays
     in any case. `whole` is a step that is known to be so, because it was just written: its hashes are not checked."""
-    tidy(folder)
+    remove_leftovers(folder)
     protected = set(protect)
     kept, safe = 0, False
     for path in checkpoints(folder):
@@ -165,7 +165,7 @@ def prune(folder: Path, keep: int, protect: Iterable[int] = (), *, whole: int | 
             _remove(path)
 
 
-def tidy(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove what killed saves left behind."""
     _put_back(folder)
     for path in folder.iterdir():
@@ -176,10 +176,10 @@ def tidy(folder: Path) -> None:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _open(path: Path) -> Saved:
+def _open(path: Path) -> Checkpoint:
     numbers = json.loads((path / "training.json").read_text(encoding="utf-8"))
     facts = read_manifest(path)
-    return Saved(path, facts["step"], numbers, facts["best"])
+    return Checkpoint(path, facts["step"], numbers, facts["best"])
 
 
 def _hidden(place: Path, what: str) -> Path:

@@ -1,11 +1,12 @@
-"""What a training costs: parameters, floating-point operations, memory and what fits in it. For every family, knowing
-none: all of it is found by going through a step on tensors that have a shape and no memory (`rehearsal`).
+"""The cost of training: parameters, FLOPs, memory, and settings that make a step fit into memory.
 
-FLOPs are those of the model, as papers count them: a product of (m, k) and (k, n) is 2mkn, backward is twice forward,
-attention is counted whole though a causal one needs half, and what a kernel or a checkpoint computes again is not
-counted. For GPT-2 that is 6 N + 12 L T d per token (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B).
+Works for every family without knowing any: a step is run on fake tensors (memory_tracker.py).
 
-Memory is that of one process at the highest point of a step, part by part.
+FLOPs are the model's, as papers count them: a product of (m, k) and (k, n) is 2mkn, backward is twice forward, causal
+attention counts as full attention, and recomputation by kernels or activation checkpointing does not count. For
+GPT-2 that is 6 N + 12 L T d per token (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B).
+
+Memory is that of one process at the peak of a step, by what it is used for.
 """
 
 from __future__ import annotations
@@ -35,93 +36,98 @@ from heedful.nn.embed import Embedding
 from heedful.nn.lora import NF4
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
-from heedful.train import optim
+from heedful.train import optimizers
+from heedful.train.memory_tracker import MemoryTracker, tensors_of
 from heedful.train.objectives import Loss, Objective
 from heedful.train.recipe import Recipe
-from heedful.train.rehearsal import Rehearsal, tensors_of
 
-MARGIN = 1.2  # a process takes more than it asks for: 4 to 23 % were seen on a CPU
+MARGIN = 1.2  # a process takes more than it allocates: 4 to 23 % were measured on a CPU
 PROBE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Parameters:
+class ParameterCounts:
+    """Numbers of parameters; a tied one counts once."""
+
     total: int
     trainable: int
-    embedding: int  # of `total`: tables in which a row is looked up; a head may share one
+    embedding: int  # of `total`: lookup tables, one of which may be tied to the head
 
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one batch."""
+    """Floating-point operations of one batch."""
 
     forward: int
     training: int  # forward and backward
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes by what they are for, at the moment of a step when they are most."""
+class MemoryUse:
+    """Bytes by use at the peak of a step."""
 
     weights: int
-    gradients: int  # that are there at that moment
+    gradients: int  # that exist at the peak
     optimizer: int
-    average: int  # the running mean of the weights
-    activations: int  # what forward keeps for backward, and what is needed on the way
+    average: int  # the EMA of the weights
+    activations: int  # saved for backward, and temporary
     logits: int
 
     @property
     def total(self) -> int:
+        """All bytes."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
+        """Bytes by the name of their use."""
         return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
-class Stepping:
-    """What an optimizer takes: bytes that it keeps, and by kind what is in use at the peak of its step."""
+class OptimizerMemory:
+    """Bytes of an optimizer's state, and bytes by kind at the peak of its step."""
 
     state: int
     peak: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Settings that fit: changes to a recipe by their names ("train.accumulate"), and the memory it then takes."""
+class FittingChanges:
+    """Changes to a recipe that make it fit, by setting ("train.accumulate"), and the memory it then takes."""
 
     changes: Mapping[str, Any]
-    memory: Memory
+    memory: MemoryUse
 
     def as_options(self) -> str:
-        """As one types them."""
+        """The changes as command-line options."""
         values = {k: str(v).lower() if isinstance(v, bool) else v for k, v in self.changes.items()}
         return " ".join(f"--set {name}={value}" for name, value in values.items())
 
 
-def count_parameters(model: nn.Module) -> Parameters:
-    every = list(model.parameters())  # a tied one comes once
+def count_parameters(model: nn.Module) -> ParameterCounts:
+    """Total, trainable and embedding parameters of a model; 4-bit weights count as weights."""
+    every = list(model.parameters())  # each tied parameter once
     in_four_bits = sum(m.n_weights for m in model.modules() if isinstance(m, NF4))
     tables = {m.weight for m in model.modules() if isinstance(m, Embedding | Learned | nn.Embedding)}
-    return Parameters(
+    return ParameterCounts(
         total=sum(p.numel() for p in every) + in_four_bits,
         trainable=sum(p.numel() for p in every if p.requires_grad),
         embedding=sum(p.numel() for p in tables),
     )
 
 
-# --- operations ------------------------------------------------------------------------------------------------------
+# --- FLOPs -----------------------------------------------------------------------------------------------------------
 
 
 def count_flops(model: Model, objective: Objective, batch: Batch) -> Flops:
-    """What `batch` costs, forward alone and with backward. The model may be anywhere, on the device "meta" too."""
-    # Fused kernels compute some of it again, or are not counted: the plain definitions are what papers count.
-    with Rehearsal.on("cpu", model) as rehearsal, sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
-        ghost, aim = rehearsal.ghost(model).train(), rehearsal.ghost(objective)
+    """FLOPs of a batch, forward alone and with backward. The model may be on any device, "meta" too."""
+    # Fused kernels recompute or are not counted; papers count the unfused operators.
+    with MemoryTracker.for_model("cpu", model) as tracker, sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
+        fake_model, fake_objective = tracker.fake_copy(model).train(), tracker.fake_copy(objective)
         with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as forward, torch.no_grad():
-            aim(ghost, rehearsal.batch(batch))
+            fake_objective(fake_model, tracker.fake_batch(batch))
         with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as training:
-            aim(ghost, rehearsal.batch(batch)).sum.backward()
+            fake_objective(fake_model, tracker.fake_batch(batch)).sum.backward()
     return Flops(forward.get_total_flops(), training.get_total_flops())
 
 
@@ -129,13 +135,13 @@ def _product(base: torch.Size, a: torch.Size, b: torch.Size, **_: Any) -> int:
     return 2 * math.prod(a) * b[-1]
 
 
-# What torch's counter leaves out: base += a @ b, of matrices and of batches of them.
+# In-place products that torch's counter leaves out: base += a @ b, of matrices and of batches of them.
 IN_PLACE = {torch.ops.aten.addmm_: _product, torch.ops.aten.baddbmm_: _product}
 
 
 @functools.cache
 def peak_rate(device: str, dtype: torch.dtype) -> float:
-    """FLOP/s of a large matrix product here and now: the most a training can reach. Takes 0.2 s once."""
+    """FLOP/s of a large matrix product on this device, measured for 0.2 s: an upper bound for training."""
     kind = torch.device(device).type
     n = 8192 if kind == "cuda" else 1024
     a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in range(2))
@@ -152,7 +158,7 @@ def peak_rate(device: str, dtype: torch.dtype) -> float:
 
 
 def utilisation(flops_per_token: float, tokens_per_second: float, peak: float) -> float:
-    """The share of the peak rate that trains the model (Chowdhery et al. 2022: model FLOPs utilisation)."""
+    """Model FLOPs utilisation (Chowdhery et al. 2022): the model's FLOP/s as a share of the peak rate."""
     return flops_per_token * tokens_per_second / peak
 
 
@@ -166,70 +172,72 @@ def measure_memory(
     recipe: Recipe,
     *,
     device: torch.device | str = "cpu",
-    stepping: Stepping | None = None,
-) -> Memory:
-    """Of a step of the recipe whose parts (`accumulate`) are like `batch`; without torch.compile, in one process.
+    optimizer_memory: OptimizerMemory | None = None,
+) -> MemoryUse:
+    """Peak memory of a step of the recipe with micro-batches like `batch`; without torch.compile, in one process.
 
-    `stepping` is what `measure_optimizer` says, where that is known already."""
+    `optimizer_memory` is the result of `measure_optimizer`, if the caller has it already."""
     settings = recipe.train
-    stepping = stepping or measure_optimizer(model, recipe, device=device)
-    with Rehearsal.on(_stage(device), model) as rehearsal, rehearsed():
-        ghost, aim, some = rehearsal.ghost(model).train(), rehearsal.ghost(objective), rehearsal.batch(batch)
-        for module in ghost.modules():
+    optimizer_memory = optimizer_memory or measure_optimizer(model, recipe, device=device)
+    with MemoryTracker.for_model(_traced_device(device), model) as tracker, rehearsed():
+        fake_model, fake_objective = tracker.fake_copy(model).train(), tracker.fake_copy(objective)
+        fake_batch = tracker.fake_batch(batch)
+        for module in fake_model.modules():
             if isinstance(module, Stack):
                 module.recompute = settings.checkpoint_activations
-        learning = [p for p in ghost.parameters() if p.requires_grad]
-        rehearsal.forget()
-        if settings.accumulate > 1:  # the parts before have left theirs
-            _give_gradients(rehearsal, learning)
+        learning = [p for p in fake_model.parameters() if p.requires_grad]
+        tracker.reset()
+        if settings.accumulate > 1:  # those of earlier micro-batches
+            _give_gradients(tracker, learning)
         mixed = settings.precision == "bfloat16"
-        with torch.autocast(rehearsal.device.type, torch.bfloat16, enabled=mixed):
-            loss: Loss = aim(ghost, some)
+        with torch.autocast(tracker.device.type, torch.bfloat16, enabled=mixed):
+            loss: Loss = fake_objective(fake_model, fake_batch)
         loss.sum.backward()
-    high = max(rehearsal.peak, stepping.peak, key=lambda parts: sum(parts.values()))
-    return Memory(
+    high = max(tracker.peak, optimizer_memory.peak, key=lambda parts: sum(parts.values()))
+    return MemoryUse(
         weights=sum(t.nbytes for t in (*tensors_of(model), *tensors_of(objective))),
         gradients=high["gradients"],
-        optimizer=stepping.state,
+        optimizer=optimizer_memory.state,
         average=sum(p.nbytes for p in learning) if settings.ema else 0,
         activations=high["activations"],
         logits=high["logits"],
     )
 
 
-def measure_optimizer(model: Model, recipe: Recipe, *, device: torch.device | str = "cpu") -> Stepping:
-    """The bytes that the optimizer keeps, and the peak of its second step, when they are there already."""
-    with Rehearsal.on(_stage(device), model) as rehearsal:
-        ghost = rehearsal.ghost(model)
-        learning = [p for p in ghost.parameters() if p.requires_grad]
-        optimizer = optim.make(ghost, recipe.optimizer)
+def measure_optimizer(model: Model, recipe: Recipe, *, device: torch.device | str = "cpu") -> OptimizerMemory:
+    """Memory of the optimizer: its state, and the peak of its second step, when the state exists already."""
+    with MemoryTracker.for_model(_traced_device(device), model) as tracker:
+        fake_model = tracker.fake_copy(model)
+        learning = [p for p in fake_model.parameters() if p.requires_grad]
+        optimizer = optimizers.make_optimizer(fake_model, recipe.optimizer)
         peak: dict[str, int] = {}
         for _ in range(2):
-            rehearsal.forget()
-            _give_gradients(rehearsal, learning)
+            tracker.reset()
+            _give_gradients(tracker, learning)
             optimizer.step()
-            peak = dict(rehearsal.peak)
+            peak = dict(tracker.peak)
             optimizer.zero_grad(set_to_none=True)
         every = [t for values in optimizer.state.values() for t in values.values() if isinstance(t, Tensor)]
-        return Stepping(sum({id(t): t.nbytes for t in every}.values()), peak)
+        return OptimizerMemory(sum({id(t): t.nbytes for t in every}.values()), peak)
 
 
-def _stage(device: torch.device | str) -> torch.device:
-    """Where to rehearse: other devices than these two allocate about as a CPU does."""
+def _traced_device(device: torch.device | str) -> torch.device:
+    """The device to trace on: others than CUDA allocate about as a CPU does."""
     device = torch.device(device)
     return device if device.type == "cuda" else torch.device("cpu")
 
 
-def _give_gradients(rehearsal: Rehearsal, learning: list[Tensor]) -> None:
+def _give_gradients(tracker: MemoryTracker, learning: list[Tensor]) -> None:
+    """Allocate every parameter's gradient and count it as such."""
     for p in learning:
         p.grad = torch.empty_like(p)
-    rehearsal.name("gradients")
+    tracker.relabel("gradients")
 
 
 # --- what fits -------------------------------------------------------------------------------------------------------
 
 
-def find_fit(
+def find_fitting_changes(
     model: Model,
     objective: Objective,
     batch: Batch,
@@ -237,43 +245,46 @@ def find_fit(
     limit: float,
     *,
     device: torch.device | str = "cpu",
-    world: int = 1,
-) -> list[Fit]:
-    """Changes with which a step fits into `limit` bytes, the mildest first, two at most; [] if nothing helps.
+    world_size: int = 1,
+) -> list[FittingChanges]:
+    """Up to two sets of changes with which a step fits into `limit` bytes, the mildest first; [] if nothing helps.
 
-    First the same result in smaller parts, as large as they can be; then computing activations again; then bfloat16;
-    then both, then shorter examples. `batch` is any batch of the training: its rows are repeated or cut as needed.
+    First gradient accumulation alone, in the largest micro-batches that fit; then with activation checkpointing; then
+    with bfloat16; then with both; then with shorter examples. `batch` is any batch of the training: its rows are
+    repeated or cut as needed.
     """
     ways: list[dict[str, Any]] = [{}]
     if not recipe.train.checkpoint_activations:
         ways.append({"train.checkpoint_activations": True})
     if recipe.train.precision != "bfloat16":
-        ways += [way | {"train.precision": "bfloat16"} for way in reversed(ways)]
+        ways += [way | {"train.precision": "bfloat16"} for way in ways]
     shorter = max(1, recipe.data.length // 2)
     ways.append(ways[-1] | {"data.length": shorter})
-    stepping = measure_optimizer(model, recipe, device=device)
-    if (stepping.state + sum(t.nbytes for t in tensors_of(model))) * MARGIN > limit:
-        return []  # these stay, whatever a step is cut into
-    most = max(1, recipe.train.batch_size // world)
+    optimizer_memory = measure_optimizer(model, recipe, device=device)
+    if (optimizer_memory.state + sum(t.nbytes for t in tensors_of(model))) * MARGIN > limit:
+        return []  # weights and optimizer state alone do not fit
+    most = max(1, recipe.train.batch_size // world_size)
 
-    def attempt(way: Mapping[str, Any], parts: int) -> Fit | None:
+    def attempt(way: Mapping[str, Any], parts: int) -> FittingChanges | None:
         changes = dict(way) if parts == recipe.train.accumulate else {**way, "train.accumulate": parts}
-        some = cut_rows(batch, shorter) if "data.length" in way else batch
-        some = take_rows(some, math.ceil(recipe.train.batch_size / world / parts))
-        memory = measure_memory(model, objective, some, changed(recipe, changes), device=device, stepping=stepping)
-        return Fit(changes, memory) if memory.total * MARGIN <= limit else None
+        some = truncate_rows(batch, shorter) if "data.length" in way else batch
+        some = take_rows(some, math.ceil(recipe.train.batch_size / world_size / parts))
+        memory = measure_memory(
+            model, objective, some, with_settings(recipe, changes), device=device, optimizer_memory=optimizer_memory
+        )
+        return FittingChanges(changes, memory) if memory.total * MARGIN <= limit else None
 
     found = (_fewest_parts(partial(attempt, way), recipe.train.accumulate, most) for way in ways)
     return list(islice((fit for fit in found if fit is not None), 2))
 
 
-def _fewest_parts(attempt: Callable[[int], Fit | None], now: int, most: int) -> Fit | None:
-    """The fit with the fewest parts of a step, twice as many each time; None if one example alone does not fit."""
+def _fewest_parts(attempt: Callable[[int], FittingChanges | None], now: int, most: int) -> FittingChanges | None:
+    """The fit with the fewest micro-batches, found by bisection over doublings of `now`; None if no number fits."""
     choices = [now]
     while choices[-1] < most:
         choices.append(min(choices[-1] * 2, most))
     best = attempt(choices[-1])
-    low, high = 0, len(choices) - 1  # what `high` numbers fits
+    low, high = 0, len(choices) - 1  # choices[high] fits
     while best is not None and low < high:
         middle = (low + high) // 2
         fit = attempt(choices[middle])
@@ -284,7 +295,7 @@ def _fewest_parts(attempt: Callable[[int], Fit | None], now: int, most: int) -> 
     return best
 
 
-def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+def with_settings(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """A copy of the recipe with some settings, named "table.key", changed."""
     for name, value in changes.items():
         table, _, key = name.partition(".")
@@ -303,7 +314,7 @@ def take_rows(batch: Batch, n: int) -> Batch:
     return _each(batch, rows)
 
 
-def cut_rows(batch: Batch, n: int) -> Batch:
+def truncate_rows(batch: Batch, n: int) -> Batch:
     """The first n positions of every row."""
     sequences = {"tokens", "source", "segments", "documents"}
     width = None if batch.tokens is None else batch.tokens.shape
@@ -320,8 +331,8 @@ def cut_rows(batch: Batch, n: int) -> Batch:
     return dataclasses.replace(batch, **cut, **lengths)
 
 
-def n_numbers(batch: Batch) -> int:
-    """How much there is in a batch."""
+def n_elements(batch: Batch) -> int:
+    """The number of elements of all tensors of a batch."""
     every = (getattr(batch, f.name) for f in dataclasses.fields(batch))
     return sum(t.numel() for t in every if t is not None)
 
@@ -332,7 +343,7 @@ def _each(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def free_memory(device: torch.device | str) -> int | None:
-    """Bytes that this process can use on the device, with what it uses by now; None where nobody tells."""
+    """Bytes this process can use on the device, what it uses already included; None where that is unknown."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
@@ -344,7 +355,7 @@ def free_memory(device: torch.device | str) -> int | None:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
         limits.append(free + (resident - shared) * os.sysconf("SC_PAGE_SIZE"))
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # a container's
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # of a container
         with suppress(OSError, ValueError):
             limits.append(int(Path(name).read_text()))
     with suppress(OSError, ValueError, AttributeError):

@@ -27,8 +27,8 @@ from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.bert import Bert
 from heedful.models.distilbert import DistilBert, DistilBertConfig
 from heedful.models.encoder import EncoderModel
-from heedful.train.loss import CHUNK, Loss, counted, language_loss, recomputed, widest
-from heedful.train.objectives import next_tokens, wanted
+from heedful.train.loss import CHUNK, Loss, checkpointed_sum, language_loss, largest_dim, target_rows
+from heedful.train.objectives import next_token_targets, required_targets
 
 LAYER = re.compile(r"^((?:en|de)coder\.blocks\.)(\d+)(\..*)$")
 
@@ -63,9 +63,9 @@ class Distill:
         self._check(model)
         targets = batch.targets
         if targets is None:
-            targets = next_tokens(batch) if isinstance(model, DecoderModel) else wanted(batch)
+            targets = next_token_targets(batch) if isinstance(model, DecoderModel) else required_targets(batch)
         rows = None if batch.lengths is None else _real(batch)  # asked first: a GPU has nothing else to do yet
-        hard_rows = counted(targets) if isinstance(model, EncoderModel) else None
+        hard_rows = target_rows(targets) if isinstance(model, EncoderModel) else None
         hidden: Tensor = model.hidden(batch)  # type: ignore[operator]
         theirs = self._taught(batch)
         mine, theirs = hidden.flatten(0, 1), theirs.flatten(0, 1)  # (N, E)
@@ -101,8 +101,8 @@ class Distill:
         """The softened KL, summed; of a large vocabulary in chunks that are computed again for the gradient."""
         part = partial(_divergence, _head(model), _head(self.teacher), self.temperature)
         size = CHUNK.get(mine.device.type, CHUNK["cuda"])
-        n = max(1, size // (4 * widest(_head(model))))
-        return part(mine, theirs) if len(mine) <= n else recomputed(part, mine, theirs, n=n)
+        n = max(1, size // (4 * largest_dim(_head(model))))
+        return part(mine, theirs) if len(mine) <= n else checkpointed_sum(part, mine, theirs, n=n)
 
     def _check(self, model: Model) -> None:
         if not _speaks(model) or isinstance(model, DecoderModel) != isinstance(self.teacher, DecoderModel):

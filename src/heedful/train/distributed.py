@@ -34,12 +34,12 @@ class Processes:
     """
 
     rank: int = 0
-    world: int = 1
-    echo: float = 0.0  # seconds in which a signal comes twice: torchrun passes on what the terminal sent to all
+    world_size: int = 1
+    signal_repeat_seconds: float = 0.0  # torchrun forwards a signal that the terminal has sent to all processes too
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.tell: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+        self.report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
 
     @classmethod
     def alone(cls, device: str) -> Processes:
@@ -50,9 +50,9 @@ class Processes:
         """What torchrun's environment says, or alone without one; returns when all are there."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls.alone(device)
-        from heedful.train.many import Many
+        from heedful.train.process_group import TorchrunProcesses
 
-        return Many(device)
+        return TorchrunProcesses(device)
 
     def __enter__(self) -> Self:
         return self
@@ -74,18 +74,18 @@ class Processes:
         return task.to(self.device)
 
     @contextmanager
-    def reducing(self, called: nn.Module, last: bool) -> Iterator[None]:
+    def gradient_sync(self, called: nn.Module, last: bool) -> Iterator[None]:
         """Around forward and backward of a micro-batch: gradients are shared with the last one alone."""
         yield
 
-    def sum(self, sums: dict[str, Tensor]) -> None:
+    def all_reduce(self, sums: dict[str, Tensor]) -> None:
         """Each of these numbers over all processes, in place; all processes have the same names."""
 
-    def any(self, flag: bool) -> bool:
+    def any_process(self, flag: bool) -> bool:
         """Whether any process says so."""
         return flag
 
-    def move(self, batch: Batch) -> Batch:
+    def to_device(self, batch: Batch) -> Batch:
         """The batch on this process's device."""
         if self.device.type == "cpu":
             return batch
@@ -103,13 +103,13 @@ class Processes:
     # --- the whole model -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def whole(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    def gathered(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """For saving: inside, the main process's model has whole parameters, and so are the tensors it is given
         back; the others are given none. All enter, and all leave together once the main process is done."""
         yield dict(tensors)
 
     @contextmanager
-    def usable(self, model: nn.Module) -> Iterator[None]:
+    def unsharded(self, model: nn.Module) -> Iterator[None]:
         """For generating and looking: inside, one process can call the model or parts of it without the others. All
         enter, and each holds the whole model in memory."""
         yield
@@ -125,28 +125,28 @@ class Processes:
         the files, if the machines share them), then all others, who find them in any case."""
         yield
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """What each process says, in their order."""
         return [text]
 
-    def agree(self, text: str) -> str:
+    def broadcast_text(self, text: str) -> str:
         """The main process's text, on all."""
-        return self.texts(text)[0]
+        return self.gather_texts(text)[0]
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether each process has a part of it. (Not isinstance: importing DTensor takes time.)"""
     return hasattr(tensor, "device_mesh")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This process's part, in the same memory: enough for what is done to each number by itself."""
-    return tensor.to_local() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def placed(value: Tensor, like: Tensor) -> Tensor:
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, the same on all processes, as they hold `like`: each takes its part."""
-    if not is_spread(like) or value.ndim == 0:
+    if not is_sharded(like) or value.ndim == 0:
         return value
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 

@@ -14,7 +14,7 @@ later. Logits are bf16 under autocast; softmax is always in fp32, a chunk at a t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,52 @@ class Loss:
     @property
     def mean(self) -> Tensor:
         return self.sum / max(int(self.n_targets), 1)
+
+
+@dataclass
+class Scores:
+    """A mean loss and the means of its metrics."""
+
+    loss: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def add_loss(sums: dict[str, Tensor], loss: Loss, *, counts: bool = True) -> None:
+    """Add a batch's loss, metrics and target counts to running float64 sums on its device; `counts` False adds 0."""
+    found = {"loss": loss.sum, "targets": loss.n_targets}
+    for name, (total, count) in loss.metrics.items():
+        found |= {f"{name}.sum": total, f"{name}.count": count}
+    for name, value in found.items():
+        number = torch.as_tensor(value, device=loss.sum.device).detach().double() * counts
+        sums[name] = sums[name] + number if name in sums else number
+
+
+def mean_scores(sums: Mapping[str, Tensor | float]) -> Scores:
+    """The means of what `add_loss` summed."""
+
+    def mean(total: str, count: str) -> float:
+        return float(sums[total]) / max(float(sums[count]), 1)
+
+    names = [name.removesuffix(".sum") for name in sums if name.endswith(".sum")]
+    return Scores(mean("loss", "targets"), {n: mean(f"{n}.sum", f"{n}.count") for n in names})
+
+
+def fetch_floats(numbers: Mapping[str, Tensor]) -> Callable[[], dict[str, float]]:
+    """Scalars as floats when the result is called. From a GPU they are copied asynchronously: the call waits for them,
+    and not for work that was queued since."""
+    if next(iter(numbers.values())).device.type != "cuda":
+        return lambda: {name: float(number) for name, number in numbers.items()}
+    stacked = torch.stack([number.double() for number in numbers.values()])
+    host = torch.empty(len(stacked), dtype=stacked.dtype, pin_memory=True)
+    host.copy_(stacked, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> dict[str, float]:
+        copied.synchronize()
+        return dict(zip(numbers, host.tolist(), strict=True))
+
+    return wait
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
@@ -74,35 +120,35 @@ def language_loss(
     n_targets = (targets != IGNORED).sum()
     x, wanted = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
     if rows is None and x.device.type == "cpu":
-        rows = counted(targets)
+        rows = target_rows(targets)
     if rows is not None and len(rows) < len(wanted):
         x, wanted = x[rows], wanted[rows]
     size = chunk_bytes or CHUNK.get(x.device.type, CHUNK["cuda"])
-    if len(x) * widest(head) * 4 <= size:
+    if len(x) * largest_dim(head) * 4 <= size:
         return Loss(cross_entropy(head(x), wanted, smoothing).sum, n_targets)
-    if isinstance(head, MaskedHead) and not hooked(head) and direct(head.vocabulary):
+    if isinstance(head, MaskedHead) and not has_hooks(head) and is_plain_head(head.vocabulary):
         x, head = head.norm(head.act(head.dense(x))), head.vocabulary  # what is E wide may stay whole
-    if direct(head):
+    if is_plain_head(head):
         assert isinstance(head, LanguageHead)
         n = max(1, size // (4 * len(head.weight)))
         given: list[Any] = [x, head.weight, head.bias]
         if not torch.is_grad_enabled():
             given = [t if t is None else t.detach() for t in given]
-        total = InChunks.apply(*given, wanted, head.scale, head.softcap, smoothing, n)  # type: ignore[no-untyped-call]
+        total = ChunkedCrossEntropy.apply(*given, wanted, head.scale, head.softcap, smoothing, n)  # type: ignore[no-untyped-call]
         return Loss(total, n_targets)
 
     def part(x: Tensor, wanted: Tensor) -> Tensor:
         return cross_entropy(head(x), wanted, smoothing).sum
 
-    return Loss(recomputed(part, x, wanted, n=max(1, size // (4 * widest(head)))), n_targets)
+    return Loss(checkpointed_sum(part, x, wanted, n=max(1, size // (4 * largest_dim(head)))), n_targets)
 
 
-def counted(targets: Tensor) -> Tensor:
+def target_rows(targets: Tensor) -> Tensor:
     """Where targets count: positions in the flattened tensor. On a GPU this waits: ask before there is much to do."""
     return (targets.flatten() != IGNORED).nonzero()[:, 0]
 
 
-def recomputed(part: Callable[..., Tensor], *tensors: Tensor, n: int) -> Tensor:
+def checkpointed_sum(part: Callable[..., Tensor], *tensors: Tensor, n: int) -> Tensor:
     """The sum of `part` over chunks of n rows, each computed once more when its gradient is wanted."""
     total = tensors[0].new_zeros((), dtype=torch.float32)
     for chunk in zip(*(t.split(n) for t in tensors), strict=True):
@@ -110,7 +156,7 @@ def recomputed(part: Callable[..., Tensor], *tensors: Tensor, n: int) -> Tensor:
     return total
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """True if somebody watches or changes what the module says: then it must be called, not taken apart."""
     hooks = (
         module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
@@ -118,19 +164,19 @@ def hooked(module: nn.Module) -> bool:
     return any(hooks)
 
 
-def direct(head: nn.Module) -> bool:
+def is_plain_head(head: nn.Module) -> bool:
     """True if the head is the plain product we know: nothing swapped, hooked, packed or spread over processes."""
-    if type(head) is not LanguageHead or hooked(head) or head.packed is not None:
+    if type(head) is not LanguageHead or has_hooks(head) or head.packed is not None:
         return False
     return not hasattr(head.weight, "full_tensor")  # that would be a part of a sharded one
 
 
-def widest(head: nn.Module) -> int:
+def largest_dim(head: nn.Module) -> int:
     """How many logits a row has, or a little more: the largest size of the head's parameters."""
     return max((size for p in head.parameters() for size in p.shape), default=1)
 
 
-class InChunks(torch.autograd.Function):
+class ChunkedCrossEntropy(torch.autograd.Function):
     """Product, scale, soft cap and cross-entropy, forward and backward in one pass over chunks of rows."""
 
     @staticmethod
@@ -166,7 +212,9 @@ class InChunks(torch.autograd.Function):
                 rows, wanted = x[begin : begin + n], targets[begin : begin + n]
                 rows = (rows if scale is None else rows * scale).to(dtype)  # (C, E)
                 counts = wanted != IGNORED
-                losses, d = surprise_of(F.linear(rows, w, b), wanted.clamp(min=0), len(weight), softcap, smoothing)
+                losses, d = compiled_cross_entropy(
+                    F.linear(rows, w, b), wanted.clamp(min=0), len(weight), softcap, smoothing
+                )
                 total += (losses * counts).sum()
                 if not any(ctx.needs_input_grad):
                     continue
@@ -194,7 +242,9 @@ class InChunks(torch.autograd.Function):
         return dx, dweight, dbias, None, None, None, None, None
 
 
-def surprise(logits: Tensor, targets: Tensor, n: int, softcap: float | None, smoothing: float) -> tuple[Tensor, Tensor]:
+def cross_entropy_and_gradient(
+    logits: Tensor, targets: Tensor, n: int, softcap: float | None, smoothing: float
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy (C,) of the first n logits (C, V or more) before their soft cap, and its gradient by them in fp32,
     0 by those that are too many."""
     bent: Tensor | None = None
@@ -217,4 +267,4 @@ def surprise(logits: Tensor, targets: Tensor, n: int, softcap: float | None, smo
     return losses, d
 
 
-surprise_of = surprise  # or the same, compiled (train/compiled.py)
+compiled_cross_entropy = cross_entropy_and_gradient  # or the same, compiled (train/torch_compile.py)

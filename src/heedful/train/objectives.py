@@ -31,7 +31,7 @@ from heedful.models.base import Batch, Model
 from heedful.models.config import check_names
 from heedful.models.encoder import EncoderModel
 from heedful.train.loss import Loss as Loss
-from heedful.train.loss import counted, cross_entropy, hooked, language_loss
+from heedful.train.loss import cross_entropy, has_hooks, language_loss, target_rows
 
 
 class Objective(Protocol):
@@ -40,11 +40,11 @@ class Objective(Protocol):
 
 def causal(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
     """Each token from those before it; padding and the step from one packed document to the next do not count."""
-    targets = batch.targets if batch.targets is not None else next_tokens(batch)
+    targets = batch.targets if batch.targets is not None else next_token_targets(batch)
     return _language(model, batch, targets, smoothing)
 
 
-def next_tokens(batch: Batch) -> Tensor:
+def next_token_targets(batch: Batch) -> Tensor:
     """Targets (B, T) of a causal model: the tokens one place to the left."""
     tokens = batch.ids
     targets = torch.full_like(tokens, IGNORED)
@@ -60,7 +60,7 @@ def next_tokens(batch: Batch) -> Tensor:
 
 def seq2seq(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
     """Each target token from the source and the target tokens before it (Vaswani et al. 2017, section 5.4)."""
-    return _language(model, batch, wanted(batch), smoothing)
+    return _language(model, batch, required_targets(batch), smoothing)
 
 
 def cbow(model: Model, batch: Batch) -> Loss:
@@ -83,10 +83,10 @@ def masked(model: Model, batch: Batch, *, share: float | None = None) -> Loss:
     counts as share x T tokens, what a full row has: a constant where all rows are padded to one length, so sums over
     small batches are the sum over the large one.
     """
-    targets = wanted(batch)
-    rows = counted(targets)  # asked first: a GPU has nothing else to do yet
+    targets = required_targets(batch)
+    rows = target_rows(targets)  # asked first: a GPU has nothing else to do yet
     pair_logits: Tensor | None = None
-    if isinstance(model, EncoderModel) and model.config.head in ("masked", "pretraining") and parted(model):
+    if isinstance(model, EncoderModel) and model.config.head in ("masked", "pretraining") and has_separate_head(model):
         hidden = model.hidden(batch)
         assert model.head is not None
         loss = language_loss(model.head, hidden, targets, rows=rows)
@@ -115,9 +115,9 @@ def masked(model: Model, batch: Batch, *, share: float | None = None) -> Loss:
     return loss
 
 
-def classify(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
+def classification(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
     """One label per sequence or image (B,), or per token (B, T)."""
-    logits, targets = model(batch).logits, wanted(batch)
+    logits, targets = model(batch).logits, required_targets(batch)
     loss = cross_entropy(logits, targets, smoothing)
     loss.metrics["accuracy"] = accuracy(logits, targets)
     return loss
@@ -125,22 +125,22 @@ def classify(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
 
 def multi_label(model: Model, batch: Batch) -> Loss:
     """Any number of labels per sequence: targets (B, C) of 0 and 1, each a question of its own."""
-    logits, targets = model(batch).logits, wanted(batch)
+    logits, targets = model(batch).logits, required_targets(batch)
     total = F.binary_cross_entropy_with_logits(logits.float(), targets.float(), reduction="sum")
     right = ((logits > 0) == (targets > 0.5)).sum()
     return Loss(total, targets.numel(), {"accuracy": (right, targets.numel())})
 
 
-def regress(model: Model, batch: Batch) -> Loss:
+def regression(model: Model, batch: Batch) -> Loss:
     """One number per sequence (B,), or several (B, C): the squared error."""
     logits = model(batch).logits
-    total = F.mse_loss(logits.float(), wanted(batch).float().view_as(logits), reduction="sum")
+    total = F.mse_loss(logits.float(), required_targets(batch).float().view_as(logits), reduction="sum")
     return Loss(total, logits.numel())
 
 
-def answer(model: Model, batch: Batch) -> Loss:
+def question_answering(model: Model, batch: Batch) -> Loss:
     """The first and the last token of the answer (B, 2), each a choice among the positions (BERT, section 4.2)."""
-    logits, targets = model(batch).logits, wanted(batch)  # (B, T, 2)
+    logits, targets = model(batch).logits, required_targets(batch)  # (B, T, 2)
     if batch.lengths is not None:
         hidden = torch.arange(logits.shape[1], device=logits.device) >= batch.lengths[:, None]
         logits = logits.masked_fill(hidden[..., None], -torch.inf)
@@ -160,21 +160,21 @@ def accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return right, (targets != IGNORED).sum()
 
 
-def wanted(batch: Batch) -> Tensor:
+def required_targets(batch: Batch) -> Tensor:
     if batch.targets is None:
         raise ValueError("this objective compares with the batch's targets, and it has none")
     return batch.targets
 
 
-def parted(model: nn.Module) -> bool:
+def has_separate_head(model: nn.Module) -> bool:
     """True if the hidden states can be had without the logits: the model has both halves, and nobody watches it."""
     whole = callable(getattr(model, "hidden", None)) and isinstance(getattr(model, "head", None), nn.Module)
-    return whole and not hooked(model)
+    return whole and not has_hooks(model)
 
 
 def _language(model: Model, batch: Batch, targets: Tensor, smoothing: float) -> Loss:
     """Cross-entropy over the vocabulary, without the logits of all positions where the model allows it."""
-    if not parted(model):
+    if not has_separate_head(model):
         return cross_entropy(model(batch).logits, targets, smoothing)
     hidden: Callable[[Batch], Tensor] = model.hidden  # type: ignore[assignment]
     return language_loss(model.get_submodule("head"), hidden(batch), targets, smoothing)
@@ -190,11 +190,11 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
     "spans": (seq2seq, ("smoothing",)),
     "seq2seq": (seq2seq, ("smoothing",)),
     "cbow": (cbow, ()),
-    "classify": (classify, ("smoothing",)),
-    "tag": (classify, ("smoothing",)),
+    "classify": (classification, ("smoothing",)),
+    "tag": (classification, ("smoothing",)),
     "multi_label": (multi_label, ()),
-    "regress": (regress, ()),
-    "answer": (answer, ()),
+    "regress": (regression, ()),
+    "answer": (question_answering, ()),
     "distill": (None, ("teacher", "temperature", "soft", "hard", "cosine", "share")),
 }
 # Every setting with its default, the least it may be, and what it must be below.
@@ -208,7 +208,7 @@ SETTINGS: dict[str, tuple[float, float, float]] = {
 }
 
 
-def make(settings: Mapping[str, Any], *, teacher: Model | None = None) -> Objective:
+def make_objective(settings: Mapping[str, Any], *, teacher: Model | None = None) -> Objective:
     """The objective of a recipe's [objective] table; `distill` also wants its teacher, loaded.
 
     Settings that the objective does not have must be left out, or at their default.

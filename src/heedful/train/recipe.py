@@ -25,12 +25,12 @@ from typing import Any
 from heedful.models.config import Config, check_names
 
 
-def one_of(default: str, *others: str) -> Any:
+def choice_field(default: str, *others: str) -> Any:
     """A setting with a choice."""
     return field(default=default, metadata={"choices": (default, *others)})
 
 
-def number(default: float, least: float, most: float = math.inf) -> Any:
+def number_field(default: float, least: float, most: float = math.inf) -> Any:
     """A setting within bounds."""
     return field(default=default, metadata={"bounds": (least, most)})
 
@@ -72,70 +72,70 @@ class Settings(Config):
 @dataclass(frozen=True)
 class TokenizerSettings(Settings):
     # auto: characters for a small text, byte-pair encoding for a large one
-    kind: str = one_of("auto", "characters", "bpe", "wordpiece", "unigram", "words", "bytes", "none")
-    vocab_size: int = number(0, 0, 2**20)  # 0: chosen by the size of the text
+    kind: str = choice_field("auto", "characters", "bpe", "wordpiece", "unigram", "words", "bytes", "none")
+    vocab_size: int = number_field(0, 0, 2**20)  # 0: chosen by the size of the text
     path: str = ""  # a model or folder whose tokenizer is taken instead
     lower_case: bool = True  # WordPiece and words
 
 
 @dataclass(frozen=True)
 class DataSettings(Settings):
-    kind: str = one_of("text", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
+    kind: str = choice_field("text", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
     source: str | tuple[Any, ...] = ""  # a path, or several tables {path, weight}
     validation: str = ""  # a path; without one, `share` of the source is kept for validation
-    share: float = number(0.1, 0, 0.9)
-    length: int = number(256, 1, 2**20)  # tokens of an example at most
+    share: float = number_field(0.1, 0, 0.9)
+    length: int = number_field(256, 1, 2**20)  # tokens of an example at most
     documents: bool = True  # attention stays inside each document of a packed row
     text: str = ""  # the field or column with the text
     second: str = ""  # of a second text
     label: str = ""  # of the label; several, each a question of its own, with commas between
     target: str = ""  # pairs: the file or field of the other language
     validation_target: str = ""
-    n_examples: int = number(2000, 1)  # that reversal makes
-    n_symbols: int = number(10, 2)
-    levels: int = number(16, 2, 4096)  # of grey, or colours: pixels
-    shift: int = number(0, 0, 64)  # images: moved by up to so many pixels, each time another
-    blanked: float = number(0.0, 0, 0.99)  # reversal: the share of the target so far that is hidden
+    n_examples: int = number_field(2000, 1)  # that reversal makes
+    n_symbols: int = number_field(10, 2)
+    levels: int = number_field(16, 2, 4096)  # of grey, or colours: pixels
+    shift: int = number_field(0, 0, 64)  # images: moved by up to so many pixels, each time another
+    blanked: float = number_field(0.0, 0, 0.99)  # reversal: the share of the target so far that is hidden
     pairs: bool = True  # masked: with next-sentence prediction
-    masked: float = number(0.15, 0.01, 0.9)  # the share of tokens: masked, spans
-    span: float = number(3.0, 1)  # the mean length of a corrupted span
-    stride: int = number(128, 1)  # answers: how far windows over a long passage overlap
+    masked: float = number_field(0.15, 0.01, 0.9)  # the share of tokens: masked, spans
+    span: float = number_field(3.0, 1)  # the mean length of a corrupted span
+    stride: int = number_field(128, 1)  # answers: how far windows over a long passage overlap
 
 
 @dataclass(frozen=True)
 class ObjectiveSettings(Settings):
-    name: str = one_of(
+    name: str = choice_field(
         "causal", "masked", "spans", "seq2seq", "classify", "regress", "multi_label", "tag", "answer", "cbow",
         "distill",
     )  # fmt: skip
-    smoothing: float = number(0.0, 0, 0.99)
+    smoothing: float = number_field(0.0, 0, 0.99)
     teacher: str = ""  # distill: the model to learn from
-    temperature: float = number(2.0, 0.01)
-    soft: float = number(5.0, 0)  # the weights of distill's three losses (Sanh et al. 2019)
-    hard: float = number(2.0, 0)
-    cosine: float = number(1.0, 0)
+    temperature: float = number_field(2.0, 0.01)
+    soft: float = number_field(5.0, 0)  # the weights of distill's three losses (Sanh et al. 2019)
+    hard: float = number_field(2.0, 0)
+    cosine: float = number_field(1.0, 0)
 
 
 @dataclass(frozen=True)
 class TrainSettings(Settings):
-    steps: int = number(2000, 1)
-    batch_size: int = number(32, 1)  # examples of a step, over all processes
-    accumulate: int = number(1, 1)  # in so many parts, one after the other
-    precision: str = one_of("float32", "bfloat16")  # bfloat16: products in bf16; weights and sums in fp32
+    steps: int = number_field(2000, 1)
+    batch_size: int = number_field(32, 1)  # examples of a step, over all processes
+    accumulate: int = number_field(1, 1)  # in so many parts, one after the other
+    precision: str = choice_field("float32", "bfloat16")  # bfloat16: products in bf16; weights and sums in fp32
     device: str = "auto"
-    compile: str = one_of("auto", "yes", "no")  # auto: on a GPU
-    clip: float = number(1.0, 0)  # the largest norm of the gradient; 0: none
-    ema: float = number(0.0, 0, 0.999999)  # the decay of a running mean of the weights; 0: none
-    seed: int = number(1, 0, 2**63 - 1)
-    eval_every: int = number(0, 0)  # steps; 0: ten times in all
-    eval_batches: int = number(0, 0)  # 0: all of the validation data
-    save_every: int = number(0, 0)  # steps; 0: with every evaluation
-    keep: int = number(2, 1)  # checkpoints
-    patience: int = number(0, 0)  # evaluations without a better one before stopping; 0: never
-    target: float = number(0.0, 0)  # stop once the validation loss is at most this; 0: never
+    compile: str = choice_field("auto", "yes", "no")  # auto: on a GPU
+    clip: float = number_field(1.0, 0)  # the largest norm of the gradient; 0: none
+    ema: float = number_field(0.0, 0, 0.999999)  # the decay of a running mean of the weights; 0: none
+    seed: int = number_field(1, 0, 2**63 - 1)
+    eval_every: int = number_field(0, 0)  # steps; 0: ten times in all
+    eval_batches: int = number_field(0, 0)  # 0: all of the validation data
+    save_every: int = number_field(0, 0)  # steps; 0: with every evaluation
+    keep: int = number_field(2, 1)  # checkpoints
+    patience: int = number_field(0, 0)  # evaluations without a better one before stopping; 0: never
+    target: float = number_field(0.0, 0)  # stop once the validation loss is at most this; 0: never
     checkpoint_activations: bool = False
-    workers: int = number(1, 0, 64)
-    halt_after: int = number(5, 1)  # steps in a row without a finite gradient
+    workers: int = number_field(1, 0, 64)
+    halt_after: int = number_field(5, 1)  # steps in a row without a finite gradient
     sharded: bool = False  # several processes: FSDP2 instead of DDP
 
     def check_together(self) -> None:
@@ -145,14 +145,14 @@ class TrainSettings(Settings):
 
 @dataclass(frozen=True)
 class OptimizerSettings(Settings):
-    name: str = one_of("adamw", "muon", "adafactor", "lion", "sgd")
-    lr: float = number(1e-3, 0, 100)
+    name: str = choice_field("adamw", "muon", "adafactor", "lion", "sgd")
+    lr: float = number_field(1e-3, 0, 100)
     betas: tuple[float, ...] = (0.9, 0.99)
-    eps: float = number(1e-8, 0)
-    weight_decay: float = number(0.1, 0)
-    muon_lr: float = number(0.02, 0, 100)  # of the matrices; the rest has AdamW with lr
-    adjust_lr: str = one_of("original", "match_rms_adamw")  # muon: how its rate follows a matrix's shape
-    momentum: float = number(0.95, 0, 0.9999)  # muon and sgd
+    eps: float = number_field(1e-8, 0)
+    weight_decay: float = number_field(0.1, 0)
+    muon_lr: float = number_field(0.02, 0, 100)  # of the matrices; the rest has AdamW with lr
+    adjust_lr: str = choice_field("original", "match_rms_adamw")  # muon: how its rate follows a matrix's shape
+    momentum: float = number_field(0.95, 0, 0.9999)  # muon and sgd
 
     def check_together(self) -> None:
         if len(self.betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas):
@@ -161,18 +161,18 @@ class OptimizerSettings(Settings):
 
 @dataclass(frozen=True)
 class ScheduleSettings(Settings):
-    name: str = one_of("cosine", "linear", "wsd", "inverse_sqrt", "constant")
-    warmup: int = number(100, 0)  # steps
-    final: float = number(0.1, 0, 1)  # the last rate as a share of the highest: cosine, linear, wsd
-    decay: float = number(0.2, 0, 1)  # wsd: the share of steps that fall
+    name: str = choice_field("cosine", "linear", "wsd", "inverse_sqrt", "constant")
+    warmup: int = number_field(100, 0)  # steps
+    final: float = number_field(0.1, 0, 1)  # the last rate as a share of the highest: cosine, linear, wsd
+    decay: float = number_field(0.2, 0, 1)  # wsd: the share of steps that fall
 
 
 @dataclass(frozen=True)
 class AdapterSettings(Settings):
-    kind: str = one_of("none", "lora", "qlora", "head", "freeze")
-    rank: int = number(8, 1, 4096)
-    alpha: float = number(16.0, 0)
-    dropout: float = number(0.0, 0, 0.99)
+    kind: str = choice_field("none", "lora", "qlora", "head", "freeze")
+    rank: int = number_field(8, 1, 4096)
+    alpha: float = number_field(16.0, 0)
+    dropout: float = number_field(0.0, 0, 0.99)
     targets: tuple[str, ...] = ()  # modules by our names, with *; () is every product of the blocks
     trainable: tuple[str, ...] = ()  # freeze: parameters that stay free, with *; adapters: trained as well
 
@@ -181,7 +181,7 @@ class AdapterSettings(Settings):
 class LogSettings(Settings):
     samples: bool = True  # what the model writes, with every evaluation
     prompt: str = ""
-    sample_tokens: int = number(100, 1, 10000)
+    sample_tokens: int = number_field(100, 1, 10000)
     tensorboard: bool = False
     wandb: bool = False
 
@@ -224,7 +224,7 @@ class Recipe:
             made["model"] = dict(model)
             _collect(wrong, lambda: check_model(model))
         if "data" in made and "objective" in made:
-            _collect(wrong, lambda: check_lesson(made["data"].kind, made["objective"].name))
+            _collect(wrong, lambda: check_objective(made["data"].kind, made["objective"].name))
         if wrong:
             listed = "".join(f"\n  {line}" for line in wrong)
             raise ValueError(f"the recipe has {len(wrong)} mistake{'s' * (len(wrong) > 1)}:{listed}")
@@ -236,7 +236,7 @@ class Recipe:
 
     def replace(self, **tables: Mapping[str, Any]) -> Recipe:
         """A copy with settings of some tables changed: recipe.replace(train={"steps": 10})."""
-        return self.from_dict(merged(self.to_dict(), tables))
+        return self.from_dict(merge_tables(self.to_dict(), tables))
 
 
 TABLES: dict[str, type[Settings]] = {
@@ -273,7 +273,7 @@ def _collect(wrong: list[str], check: Callable[[], object], where: str = "") -> 
 
 
 # What can be learned from each kind of data; running text also teaches a student what a teacher says.
-LESSONS: dict[str, tuple[str, ...]] = {
+OBJECTIVES_OF_DATA: dict[str, tuple[str, ...]] = {
     "text": ("causal", "masked", "spans", "cbow", "distill"),
     "pairs": ("seq2seq",),
     "labelled": ("classify", "regress", "multi_label"),
@@ -285,10 +285,11 @@ LESSONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_lesson(kind: str, name: str) -> None:
-    if name not in LESSONS[kind]:
+def check_objective(kind: str, name: str) -> None:
+    if name not in OBJECTIVES_OF_DATA[kind]:
         raise ValueError(
-            f"objective.name is {name!r}, and data.kind {kind!r} teaches {', '.join(LESSONS[kind])}: set one of the two"
+            f"objective.name is {name!r}, and data.kind {kind!r} teaches "
+            f"{', '.join(OBJECTIVES_OF_DATA[kind])}: set one of the two"
         )
 
 
@@ -314,16 +315,16 @@ def check_model(model: Mapping[str, Any]) -> None:
     FAMILIES[family].load().config_class.from_dict(settings)
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Tables merged key by key, everything else replaced."""
     out = dict(base)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
-        out[key] = merged(out[key], value) if both else value
+        out[key] = merge_tables(out[key], value) if both else value
     return out
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe's file as plain data."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -331,7 +332,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not TOML: {problem}") from None
 
 
-def shipped() -> dict[str, Path]:
+def shipped_recipes() -> dict[str, Path]:
     """The recipes that come with heedful, by name."""
     folder = Path(__file__).parents[1] / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -351,5 +352,5 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
         *tables, key = name.strip().split(".")
         for table in reversed(tables):
             key, value = table, {key: value}
-        out = merged(out, {key: value})
+        out = merge_tables(out, {key: value})
     return out

@@ -25,7 +25,7 @@ from torch import Tensor
 from heedful.models.base import Model
 from heedful.text.tokenizer import Tokenizer
 from heedful.train import checkpoint
-from heedful.train.checkpoint import Saved
+from heedful.train.checkpoint import Checkpoint
 from heedful.weights.manifest import CHECKPOINTS, best_checkpoint, checkpoints, read_manifest
 
 try:
@@ -69,8 +69,8 @@ class Run:
             (folder / CHECKPOINTS).mkdir()
         except FileExistsError:
             raise ValueError(f"another process has just begun a run in {folder}: give another folder") from None
-        write_whole(folder / FACTS, json.dumps(dict(facts), indent=2) + "\n")
-        write_whole(folder / RECIPE, recipe_text)  # last: what has it is a run
+        write_atomic(folder / FACTS, json.dumps(dict(facts), indent=2) + "\n")
+        write_atomic(folder / RECIPE, recipe_text)  # last: what has it is a run
         return cls(folder, recipe, _plain(facts))
 
     @classmethod
@@ -124,7 +124,7 @@ class Run:
     def rewrite_recipe(self, recipe_text: str) -> None:
         """Record what a resumed run was allowed to change."""
         self.recipe = tomllib.loads(recipe_text)
-        write_whole(self.folder / RECIPE, recipe_text)
+        write_atomic(self.folder / RECIPE, recipe_text)
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Run:
         if tokenizer is not None and not (self.folder / TOKENIZER).exists():
             tokenizer.save(self.folder)
         best_step = step if best else self._best_before(step)
-        path = checkpoint.write(
+        path = checkpoint.write_checkpoint(
             self.checkpoints,
             step,
             model,
@@ -160,12 +160,12 @@ class Run:
             write_model=write_model,
             best_step=best_step,
         )
-        checkpoint.prune(self.checkpoints, keep, () if best_step is None else (best_step,), whole=step)
+        checkpoint.prune_checkpoints(self.checkpoints, keep, () if best_step is None else (best_step,), whole=step)
         return path
 
-    def newest(self, tell: Callable[[str], None]) -> Saved | None:
+    def newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; `tell` hears of damaged ones. None if there is none yet."""
-        return checkpoint.newest(self.checkpoints, tell)
+        return checkpoint.newest_checkpoint(self.checkpoints, tell)
 
     @property
     def best(self) -> Path | None:
@@ -217,7 +217,7 @@ class Run:
             self._locked = None
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """The file is there with all of the text, or as it was."""
     aside = path.with_name(f".{path.name}.partial")
     with aside.open("w", encoding="utf-8") as file:

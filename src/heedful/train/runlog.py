@@ -1,14 +1,14 @@
-"""What a training says: a bar or lines while it goes on, and files in the run's folder.
+"""The log of a run: progress on the terminal, and files in the run's folder.
 
-    log.jsonl                   one object a line, by "kind": "step", "validation", "note"; NaN and infinity are null
-    samples/step-0000200.txt    what the model wrote then
-    loss.png                    training and validation loss beside the baselines (train/picture.py)
-    baselines.json              losses to compare with, by name
+    log.jsonl                   JSON lines of "kind" step, validation or note; NaN and infinity are null
+    samples/step-0000200.txt    text generated after that step
+    loss.png                    training and validation loss beside the baselines (train/loss_plot.py)
+    baselines.json              reference losses: "uniform" guess, ln V, and "unigram" entropy, in nats
     summary.json                how it ended
 
-A resumed run goes on in the same files; what they say of steps after the checkpoint is removed first, so that in the
-end they are those of a run that was never interrupted. Logging a step costs a few microseconds: files are written once
-a second; the terminal, TensorBoard and Weights & Biases four times.
+A resumed run appends to the same files, after entries past its checkpoint are removed, so that they end up as those of
+a run that was never interrupted. Logging a step costs a few microseconds: files are written once a second; the
+terminal, TensorBoard and Weights & Biases four times a second.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from heedful.train import picture
-from heedful.train.run import write_whole
-from heedful.train.screen import Screen, clock, count
-from heedful.train.trackers import Tracker, trackers
+from heedful.train import loss_plot
+from heedful.train.progress import ProgressDisplay, format_clock, format_count
+from heedful.train.run import write_atomic
+from heedful.train.trackers import Tracker, make_trackers
 
-LOG, PICTURE, SUMMARY, SAMPLES = "log.jsonl", "loss.png", "summary.json", "samples"
+LOG, PLOT, SUMMARY, SAMPLES = "log.jsonl", "loss.png", "summary.json", "samples"
 BASELINES = "baselines.json"
-WRITE_EVERY, SHOW_EVERY, DRAW_EVERY = 1.0, 0.25, 60.0  # seconds at least
-FORGET = 0.97  # the shown loss and speed are means that forget 3 % with every step
+WRITE_EVERY, SHOW_EVERY, PLOT_EVERY = 1.0, 0.25, 60.0  # seconds at least
+DECAY = 0.97  # of the exponential moving averages of loss and speed that are shown
 
 
 @dataclass
 class History:
-    """What the log has said so far."""
+    """Losses, tokens and seconds logged so far, before a resume too."""
 
     steps: array[float] = field(default_factory=lambda: array("d"))
     losses: array[float] = field(default_factory=lambda: array("d"))
@@ -46,22 +46,23 @@ class History:
     seconds: float = 0.0
 
     def add_step(self, step: int, loss: float, tokens: int, seconds: float) -> None:
+        """Record an optimizer step."""
         self.steps.append(step)
         self.losses.append(loss)
         self.tokens += tokens
         self.seconds += seconds
 
     def best(self) -> tuple[int, float] | None:
-        """Step and loss of the best evaluation."""
+        """Step and loss of the lowest validation loss."""
         finite = [(loss, step) for step, loss in self.validation if math.isfinite(loss)]
         return (min(finite)[1], min(finite)[0]) if finite else None
 
 
 class RunLog:
-    """The log of a training from step `begin` to `steps`. Without a `folder` nothing is written; `quiet` shows nothing.
+    """The log of a run from step `begin` to `steps`. Without a `folder` nothing is written; `quiet` prints nothing.
 
-    `bytes_per_token` makes it a language model: perplexity and bits per byte go with every evaluation. `baselines` are
-    losses to compare with, by name. `unit` is what is counted: tokens, or images.
+    With `bytes_per_token`, known for language models, validation reports perplexity and bits per byte too. `baselines`
+    are reference losses by name, in nats. `unit` is what throughput counts: tokens, or images.
     """
 
     def __init__(
@@ -82,15 +83,15 @@ class RunLog:
         self._lines: list[str] = []
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            cut(folder, begin, self.history)
+            truncate_log(folder, begin, self.history)
             if self.baselines:
-                write_whole(folder / BASELINES, json.dumps(_valid(self.baselines)) + "\n")
-        self._trackers: list[Tracker] = trackers(settings, folder, begin)
-        self._screen = None if quiet else Screen(begin, steps)
+                write_atomic(folder / BASELINES, json.dumps(_without_nonfinite(self.baselines)) + "\n")
+        self._trackers: list[Tracker] = make_trackers(settings, folder, begin)
+        self._display = None if quiet else ProgressDisplay(begin, steps)
         now = time.perf_counter()
-        self._written = self._shown = self._drawn = now
+        self._written = self._shown = self._plotted = now
         self._mean, self._weight = [0.0, 0.0, 0.0], 0.0  # of loss, tokens, seconds
-        atexit.register(self.close)  # whatever happens, the last lines are written and the terminal is as it was
+        atexit.register(self.close)  # also after an error: write the last lines, restore the terminal
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +99,7 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------------------
 
     def step(
         self,
@@ -112,7 +113,7 @@ class RunLog:
         utilisation: float | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """A step of the optimizer: its mean loss, its tokens and the time it took. `utilisation` is a share of 1."""
+        """Log an optimizer step: mean loss, gradient norm, tokens, duration; `utilisation` is from 0 to 1."""
         self.at = step
         self.history.add_step(step, loss, tokens, seconds)
         numbers = {**(metrics or {}), "loss": loss, "lr": lr, "norm": norm}
@@ -120,8 +121,8 @@ class RunLog:
             numbers["utilisation"] = utilisation
         self._log({"kind": "step", "step": step, **numbers, "tokens": tokens, "seconds": seconds})
         if math.isfinite(loss):
-            self._weight = FORGET * self._weight + 1
-            self._mean = [FORGET * m + x for m, x in zip(self._mean, (loss, tokens, seconds), strict=True)]
+            self._weight = DECAY * self._weight + 1
+            self._mean = [DECAY * m + x for m, x in zip(self._mean, (loss, tokens, seconds), strict=True)]
         now = time.perf_counter()
         if now - self._written >= WRITE_EVERY:
             self._write()
@@ -129,26 +130,26 @@ class RunLog:
         if now - self._shown >= SHOW_EVERY or step == self.steps:
             self._shown = now
             for tracker in self._trackers:
-                tracker.numbers(step, {f"train/{k}": v for k, v in numbers.items()})
-            if self._screen is not None:
-                self._screen.progress(step, self._words(utilisation))
-        elif self._screen is not None and self._screen.is_due(step):
-            self._screen.progress(step, self._words(utilisation))
+                tracker.scalars(step, {f"train/{k}": v for k, v in numbers.items()})
+            if self._display is not None:
+                self._display.update(step, self._words(utilisation))
+        elif self._display is not None and self._display.is_due(step):
+            self._display.update(step, self._words(utilisation))
 
-    def evaluated(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> None:
-        """The validation loss after a step, and what else was measured."""
+    def validation(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> None:
+        """Log the validation loss and metrics after a step."""
         self.history.validation.append((step, loss))
         scores = {"loss": loss, **self.language_scores(loss), **(metrics or {})}
         self._log({**scores, "kind": "validation", "step": step})
         for tracker in self._trackers:
-            tracker.numbers(step, {f"validation/{k}": v for k, v in scores.items()})
+            tracker.scalars(step, {f"validation/{k}": v for k, v in scores.items()})
         others = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items() if name != "loss"]
         self._say(", ".join([f"step {step}: validation loss {loss:.4f}", *others]))
-        if time.perf_counter() - self._drawn >= DRAW_EVERY:
-            self.draw()
+        if time.perf_counter() - self._plotted >= PLOT_EVERY:
+            self.plot()
 
     def sample(self, step: int, text: str) -> None:
-        """What the model writes after a step."""
+        """Write and show text that the model generated after a step."""
         if self.folder is not None:
             (self.folder / SAMPLES).mkdir(exist_ok=True)
             path = self.folder / SAMPLES / f"step-{step:07}.txt"
@@ -158,45 +159,47 @@ class RunLog:
         self._say("\n".join(f"  │ {line}" for line in text.splitlines()))
 
     def note(self, text: str) -> None:
-        """Something a person should know. A signal's handler may call it."""
+        """Log and show a message; safe to call from a signal handler."""
         self._log({"kind": "note", "step": self.at, "text": text})
         self._say(text)
 
     def finish(self, summary: Mapping[str, Any] | None = None) -> None:
-        """The end: write and show the summary (with what the caller adds to it), draw the picture, close."""
+        """Write and show the summary (updated with what the caller gives), plot the losses, close."""
         result = {**self.summary(), **(summary or {})}
         if self.folder is not None:
-            write_whole(self.folder / SUMMARY, json.dumps(_valid(result), indent=2, ensure_ascii=False) + "\n")
-            self.draw()
+            write_atomic(
+                self.folder / SUMMARY, json.dumps(_without_nonfinite(result), indent=2, ensure_ascii=False) + "\n"
+            )
+            self.plot()
         self.close()
-        if self._screen is not None:
-            self._screen.table(self._rows(result))
+        if self._display is not None:
+            self._display.table(self._rows(result))
 
     def flush(self) -> None:
-        """All lines are on the disk: before a checkpoint is written, so that no step up to it is missing."""
+        """Bring all lines to the disk; called before a checkpoint is written, so that no step up to it is missing."""
         self._write(to_disk=True)
 
     def close(self) -> None:
-        """Write what is left, and give the terminal back; the log can go on after it."""
+        """Write pending lines and restore the terminal; logging may continue after it."""
         self._write()
         for tracker in self._trackers:
             tracker.close()
         self._trackers = []
-        if self._screen is not None:
-            self._screen.stop()
+        if self._display is not None:
+            self._display.stop()
         atexit.unregister(self.close)
 
     # --- numbers ---------------------------------------------------------------------------------------------------
 
     def language_scores(self, loss: float) -> dict[str, float]:
-        """Perplexity and bits per byte, if this is a language model."""
+        """Perplexity and bits per byte of a loss, {} if this is no language model."""
         if self.bytes_per_token is None:
             return {}
         perplexity = math.exp(loss) if loss < 700 else math.inf
         return {"perplexity": perplexity, "bits_per_byte": loss / math.log(2) / self.bytes_per_token}
 
     def summary(self) -> dict[str, Any]:
-        """How it stands, as numbers."""
+        """The results so far, as summary.json has them."""
         history = self.history
         found: dict[str, Any] = {"step": self.at}
         if best := history.best():
@@ -211,35 +214,37 @@ class RunLog:
             found[f"{self.unit}_per_second"] = history.tokens / history.seconds
         return found
 
-    def draw(self) -> None:
-        """Write the picture of the losses so far."""
+    def plot(self) -> None:
+        """Write the plot of the losses so far."""
         if self.folder is None or not (self.history.steps or self.history.validation):
             return
-        aside = self.folder / f".{PICTURE}"
+        aside = self.folder / f".{PLOT}"
         steps, losses = zip(*self.history.validation, strict=True) if self.history.validation else ((), ())
         unit = "nats per token" if self.bytes_per_token is not None else ""
         try:
-            picture.draw(aside, (self.history.steps, self.history.losses), (steps, losses), self.baselines, unit=unit)
+            loss_plot.plot_losses(
+                aside, (self.history.steps, self.history.losses), (steps, losses), self.baselines, unit=unit
+            )
         except ImportError as error:
-            self._say(f"no {PICTURE}: {error}; `pip install matplotlib`")
+            self._say(f"no {PLOT}: {error}; `pip install matplotlib`")
             return
-        aside.replace(self.folder / PICTURE)
-        self._drawn = time.perf_counter()
+        aside.replace(self.folder / PLOT)
+        self._plotted = time.perf_counter()
 
-    # --- words -----------------------------------------------------------------------------------------------------
+    # --- text for people -------------------------------------------------------------------------------------------
 
     def _words(self, utilisation: float | None) -> str:
-        """Loss, speed and so on for the bar."""
+        """Loss, throughput and utilisation for the progress bar."""
         loss, tokens, seconds = (m / max(self._weight, 1e-9) for m in self._mean)
         words = [f"loss {loss:.4f}"]
         if seconds > 0:
-            words.append(f"{count(tokens / seconds)} {self.unit}/s")
+            words.append(f"{format_count(tokens / seconds)} {self.unit}/s")
         if utilisation is not None:
             words.append(f"{utilisation:.0%} utilisation")
         return "  ".join(words)
 
     def _rows(self, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """The summary as a person reads it."""
+        """The rows of the final table."""
         ended = f" ({result['reason']})" if "reason" in result else ""
         yield "steps", f"{result['step']:,}{ended}"
         if "validation_loss" in result:
@@ -251,35 +256,38 @@ class RunLog:
             yield "bits per byte", f"{result['bits_per_byte']:.4f}"
         for name, loss in self.baselines.items():
             yield f"{name} baseline", f"{loss:.4f}"
-        yield self.unit, f"{count(result[self.unit])} in {clock(result['seconds'])}"
+        yield self.unit, f"{format_count(result[self.unit])} in {format_clock(result['seconds'])}"
         if (rate := result.get(f"{self.unit}_per_second")) is not None:
-            yield f"{self.unit}/s", count(rate)
+            yield f"{self.unit}/s", format_count(rate)
         if self.folder is not None:
             yield "model", str(result.get("model", self.folder))
-            if (self.folder / PICTURE).exists():
-                yield "loss picture", str(self.folder / PICTURE)
+            if (self.folder / PLOT).exists():
+                yield "loss plot", str(self.folder / PLOT)
             resume = f"heedful train --resume {self.folder}"
             more = f" --set train.steps={2 * self.steps}" if result["step"] >= self.steps else ""
-            # Language models have a perplexity. Whatever others do, the playground shows it.
+            # Language models have a perplexity; the playground shows what other models do.
             use = "generate" if "perplexity" in result else "serve"
             yield "go on", f"heedful {use} {self.folder}\n{resume}{more}"
 
     def _say(self, text: str) -> None:
-        if self._screen is not None:
-            self._screen.say(text)
+        """Print text unless quiet."""
+        if self._display is not None:
+            self._display.print(text)
 
     # --- the log ---------------------------------------------------------------------------------------------------
 
-    def _log(self, said: dict[str, Any]) -> None:
+    def _log(self, entry: dict[str, Any]) -> None:
+        """Add a line to the log file; non-finite numbers become null."""
         if self.folder is None:
             return
         try:
-            line = json.dumps(said, allow_nan=False)
+            line = json.dumps(entry, allow_nan=False)
         except ValueError:
-            line = json.dumps(_valid(said))
+            line = json.dumps(_without_nonfinite(entry))
         self._lines.append(line)
 
     def _write(self, *, to_disk: bool = False) -> None:
+        """Append pending lines to the log file; `to_disk` waits for them to be on the disk."""
         if self.folder is None:
             return
         path = self.folder / LOG
@@ -294,16 +302,16 @@ class RunLog:
             raise OSError(error.errno, f"{path} could not be written: {error.strerror}") from error
 
 
-def cut(folder: Path, begin: int, history: History) -> None:
-    """Leave of the files what is about steps up to `begin`, and of the log what can be read; add it to the history."""
+def truncate_log(folder: Path, begin: int, history: History) -> None:
+    """Remove log lines and samples of steps after `begin`, and unreadable lines; add the rest to the history."""
     path = folder / LOG
     if path.exists():
         aside = folder / f".{LOG}.partial"
         with path.open(encoding="utf-8", errors="replace") as old, aside.open("w", encoding="utf-8") as new:
             for line in old:
-                if (said := _read(line)) is not None and said["step"] <= begin:
+                if (entry := _read(line)) is not None and entry["step"] <= begin:
                     new.write(line)
-                    _remember(said, history)
+                    _add_to_history(entry, history)
             new.flush()
             os.fsync(new.fileno())
         aside.replace(path)
@@ -314,28 +322,29 @@ def cut(folder: Path, begin: int, history: History) -> None:
 
 
 def _read(line: str) -> dict[str, Any] | None:
-    """A line of the log; None for one that was not written to its end."""
+    """A parsed log line; None if it is incomplete."""
     try:
-        said = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return None
-    return said if isinstance(said, dict) and type(said.get("step")) is int and line.endswith("\n") else None
+    return entry if isinstance(entry, dict) and type(entry.get("step")) is int and line.endswith("\n") else None
 
 
-def _remember(said: dict[str, Any], history: History) -> None:
-    loss = math.nan if said.get("loss") is None else float(said["loss"])
-    if said.get("kind") == "step":
-        history.add_step(said["step"], loss, said.get("tokens") or 0, said.get("seconds") or 0.0)
-    elif said.get("kind") == "validation":
-        history.validation.append((said["step"], loss))
+def _add_to_history(entry: dict[str, Any], history: History) -> None:
+    """Add a parsed log line to the history."""
+    loss = math.nan if entry.get("loss") is None else float(entry["loss"])
+    if entry.get("kind") == "step":
+        history.add_step(entry["step"], loss, entry.get("tokens") or 0, entry.get("seconds") or 0.0)
+    elif entry.get("kind") == "validation":
+        history.validation.append((entry["step"], loss))
 
 
-def _valid(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+def _without_nonfinite(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no infinity: they become None."""
     if isinstance(value, Mapping):
-        return {k: _valid(v) for k, v in value.items()}
+        return {k: _without_nonfinite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_valid(v) for v in value]
+        return [_without_nonfinite(v) for v in value]
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

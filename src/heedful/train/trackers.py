@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases, for those who have them: numbers and texts by step."""
+"""Optional experiment trackers: TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from typing import Any, Protocol
 
 
 class Tracker(Protocol):
-    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
-    def text(self, step: int, name: str, text: str) -> None: ...
-    def close(self) -> None: ...
+    """Where metrics go beside the run's own log."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of a step by name."""
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """Record a text of a step."""
+
+    def close(self) -> None:
+        """Write what is pending."""
 
 
-def trackers(settings: Any, folder: Path | None, begin: int) -> list[Tracker]:
-    """Those that the [log] table asks for; ValueError if one is not installed."""
+def make_trackers(settings: Any, folder: Path | None, begin: int) -> list[Tracker]:
+    """The trackers that the [log] table enables; ValueError if one is not installed."""
     found: list[Tracker] = []
     wanted: dict[str, Callable[[Path, int], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
     for name, kind in wanted.items():
@@ -39,10 +46,10 @@ class TensorBoard:
     def __init__(self, folder: Path, begin: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an interrupted run had written past the checkpoint is not shown.
+        # Hides what an interrupted run had written past its checkpoint.
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=begin + 1 if begin else None)
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
@@ -58,7 +65,7 @@ class WandB:
 
     def __init__(self, folder: Path, begin: int) -> None:
         wandb = importlib.import_module("wandb")
-        # Its runs are known by an id: a resumed run must be the one that it was.
+        # A resumed run continues the same W&B run, by its id.
         note = folder / "wandb-id.txt"
         if not note.exists():
             note.write_text(secrets.token_hex(4))
@@ -70,7 +77,7 @@ class WandB:
             dir=str(folder),
         )
 
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)
 
     def text(self, step: int, name: str, text: str) -> None:

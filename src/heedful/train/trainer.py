@@ -1,10 +1,10 @@
-"""One trainer for every family and every kind of data: it knows models by their objective and data by numbers.
+"""The trainer: one loop for every family and every kind of data.
 
-A step:  micro-batches -> sums of losses -> gradients -> added over all processes -> divided once by the number of
-targets of the whole step and clipped -> optimizer. So 4 x 8 examples give what 1 x 32 give, on any number of processes.
+A step: micro-batches -> summed losses -> gradients -> added over all processes -> divided once by the number of targets
+of the whole step, and clipped -> optimizer. So 4 x 8 examples give what 1 x 32 give, on any number of processes.
 
-What is random in a step follows from the seed and the step, and so does what it reads: weights, optimizer and the
-number of the step are all there is to remember. A resumed run is the run that was never interrupted.
+All randomness of a step follows from the seed and the step number, and so does the data it reads: weights, optimizer
+state and step number are all a checkpoint needs. A resumed run is bit for bit the run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -22,58 +22,61 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from heedful.data.dataset import Dataset
-from heedful.data.loader import BatchLoader
+from heedful.data.dataset import Dataset, Draw, count_tokens
+from heedful.data.loader import BatchLoader, validation_batches
 from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
-from heedful.train import compiled, cost, optim, schedule
-from heedful.train.distributed import Processes, is_spread
-from heedful.train.faults import TrainingHalted, first_bad_layer, memory_advice
-from heedful.train.objectives import Loss, Objective
+from heedful.train import cost, optimizers, torch_compile
+from heedful.train.diagnostics import TrainingDiverged, first_nonfinite_layer, out_of_memory_advice
+from heedful.train.distributed import Processes, is_sharded
+from heedful.train.loss import Loss, Scores, add_loss, fetch_floats, mean_scores
+from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
-from heedful.train.scores import Scores, add, evaluate, fetch, means, n_tokens
 
-MEASURED_AFTER = 20  # steps
+UTILISATION_AFTER = 20  # steps: until then no FLOPs are counted
 
 
 @dataclass
 class Summary:
-    """How a training ended."""
+    """How training ended."""
 
     step: int
-    best: float  # validation loss, infinite where there is no validation
+    best: float  # lowest validation loss, infinite without validation
     best_step: int
-    reason: str  # finished, stopped, patience, target
+    reason: str  # finished, stopped (by a signal), patience, target
 
 
 @dataclass
-class Taken:
-    """A step as it went; its numbers may still be on their way."""
+class StepRecord:
+    """One optimizer step, for the log; on a GPU its numbers may still be being computed."""
 
     step: int
     batches: list[Batch]
-    numbers: Callable[[], dict[str, float]]  # the sums, and the norm of the gradient
+    numbers: Callable[[], dict[str, float]]  # waits for the loss and metric sums, and the gradient norm
     lr: float
 
 
-class Task(nn.Module):
-    """Model and objective as one module whose forward is the loss: what DDP, FSDP2 and torch.compile wrap."""
+class LossModule(nn.Module):
+    """Model and objective as one module whose forward returns the loss: what DDP and FSDP2 wrap."""
 
     def __init__(self, model: Model, objective: Objective, precision: str, device: torch.device) -> None:
         super().__init__()
         self.model, self.objective = model, objective
-        self.kind = device.type
-        self.mixed = precision == "bfloat16"
+        self.device_type = device.type
+        self.mixed_precision = precision == "bfloat16"
 
     def forward(self, batch: Batch) -> Loss:
-        mixed = torch.autocast(self.kind, torch.bfloat16) if self.mixed else nullcontext()
-        with mixed:
+        """The summed loss of a batch, under bfloat16 autocast if the precision says so."""
+        autocast = torch.autocast(self.device_type, torch.bfloat16) if self.mixed_precision else nullcontext()
+        with autocast:
             return self.objective(self.model, batch)
 
 
 class Trainer:
+    """Trains a model by a recipe: steps, validation, early stopping, checkpoints, logging."""
+
     def __init__(
         self,
         model: Model,
@@ -87,7 +90,7 @@ class Trainer:
         save: Callable[[Trainer, bool], None] | None = None,
         sample: Callable[[Model, int], str | None] | None = None,
     ) -> None:
-        """`save(trainer, is_best)` and `sample(model, step)` are called with every evaluation."""
+        """`save(trainer, is_best)` is called with every checkpoint, `sample(model, step)` with every evaluation."""
         self.recipe, self.settings = recipe, recipe.train
         self.processes = processes or Processes.alone(recipe.train.device)
         self.model, self.validation = model, validation
@@ -102,42 +105,41 @@ class Trainer:
         for module in model.modules():
             if isinstance(module, Stack):
                 module.recompute = self.settings.checkpoint_activations
-        self.task = Task(model, objective, self.settings.precision, self.processes.device)
-        self.called = self.processes.wrap(
-            self.task, sharded=self.settings.sharded, bfloat16=self.settings.precision == "bfloat16"
+        self.loss_module = LossModule(model, objective, self.settings.precision, self.processes.device)
+        self.wrapped = self.processes.wrap(
+            self.loss_module, sharded=self.settings.sharded, bfloat16=self.settings.precision == "bfloat16"
         )
-        self.parameters = learning(model)
+        self.parameters = trainable_parameters(model)
         if not self.parameters:
-            raise ValueError("nothing is left to train: every parameter is frozen (see [adapter])")
-        self.optimizer = optim.make(model, recipe.optimizer)
-        self.ema = optim.Ema(model, self.settings.ema) if self.settings.ema else None
+            raise ValueError("every parameter is frozen, so nothing can be trained: see [adapter]")
+        self.optimizer = optimizers.make_optimizer(model, recipe.optimizer)
+        self.ema = optimizers.EMA(model, self.settings.ema) if self.settings.ema else None
         self.loader = BatchLoader(
             train,
             batch_size=self.settings.batch_size,
             seed=self.settings.seed,
             accumulate=self.settings.accumulate,
             rank=self.processes.rank,
-            world=self.processes.world,
+            world_size=self.processes.world_size,
             workers=self.settings.workers,
         )
         self.eval_every = self.settings.eval_every or max(1, self.settings.steps // 10)
         self.save_every = self.settings.save_every or self.eval_every
-        self.step, self.best, self.best_step, self.worse, self.bad = 0, math.inf, 0, 0, 0
+        self.step, self.best, self.best_step, self.evaluations_without_best, self.nonfinite_steps = 0, math.inf, 0, 0, 0
         self.stopping = False
-        self._untold: deque[Taken] = deque()
+        self._unlogged: deque[StepRecord] = deque()
         self._clock, self._began = 0.0, 0
-        self._full_speed: float | None = None  # tokens/s if there were nothing but matrix products
-        self._compiled = False
-        self._compile()
+        self._peak_tokens_per_second: float | None = None  # at the peak rate of matrix products
+        self._compiled = torch_compile.compile_if_wanted(model, self.settings, self.processes.device, self.log.note)
 
-    # --- what a checkpoint holds beside the weights ----------------------------------------------------------------
+    # --- checkpoints -----------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by name and plain numbers: with the model, all that the next step depends on.
+        """Tensors by name, and plain numbers: with the model's weights, all that the next step depends on.
 
-        Where there is a running mean of the weights, it is the model that is saved, and the weights are here.
+        With an EMA, the averaged weights are saved as the model, and the weights being trained are among these tensors.
         """
-        tensors, numbers = optim.tensors(self.optimizer, self.model)
+        tensors, numbers = optimizers.optimizer_state(self.optimizer, self.model)
         tensors = {f"optimizer.{name}": value for name, value in tensors.items()}
         if self.ema is not None:
             tensors |= {f"ema.{name}": value for name, value in self.ema.tensors().items()}
@@ -145,39 +147,31 @@ class Trainer:
             "step": self.step,
             "best": self.best if math.isfinite(self.best) else None,
             "best_step": self.best_step,
-            "worse": self.worse,
+            "worse": self.evaluations_without_best,
             "optimizer": numbers,
         }
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        """Go on where `state` was taken; the model has the weights of then already."""
+        """Continue from what `state` returned; the weights of that checkpoint are in the model already."""
 
         def part(name: str) -> dict[str, Tensor]:
             return {k.removeprefix(f"{name}."): v for k, v in tensors.items() if k.startswith(f"{name}.")}
 
-        optim.restore(self.optimizer, self.model, part("optimizer"), numbers["optimizer"])
+        optimizers.load_optimizer_state(self.optimizer, self.model, part("optimizer"), numbers["optimizer"])
         if self.ema is not None:
             self.ema.restore(part("ema"))
             self.ema.swap()
-        self.step, self.best_step, self.worse = numbers["step"], numbers["best_step"], numbers["worse"]
+        self.step, self.best_step, self.evaluations_without_best = (
+            numbers["step"],
+            numbers["best_step"],
+            numbers["worse"],
+        )
         self.best = math.inf if numbers["best"] is None else numbers["best"]
-
-    def _compile(self) -> None:
-        """Let PyTorch's compiler join what lies between the products, where that pays: on a GPU."""
-        device, wanted = self.processes.device, self.settings.compile
-        if wanted == "no" or (wanted == "auto" and device.type != "cuda"):
-            return
-        problem = compiled.problem(device)
-        if problem is not None:
-            self.log.note(f"torch.compile does not work here ({problem}): going on without it")
-        else:
-            compiled.compile_model(self.model, whole=not self.settings.sharded)
-            self._compiled = True
 
     # --- training --------------------------------------------------------------------------------------------------
 
     def train(self) -> Summary:
-        """From where it is to the end of the recipe, or until it is stopped."""
+        """Train from the current step to the recipe's last, or until a signal or an early-stopping rule ends it."""
         self.model.train()
         if self.processes.device.type == "cpu":
             keep_memory()
@@ -185,170 +179,173 @@ class Trainer:
         with self._interruptible():
             self._clock, self._began = time.perf_counter(), self.step
             for batches in self.loader.steps(self.step, self.settings.steps):
-                with memory_advice(self.recipe, self.model, self.task.objective, batches, world=self.processes.world):
+                with out_of_memory_advice(
+                    self.recipe, self.model, self.loss_module.objective, batches, world_size=self.processes.world_size
+                ):
                     self._step(batches)
                 last = self.step == self.settings.steps
                 better = False
                 if self.step % self.eval_every == 0 or last:
-                    better = self._judge()
-                    reason = self._enough() or reason
-                stopping = reason != "finished" or self.processes.any(self.stopping)
+                    better = self._evaluate()
+                    reason = self._early_stop() or reason
+                stopping = reason != "finished" or self.processes.any_process(self.stopping)
                 if better or last or stopping or self.step % self.save_every == 0:
                     self._save(better)
                 if stopping:
                     reason = "stopped" if reason == "finished" and not last else reason
                     break
-            self._tell()
+            self._log_steps()
         return Summary(self.step, self.best, self.best_step, reason)
 
     def _step(self, batches: list[Batch]) -> None:
-        """One step of the optimizer."""
+        """One optimizer step: forward and backward of every micro-batch, all-reduce, clip, update, log."""
         settings, processes = self.settings, self.processes
         seed_step(settings.seed, self.step, processes.rank)
         sums: dict[str, Tensor] = {}
         for i, batch in enumerate(batches):
-            with processes.reducing(self.called, i + 1 == len(batches)):
-                loss: Loss = self.called(processes.move(batch))
+            with processes.gradient_sync(self.wrapped, i + 1 == len(batches)):
+                loss: Loss = self.wrapped(processes.to_device(batch))
                 loss.sum.backward()
-            add(sums, loss)
-        processes.sum(sums)
-        norm = optim.finish_gradients(self.parameters, sums["targets"], settings.clip)
-        factor = schedule.factor(self.recipe.schedule, self.step, settings.steps)
-        optim.set_lr(self.optimizer, factor)
-        optim.step(self.optimizer, norm)
+            add_loss(sums, loss)
+        processes.all_reduce(sums)
+        norm = optimizers.average_and_clip(self.parameters, sums["targets"], settings.clip)
+        factor = optimizers.lr_factor(self.recipe.schedule, self.step, settings.steps)
+        optimizers.set_lr(self.optimizer, factor)
+        optimizers.step_if_finite(self.optimizer, norm)
         if self.ema is not None:
             self.ema.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        numbers = fetch({**sums, "norm": norm.detach()})
-        self._untold.append(Taken(self.step, batches, numbers, factor * self.recipe.optimizer.lr))
-        # A GPU is given its next step before we ask it how the last one went.
-        self._tell(behind=1 if processes.device.type == "cuda" else 0)
+        numbers = fetch_floats({**sums, "norm": norm.detach()})
+        self._unlogged.append(StepRecord(self.step, batches, numbers, factor * self.recipe.optimizer.lr))
+        # A GPU is given its next step before the numbers of the last one are fetched.
+        self._log_steps(behind=1 if processes.device.type == "cuda" else 0)
 
-    def _tell(self, behind: int = 0) -> None:
-        """Log the steps that are not logged yet, but for so many; one without a finite gradient has changed nothing,
-        and several in a row end the training."""
-        while len(self._untold) > behind:
-            taken = self._untold.popleft()
-            numbers = taken.numbers()
+    def _log_steps(self, behind: int = 0) -> None:
+        """Log all steps but the last `behind`. A step whose gradient is not finite did not update the weights; several
+        in a row end the training."""
+        while len(self._unlogged) > behind:
+            record = self._unlogged.popleft()
+            numbers = record.numbers()
             norm = numbers.pop("norm")
-            scores = means(numbers)
+            scores = mean_scores(numbers)
             seconds = time.perf_counter() - self._clock
-            tokens = sum(n_tokens(b) for b in taken.batches) * self.processes.world
+            tokens = sum(count_tokens(b) for b in record.batches) * self.processes.world_size
             self.log.step(
-                taken.step,
+                record.step,
                 scores.loss,
-                lr=taken.lr,
+                lr=record.lr,
                 norm=norm,
                 tokens=tokens,
                 seconds=seconds,
-                utilisation=self._share(tokens / self.processes.world / seconds, taken),
+                utilisation=self._utilisation(tokens / self.processes.world_size / seconds, record),
                 metrics=scores.metrics,
             )
             self._clock = time.perf_counter()
-            self.bad = 0 if math.isfinite(norm) else self.bad + 1
-            if self.bad:
-                self._report_bad(taken)
+            self.nonfinite_steps = 0 if math.isfinite(norm) else self.nonfinite_steps + 1
+            if self.nonfinite_steps:
+                self._check_diverged(record)
 
-    def _share(self, tokens_per_second: float, taken: Taken) -> float | None:
-        """The share of this machine's rate that goes into the model; found out a while after the beginning, so that
-        nobody waits for it."""
-        if self.log.quiet or taken.step < self._began + MEASURED_AFTER:
+    def _utilisation(self, tokens_per_second: float, record: StepRecord) -> float | None:
+        """Model FLOPs utilisation, None in the first steps: counting FLOPs would delay the start of training."""
+        if self.log.quiet or record.step < self._began + UTILISATION_AFTER:
             return None
-        if self._full_speed is None:
-            batch = cost.take_rows(taken.batches[0], 1)
-            # A model in parts, or compiled, cannot be copied; one of its kind without weights costs the same.
-            changed = self._compiled or any(map(is_spread, self.parameters))
+        if self._peak_tokens_per_second is None:
+            batch = cost.take_rows(record.batches[0], 1)
+            # A sharded or compiled model cannot be copied; one with the same config on "meta" has the same FLOPs.
+            changed = self._compiled or any(map(is_sharded, self.parameters))
             model = type(self.model).create(self.model.config, device="meta") if changed else self.model
-            flops = cost.count_flops(model, self.task.objective, batch).training / max(1, n_tokens(batch))
+            flops = cost.count_flops(model, self.loss_module.objective, batch).training / max(1, count_tokens(batch))
             kind = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
-            self._full_speed = cost.peak_rate(str(self.processes.device), kind) / max(1.0, flops)
-        return tokens_per_second / self._full_speed
+            self._peak_tokens_per_second = cost.peak_rate(str(self.processes.device), kind) / max(1.0, flops)
+        return tokens_per_second / self._peak_tokens_per_second
 
-    def _report_bad(self, taken: Taken) -> None:
-        self.log.note(f"step {taken.step} skipped: its gradient is not finite ({self.bad} in a row)")
-        if self.bad >= self.settings.halt_after:
-            batch = self.processes.move(taken.batches[0])
-            layer = first_bad_layer(self.task, batch, self.processes.texts)
-            raise TrainingHalted(
-                f"{self.bad} steps in a row had no finite gradient; the first layer with one is {layer}. The last "
-                "checkpoint is intact: try a lower optimizer.lr, a longer schedule.warmup or train.precision float32"
+    def _check_diverged(self, record: StepRecord) -> None:
+        """Note a step with a non-finite gradient; TrainingDiverged after `halt_after` in a row."""
+        self.log.note(f"step {record.step} skipped: its gradient is not finite ({self.nonfinite_steps} in a row)")
+        if self.nonfinite_steps >= self.settings.halt_after:
+            batch = self.processes.to_device(record.batches[0])
+            layer = first_nonfinite_layer(self.loss_module, batch, self.processes.gather_texts)
+            raise TrainingDiverged(
+                f"{self.nonfinite_steps} steps in a row had no finite gradient; the first layer with one is {layer}. "
+                "The last checkpoint is intact: try a lower optimizer.lr, a longer schedule.warmup or train.precision "
+                "float32"
             )
 
-    # --- judging ---------------------------------------------------------------------------------------------------
+    # --- validation ------------------------------------------------------------------------------------------------
 
-    def evaluate(self) -> Scores:
-        """The mean over the validation data, with the running mean of the weights if there is one."""
+    def validate(self) -> Scores:
+        """Mean loss and metrics over the validation data, of the averaged weights if there is an EMA."""
         assert self.validation is not None
-        with self._averaged():
-            return evaluate(
-                self.called,
+        with self._ema_weights():
+            return validate(
+                self.wrapped,
                 self.validation,
                 batch_size=max(1, self.settings.batch_size // self.settings.accumulate),
                 n_batches=self.settings.eval_batches,
                 processes=self.processes,
             )
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        """Inside, the model has the running mean of its weights, if there is one."""
+    def _ema_weights(self) -> AbstractContextManager[None]:
+        """Inside, the model has its averaged weights, if there is an EMA."""
         return nullcontext() if self.ema is None else self.ema.swapped()
 
-    def _judge(self) -> bool:
-        """Evaluate and show a sample; True if it is the best so far."""
-        self._tell()
+    def _evaluate(self) -> bool:
+        """Validate, log the scores and a generated sample; True if the validation loss is the lowest so far."""
+        self._log_steps()
         if self.validation is None:
             return False
-        scores = self.evaluate()
-        self.log.evaluated(self.step, scores.loss, scores.metrics)
+        scores = self.validate()
+        self.log.validation(self.step, scores.loss, scores.metrics)
         if self.sample is not None:
-            with self._averaged(), self.processes.usable(self.model):
+            with self._ema_weights(), self.processes.unsharded(self.model):
                 text = self.sample(self.model, self.step) if self.processes.main else None
             self.model.train()
             if text is not None:
                 self.log.sample(self.step, text)
         better = scores.loss < self.best
         if better:
-            self.best, self.best_step, self.worse = scores.loss, self.step, 0
+            self.best, self.best_step, self.evaluations_without_best = scores.loss, self.step, 0
         else:
-            self.worse += 1
+            self.evaluations_without_best += 1
         self._clock = time.perf_counter()
         return better
 
-    def _enough(self) -> str | None:
-        """Why to stop early, if there is a reason."""
-        if self.settings.patience and self.worse >= self.settings.patience:
+    def _early_stop(self) -> str | None:
+        """The early-stopping rule that applies, None if training goes on."""
+        if self.settings.patience and self.evaluations_without_best >= self.settings.patience:
             return "patience"
         if self.settings.target and self.best <= self.settings.target:
             return "target"
         return None
 
     def _save(self, better: bool) -> None:
-        self._tell()
+        """Write a checkpoint; the log is flushed first, so that no step up to it is missing."""
+        self._log_steps()
         self.log.flush()
         if self.save is not None:
-            with self._averaged():
+            with self._ema_weights():
                 self.save(self, better)
         self._clock = time.perf_counter()
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) ends training after the step at hand, the second at once."""
-
-        asked = 0.0
+        """The first SIGINT or SIGTERM ends training after the current step with a checkpoint, the second at once."""
+        first_signal = 0.0
 
         def stop(number: int, frame: object) -> None:
-            nonlocal asked
-            if self.stopping and time.monotonic() - asked >= self.processes.echo:
+            nonlocal first_signal
+            if self.stopping and time.monotonic() - first_signal >= self.processes.signal_repeat_seconds:
                 raise KeyboardInterrupt
             if self.stopping:
                 return
-            self.stopping, asked = True, time.monotonic()
+            self.stopping, first_signal = True, time.monotonic()
             self.log.note("stopping after this step; once more stops at once, without saving")
 
         numbers = (signal.SIGINT, signal.SIGTERM)
         try:
             before = {number: signal.signal(number, stop) for number in numbers}
-        except ValueError:  # not the main thread: whoever runs us deals with signals
+        except ValueError:  # not the main thread: signals are left to the caller
             before = {}
         try:
             yield
@@ -357,15 +354,37 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-def learning(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that are not frozen."""
+@torch.no_grad()
+def validate(
+    loss_module: nn.Module, data: Dataset, *, batch_size: int, n_batches: int = 0, processes: Processes
+) -> Scores:
+    """Mean loss and metrics over data, in evaluation mode; `n_batches` spread evenly over it, 0 for all of it."""
+    was_training = loss_module.training
+    loss_module.eval()
+    sums: dict[str, Tensor] = {}
+    share = {"seed": 0, "rank": processes.rank, "world_size": processes.world_size}
+    mine = validation_batches(data, batch_size=batch_size, n_batches=n_batches, **share)
+    total = -(-len(data) // batch_size)
+    for _ in range(-(-min(n_batches or total, total) // processes.world_size)):
+        # Sharded processes must all call the module equally often; one that has run out of data computes a batch that
+        # is not counted.
+        batch = next(mine, None)
+        loss = loss_module(processes.to_device(batch or data.batch([Draw(0, 0)], seed=0)))
+        add_loss(sums, loss, counts=batch is not None)
+    processes.all_reduce(sums)
+    loss_module.train(was_training)
+    return mean_scores(sums)
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that require gradients."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Dropout and whatever else is drawn in a step follow from these three (torch reads 32 bits of a seed)."""
+    """Seed torch for dropout and all other randomness of a step (torch uses 32 bits of a seed)."""
     number = zlib.crc32(f"{seed}.{step}.{rank}".encode())
-    # torch.manual_seed also seeds the devices that nobody uses, and keeps a traceback for each: 0.7 ms.
+    # torch.manual_seed would also seed unused devices, with a traceback for each: 0.7 ms.
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from heedful.models.base import Batch
-from heedful.train.objectives import Objective, answer, classify, multi_label, regress
+from heedful.train.objectives import Objective, classification, multi_label, question_answering, regression
 from support.case import VOCAB, Encoder
 
 TINY = dict(
@@ -31,7 +31,7 @@ def bert(head, **changes):
 class Choice(Encoder):
     """Each row is a question with its choices: tokens (B, C, T), lengths (B, C)."""
 
-    objective: Objective = classify
+    objective: Objective = classification
 
     def batch(self) -> Batch:
         g = torch.Generator().manual_seed(5)
@@ -68,15 +68,15 @@ class Choice(Encoder):
 CASES = [
     Encoder("bert-pretraining", bert(BertForPreTraining), paired=True),
     Encoder("bert-masked", bert(BertForMaskedLM)),
-    Encoder("bert-next-sentence", bert(BertForNextSentencePrediction), classify, n_labels=2),
-    Encoder("bert-classify", bert(BertForSequenceClassification, num_labels=3), classify),
+    Encoder("bert-next-sentence", bert(BertForNextSentencePrediction), classification, n_labels=2),
+    Encoder("bert-classify", bert(BertForSequenceClassification, num_labels=3), classification),
     Encoder(
         "bert-multi-label",
         bert(BertForSequenceClassification, num_labels=3, problem_type="multi_label_classification"),
         multi_label,
     ),
-    Encoder("bert-regress", bert(BertForSequenceClassification, num_labels=1), regress),
+    Encoder("bert-regress", bert(BertForSequenceClassification, num_labels=1), regression),
     Choice("bert-choose", bert(BertForMultipleChoice)),
-    Encoder("bert-tag", bert(BertForTokenClassification, num_labels=3), classify, per_token=True),
-    Encoder("bert-answer", bert(BertForQuestionAnswering), answer),
+    Encoder("bert-tag", bert(BertForTokenClassification, num_labels=3), classification, per_token=True),
+    Encoder("bert-answer", bert(BertForQuestionAnswering), question_answering),
 ]

@@ -7,7 +7,7 @@ from torch import nn
 
 from heedful.models.base import Batch
 from heedful.models.cbow import CBOW, CBOWConfig
-from heedful.train.objectives import Objective, classify
+from heedful.train.objectives import Objective, classification
 from heedful.weights.load import DictSource, load_tensors
 from support.case import VOCAB, Case, cut, text_batch
 
@@ -28,7 +28,7 @@ class Bag(nn.Module):
 
 @dataclass
 class Words(Case):
-    objective: Objective = classify
+    objective: Objective = classification
     generates: bool = False
     exports: bool = False  # no other program has a layout for it
 

@@ -7,7 +7,7 @@ from transformers import (
     DistilBertForTokenClassification,
 )
 
-from heedful.train.objectives import answer, classify
+from heedful.train.objectives import classification, question_answering
 from support.case import VOCAB, Encoder
 from support.cases.bert import Choice
 
@@ -26,16 +26,16 @@ CASES = [
     Encoder(
         "distilbert-classify",
         distilbert(DistilBertForSequenceClassification, num_labels=3),
-        classify,
+        classification,
         segmented=False,
     ),
     Choice("distilbert-choose", distilbert(DistilBertForMultipleChoice), segmented=False),
     Encoder(
         "distilbert-tag",
         distilbert(DistilBertForTokenClassification, num_labels=3),
-        classify,
+        classification,
         segmented=False,
         per_token=True,
     ),
-    Encoder("distilbert-answer", distilbert(DistilBertForQuestionAnswering), answer, segmented=False),
+    Encoder("distilbert-answer", distilbert(DistilBertForQuestionAnswering), question_answering, segmented=False),
 ]

@@ -7,7 +7,7 @@ from transformers import (
     RobertaForTokenClassification,
 )
 
-from heedful.train.objectives import answer, classify
+from heedful.train.objectives import classification, question_answering
 from support.case import VOCAB, Encoder
 from support.cases.bert import Choice
 
@@ -27,16 +27,16 @@ CASES = [
     Encoder(
         "roberta-classify",
         roberta(RobertaForSequenceClassification, num_labels=3),
-        classify,
+        classification,
         segmented=False,
     ),
     Choice("roberta-choose", roberta(RobertaForMultipleChoice), segmented=False),
     Encoder(
         "roberta-tag",
         roberta(RobertaForTokenClassification, num_labels=3),
-        classify,
+        classification,
         segmented=False,
         per_token=True,
     ),
-    Encoder("roberta-answer", roberta(RobertaForQuestionAnswering), answer, segmented=False),
+    Encoder("roberta-answer", roberta(RobertaForQuestionAnswering), question_answering, segmented=False),
 ]

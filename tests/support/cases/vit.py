@@ -4,7 +4,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 from heedful.models.base import Batch
-from heedful.train.objectives import Objective, classify
+from heedful.train.objectives import Objective, classification
 from support.case import Case
 
 TINY = dict(
@@ -17,7 +17,7 @@ TINY = dict(
 class Images(Case):
     """Images and one label each; `size` other than the trained one has the positions resized."""
 
-    objective: Objective = classify
+    objective: Objective = classification
     generates: bool = False
     size: tuple[int, int] = (12, 12)
 

@@ -1,6 +1,6 @@
-"""The picture of a training: its loss, thin as it was and smoothed; validation; what to compare it with.
+"""The plot of a run's losses: training loss raw and smoothed, validation loss, baselines.
 
-One colour says what the run did; all that it is compared with is grey.
+The run's own curve is in the accent colour, everything it is compared with in grey.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from heedful.plotting import ACCENT, GREY, INK, PALE, RC_PARAMS
 
 SIZE = (5.4, 3.3)  # inches: a column and a half of most papers
-MOST_POINTS = 4000
-GAP = 0.05  # between two labels, as a share of the height
+MAX_POINTS = 4000
+LABEL_GAP = 0.05  # between two labels, as a fraction of the height
 
 
-def draw(
+def plot_losses(
     path: Path,
     training: tuple[Sequence[float], Sequence[float]],
     validation: tuple[Sequence[float], Sequence[float]],
@@ -27,7 +27,7 @@ def draw(
     *,
     unit: str = "",
 ) -> None:
-    """Write the picture; steps and losses come in pairs of equal length. Losses that are not finite are left out."""
+    """Write the plot to a file. `training` and `validation` are (steps, losses); non-finite losses are left out."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -43,7 +43,7 @@ def draw(
         for value in baselines.values():
             axes.axhline(value, color=GREY, linewidth=0.7, linestyle=(0, (4, 3)), zorder=2)
         if len(steps):
-            thin = slice(None, None, max(1, len(steps) // MOST_POINTS))
+            thin = slice(None, None, max(1, len(steps) // MAX_POINTS))
             axes.plot(steps[thin], losses[thin], color=PALE, linewidth=0.5, zorder=1)
             axes.plot(steps[thin], mean[thin], color=ACCENT, linewidth=1.4, zorder=3)
             labels.append((mean[-1], f"training {mean[-1]:.2f}", ACCENT))
@@ -55,7 +55,7 @@ def draw(
         low, high = _limits(losses, [*mean, *scores, *baselines.values()])
         axes.set_ylim(low, high)
         axes.margins(x=0.015)
-        for height, (_, text, colour) in _spread(labels, (high - low) * GAP):
+        for height, (_, text, colour) in _spread(labels, (high - low) * LABEL_GAP):
             axes.annotate(
                 text, (1, height), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
                 va="center", color=colour, fontsize=7.5, annotation_clip=False,
@@ -67,8 +67,8 @@ def draw(
 
 
 def smooth(losses: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The mean over a sixtieth of the run on each side; over less at the beginning, where the loss falls steeply, and
-    over what there is at the end."""
+    """A centred moving average over n/60 points on each side; narrower at the start, where the loss falls steeply, and
+    at the end."""
     n = len(losses)
     place = np.arange(n)
     reach = np.minimum(n // 60, place // 8)
@@ -78,22 +78,23 @@ def smooth(losses: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _finite(steps: Sequence[float], values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """The points whose value is finite."""
     x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
     good = np.isfinite(y)
     return x[good], y[good]
 
 
 def _limits(losses: np.ndarray, shown: list[float]) -> tuple[float, float]:
-    """All that is shown but for spikes of the thin curve, which may leave the picture."""
+    """Limits of the y axis: spikes of the raw training loss may leave the plot."""
     if not shown:
         return 0.0, 1.0
     low = min(min(shown), float(np.quantile(losses, 0.01)) if len(losses) else math.inf)
-    room = 0.05 * (max(shown) - low) or 0.5
-    return low - room, max(shown) + room
+    margin = 0.05 * (max(shown) - low) or 0.5
+    return low - margin, max(shown) + margin
 
 
 def _spread(labels: list[tuple[float, str, str]], gap: float) -> list[tuple[float, tuple[float, str, str]]]:
-    """The height of each label: its value, or above the label below it."""
+    """The y position of each label: its value, moved up where it would overlap the label below."""
     placed: list[tuple[float, tuple[float, str, str]]] = []
     for label in sorted(labels):
         placed.append((max(label[0], placed[-1][0] + gap) if placed else label[0], label))

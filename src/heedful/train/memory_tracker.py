@@ -1,15 +1,15 @@
-"""A training step on tensors that have a shape and no memory: what it would compute and allocate, in half a second.
+"""Memory of a training step, from running it on fake tensors: shapes and dtypes without storage, in half a second.
 
-PyTorch's fake tensors go through the same operators as real ones, chosen for the same device. What depends on numbers
-(which targets count, say) is known all the same: the few whole numbers of a batch are real, and what is computed from
-them alone is computed beside. Where a choice follows from weights that are not there (which token goes to which of a
-mixture's experts), all are taken to be chosen equally often.
+PyTorch's fake tensors go through the same operators as real ones, chosen for the same device. Control flow that depends
+on values (which targets count, say) still works: the integers of a batch are real, and every operator whose inputs are
+all known integers is also computed on the real values. Where a choice follows from weights that are not there (which
+token goes to which expert of a mixture), every outcome is assumed equally likely.
 
-    with Rehearsal.on("cpu", model) as rehearsal:
-        ghost, batch = rehearsal.ghost(model), rehearsal.batch(batch)
-        rehearsal.forget()  # the weights and the batch are there already
-        objective(ghost, batch).sum.backward()
-    rehearsal.peak  # bytes by kind, when most were in use
+    with MemoryTracker.for_model("cpu", model) as tracker:
+        fake_model, fake_batch = tracker.fake_copy(model), tracker.fake_batch(batch)
+        tracker.reset()  # the weights and the batch are not counted
+        objective(fake_model, fake_batch).sum.backward()
+    tracker.peak  # bytes by kind at the highest point
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from heedful.models.base import Batch
 from heedful.nn.feedforward import MixtureOfExperts
 
 aten = torch.ops.aten
-KEPT = 2**22  # whole numbers of a tensor that are still computed beside: masks of every pair of positions are not
+MAX_KNOWN = 2**22  # integers of a tensor whose values are tracked; masks of all pairs of positions are larger
 
 
-class Rehearsal(TorchDispatchMode):
-    """Runs operators on tensors without memory, and keeps account of the memory they would take."""
+class MemoryTracker(TorchDispatchMode):
+    """A dispatch mode that runs operators on fake tensors and tracks the memory that real ones would take."""
 
     def __init__(self, device: torch.device, share: float = 1.0, n_logits: int = 0) -> None:
-        """`share` is how much of an unknown choice is taken; `n_logits` the width by which logits are recognized."""
+        """`share` of an unknown mask is assumed True; `n_logits` is the width that identifies logits."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.device, self.share, self.n_logits = device, share, n_logits
         self.live = {"activations": 0, "logits": 0, "gradients": 0}
         self.peak = dict(self.live)
-        self._kinds: dict[int, str] = {}  # of what is in use, by its number
+        self._kinds: dict[int, str] = {}  # of live storages, by their address
         self._held: dict[int, weakref.ref[Any]] = {}
-        self._known: Any = WeakTensorKeyDictionary()  # the real numbers beside a tensor
+        self._known: Any = WeakTensorKeyDictionary()  # the real values of a fake integer tensor
 
     @staticmethod
     @contextmanager
-    def on(device: torch.device | str, model: nn.Module) -> Iterator[Rehearsal]:
-        """A rehearsal of this model."""
+    def for_model(device: torch.device | str, model: nn.Module) -> Iterator[MemoryTracker]:
+        """A tracker for a step of this model on this device."""
         device = torch.device(device)
         if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("a training on a GPU can only be rehearsed where there is one")
+            raise ValueError("the memory of a training on a GPU can only be traced where there is one")
         experts = [len(m.experts) for m in model.modules() if isinstance(m, MixtureOfExperts)]
-        rehearsal = Rehearsal(device, 1 / max(experts, default=1), logits_width(model))
+        tracker = MemoryTracker(device, 1 / max(experts, default=1), logits_width(model))
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            yield stack.enter_context(rehearsal)
+            yield stack.enter_context(tracker)
 
-    # --- what takes part -------------------------------------------------------------------------------------------
+    # --- fake models and batches -----------------------------------------------------------------------------------
 
-    def ghost(self, thing: Any) -> Any:
-        """A copy of a model, or of an objective that holds one, whose weights have no memory; ties stay ties."""
+    def fake_copy(self, thing: Any) -> Any:
+        """A copy of a model, or of an objective that holds one, with fake weights; tied weights stay tied."""
         memo: dict[int, Any] = {}
         for tensor in tensors_of(thing):
             empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
@@ -81,8 +81,8 @@ class Rehearsal(TorchDispatchMode):
                 p.register_post_accumulate_grad_hook(self._found_gradient)
         return copied
 
-    def batch(self, batch: Batch) -> Batch:
-        """The same batch without memory; its whole numbers stay known."""
+    def fake_batch(self, batch: Batch) -> Batch:
+        """A fake copy of a batch whose integers stay known."""
 
         def without(tensor: Tensor | None) -> Tensor | None:
             if tensor is None:
@@ -101,30 +101,30 @@ class Rehearsal(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:  # asked before nearly every operator
+        if func is torch.ops.prim.device.default:  # called before nearly every operator
             return func(*args, **kwargs)
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        beside = self._beside(func, given, args, kwargs)
+        real = self._on_real_values(func, given, args, kwargs)
         if func is aten._local_scalar_dense.default:
-            return 1 if beside is None else beside
+            return 1 if real is None else real
         out: Any
         if func is aten.nonzero.default:
-            out = self._chosen(given[0], beside)
+            out = self._nonzero(given[0], real)
         elif func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
-            out = func(args[0], self._by_number(args[1]), *args[2:], **kwargs)
+            out = func(args[0], self._integer_indices(args[1]), *args[2:], **kwargs)
         else:
             out = func(*args, **kwargs)
             if func is aten.mkldnn_rnn_layer.default:
                 out = (*out[:3], _lstm_workspace(out[0]))
-        self._remember(out, beside)
+        self._remember(out, real)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 self._count(tensor)
         return out
 
-    def _beside(self, func: Any, given: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
-        """The operator on the real numbers, if all that it reads are known; None if they are not."""
-        if not all(t in self._known for t in given) or (not given and not _makes_whole_numbers(func, args, kwargs)):
+    def _on_real_values(self, func: Any, given: list[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
+        """The operator's result on real values if all its inputs are known integers, else None."""
+        if not all(t in self._known for t in given) or (not given and not _makes_integers(func, args, kwargs)):
             return None
         real_args, real_kwargs = tree_map_only(Tensor, self._known.__getitem__, (args, kwargs))
         if "device" in real_kwargs:
@@ -132,37 +132,38 @@ class Rehearsal(TorchDispatchMode):
         with _disable_current_modes():
             return func(*real_args, **real_kwargs)
 
-    def _remember(self, out: Any, beside: Any) -> None:
-        if isinstance(out, Tensor) and isinstance(beside, Tensor):
-            whole = not beside.is_floating_point() and not beside.is_complex()
-            if whole and beside.numel() <= KEPT and beside.shape == out.shape:
-                self._known[out] = beside
+    def _remember(self, out: Any, real: Any) -> None:
+        if isinstance(out, Tensor) and isinstance(real, Tensor):
+            whole = not real.is_floating_point() and not real.is_complex()
+            if whole and real.numel() <= MAX_KNOWN and real.shape == out.shape:
+                self._known[out] = real
 
-    def _chosen(self, mask: Tensor, beside: Tensor | None) -> Tensor:
-        n = math.ceil(mask.numel() * self.share) if beside is None else len(beside)
+    def _nonzero(self, mask: Tensor, real: Tensor | None) -> Tensor:
+        """Fake indices of the True elements of a mask, `share` of them if its values are unknown."""
+        n = math.ceil(mask.numel() * self.share) if real is None else len(real)
         return torch.empty((n, mask.ndim), dtype=torch.int64, device=mask.device)
 
-    def _by_number(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Indices of True and False as the numbers of the places that are True."""
+    def _integer_indices(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Boolean index tensors as integer ones."""
         found: list[Tensor | None] = []
         for index in indices:
             if index is None or index.dtype != torch.bool:
                 found.append(index)
             else:
                 known = self._known[index].nonzero() if index in self._known else None
-                found += self._chosen(index, known).unbind(1)
+                found += self._nonzero(index, known).unbind(1)
         return found
 
-    # --- the account -----------------------------------------------------------------------------------------------
+    # --- accounting ------------------------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """What is in use by now is not counted."""
+    def reset(self) -> None:
+        """Stop counting what is allocated now, and start the peak from zero."""
         self.live = dict.fromkeys(self.live, 0)
         self.peak = dict(self.live)
         self._kinds = dict.fromkeys(self._held, "")
 
-    def name(self, kind: str) -> None:
-        """What is in use by now and was not forgotten is called `kind`; the peak is looked for from here on."""
+    def relabel(self, kind: str) -> None:
+        """Count everything allocated since `reset` as `kind`, and start the peak from here."""
         self._kinds = {number: was and kind for number, was in self._kinds.items()}
         self.live = dict.fromkeys(self.live, 0) | {kind: sum(self.live.values())}
         self.peak = dict(self.live)
@@ -200,7 +201,7 @@ class Rehearsal(TorchDispatchMode):
 
 
 def tensors_of(thing: Any) -> list[Tensor]:
-    """The parameters and buffers of a module, or of the modules that something else holds, each once."""
+    """The parameters and buffers of a module, or of the modules among an object's attributes, each once."""
     held = [thing] if isinstance(thing, nn.Module) else list(getattr(thing, "__dict__", {}).values())
     modules = [m for m in held if isinstance(m, nn.Module)]
     every = [t for m in modules for t in (*m.parameters(), *m.buffers())]
@@ -208,21 +209,21 @@ def tensors_of(thing: Any) -> list[Tensor]:
 
 
 def logits_width(model: nn.Module) -> int:
-    """How many logits a position has: the rows of the head's matrix; 0 without a head."""
+    """The number of logits per position: the rows of the head's matrix, 0 without a head."""
     head = getattr(model, "head", None)
     matrices = [p for p in head.parameters() if p.ndim == 2] if isinstance(head, nn.Module) else []
     return max((len(p) for p in matrices), default=0)
 
 
 def _lstm_workspace(out: Tensor) -> Tensor:
-    """What oneDNN's LSTM keeps for its backward, which fake tensors do not tell: measured, 15 numbers for each output
-    (T, B, E) and 20 for each of its states."""
+    """The workspace that oneDNN's LSTM saves for backward, which fake tensors lack: measured, 15 floats per element of
+    the output (T, B, E) and 20 per element of the state."""
     n_steps, n_rows, width = out.shape
     return torch.empty((15 * n_steps + 20) * n_rows * width * 4, dtype=torch.uint8, device=out.device)
 
 
-def _makes_whole_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """arange and the like: operators that make whole numbers of nothing."""
+def _makes_integers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator without tensor inputs (arange, full, ...) makes an integer tensor."""
     dtype = kwargs.get("dtype")
     if func.overloadpacket in (aten.arange, aten.full, aten.zeros, aten.ones, aten.scalar_tensor):
         numbers = [x for x in tree_leaves(args) if isinstance(x, int | float | bool)]
@@ -231,5 +232,5 @@ def _makes_whole_numbers(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         else:
             whole = not (dtype.is_floating_point or dtype.is_complex)
         size = args[0] if args and isinstance(args[0], list | tuple) else ()
-        return whole and math.prod(size) <= KEPT
+        return whole and math.prod(size) <= MAX_KNOWN
     return False

@@ -24,7 +24,7 @@ from torch.utils import _pytree
 
 from heedful.models.base import Batch
 from heedful.nn.block import Block
-from heedful.train.distributed import Processes, choose_device, is_spread
+from heedful.train.distributed import Processes, choose_device, is_sharded
 from heedful.train.loss import Loss
 
 MINUTES = 30  # that a process waits for the others
@@ -42,14 +42,14 @@ _pytree.register_pytree_node(
 )
 
 
-class Many(Processes):
+class TorchrunProcesses(Processes):
     """One of several, started by torchrun."""
 
-    echo = 3.0
+    signal_repeat_seconds = 3.0
 
     def __init__(self, device: str) -> None:
         try:
-            self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             self.local = int(os.environ.get("LOCAL_RANK", self.rank))
         except (KeyError, ValueError) as problem:
             raise ValueError(
@@ -65,7 +65,7 @@ class Many(Processes):
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=PrefixStore("heedful", self.store),
             rank=self.rank,
-            world_size=self.world,
+            world_size=self.world_size,
             timeout=waiting,
             device_id=self.device if on_gpu else None,
         )
@@ -87,7 +87,7 @@ class Many(Processes):
 
     def _fail(self, error: Exception) -> None:
         """Say which process failed and why; processes that only lost a failed one say so."""
-        who = f"process {self.rank} of {self.world} ({socket.gethostname()})"
+        who = f"process {self.rank} of {self.world_size} ({socket.gethostname()})"
         why = f"{type(error).__name__}: {error}"
         lost = isinstance(error, RuntimeError) and re.search(r"connection|peer|socket|NCCL|gloo", why, re.I)
         mine = "" if lost else f"{who}: {why}"
@@ -96,13 +96,13 @@ class Many(Processes):
         except RuntimeError:  # the store was in the process that failed
             first = mine
         if first != mine:
-            self.tell(f"{who} ends, because another failed: {first}")
+            self.report(f"{who} ends, because another failed: {first}")
         elif lost:
-            self.tell(f"{who} ends, because another ended without a word; was it killed? {why.splitlines()[0]}")
+            self.report(f"{who} ends, because another ended without a word; was it killed? {why.splitlines()[0]}")
         else:
             if not isinstance(error, ValueError | OSError):  # those say what to do; others are worth a place
                 traceback.print_exception(error)
-            self.tell(f"{who} failed: {why}")
+            self.report(f"{who} failed: {why}")
             ErrorHandler().record_exception(error)  # for the summary that torchrun prints
 
     # --- a step ----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Many(Processes):
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
-        mesh = init_device_mesh(self.device.type, (self.world,))
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
         for module in [m for m in task.modules() if isinstance(m, Block)]:
             self._same_start(module.to(self.device))  # one at a time: the whole need not fit into a GPU
             fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -139,24 +139,24 @@ class Many(Processes):
         """The main process's weights on all. What FSDP2 has taken apart already is left out."""
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
-                if not is_spread(tensor):
+                if not is_sharded(tensor):
                     dist.broadcast(tensor.detach(), 0)
 
     @contextmanager
-    def reducing(self, called: nn.Module, last: bool) -> Iterator[None]:
+    def gradient_sync(self, called: nn.Module, last: bool) -> Iterator[None]:
         if isinstance(called, Replicated):
             called.last = last
         else:
             self.shards[0].set_requires_gradient_sync(last)
         yield
 
-    def sum(self, sums: dict[str, Tensor]) -> None:
+    def all_reduce(self, sums: dict[str, Tensor]) -> None:
         names = sorted(sums)
         numbers = torch.stack([sums[name].double() for name in names])
         dist.all_reduce(numbers)
         sums.update(zip(names, numbers.unbind(), strict=True))
 
-    def any(self, flag: bool) -> bool:
+    def any_process(self, flag: bool) -> bool:
         flags = torch.tensor([flag], dtype=torch.int32)
         dist.all_reduce(flags, group=self.signs)
         return bool(flags)
@@ -164,13 +164,13 @@ class Many(Processes):
     # --- the whole model -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def whole(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    def gathered(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         gathered = {name: self._gather(tensor) for name, tensor in tensors.items()}
         kept: list[tuple[nn.Module, str, nn.Parameter]] = []
         made: dict[Tensor, nn.Parameter] = {}  # a tied parameter is gathered once, and stays tied
         for module in model.modules():
             for name, parameter in module._parameters.items():
-                if parameter is not None and is_spread(parameter):
+                if parameter is not None and is_sharded(parameter):
                     if parameter not in made:
                         made[parameter] = nn.Parameter(self._gather(parameter), parameter.requires_grad)
                     kept.append((module, name, parameter))
@@ -186,13 +186,13 @@ class Many(Processes):
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """All of a tensor in the main process's CPU memory (one tensor at a time on the device), nothing elsewhere."""
-        if not is_spread(tensor):
+        if not is_sharded(tensor):
             return tensor.detach()
         whole = tensor.detach().full_tensor()  # type: ignore[attr-defined]
         return whole.cpu() if self.main else whole.new_empty(0)
 
     @contextmanager
-    def usable(self, model: nn.Module) -> Iterator[None]:
+    def unsharded(self, model: nn.Module) -> Iterator[None]:
         kept = [(shard, shard._forward_pre_hooks, shard._forward_hooks) for shard in self.shards]
         for shard, _, _ in kept:
             shard.unshard()
@@ -228,9 +228,9 @@ class Many(Processes):
         for _ in range(turn, 2):
             self.barrier("the process that prepares the data", DAY)
 
-    def texts(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         self.n_texts += 1
-        keys = [f"heedful/text/{self.n_texts}/{rank}" for rank in range(self.world)]
+        keys = [f"heedful/text/{self.n_texts}/{rank}" for rank in range(self.world_size)]
         self.store.set(keys[self.rank], text)
         self.store.wait(keys, timedelta(minutes=MINUTES))
         return [self.store.get(key).decode() for key in keys]
@@ -243,7 +243,7 @@ class Replicated(nn.Module):
     does not ask) it finds by walking through the graph in each step; the first batch shows whether it has to.
     """
 
-    def __init__(self, task: nn.Module, processes: Many) -> None:
+    def __init__(self, task: nn.Module, processes: TorchrunProcesses) -> None:
         super().__init__()
         self.task, self.processes = task, processes
         self.last = True
@@ -261,12 +261,12 @@ class Replicated(nn.Module):
     def _share(self, batch: Batch) -> nn.parallel.DistributedDataParallel:
         device = self.processes.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            used = leaves(self.task(batch).sum)
+            used = graph_parameters(self.task(batch).sum)
         unused = any(p.requires_grad and p not in used for p in self.task.parameters())
         shared = nn.parallel.DistributedDataParallel(
             self.task,
             gradient_as_bucket_view=True,
-            find_unused_parameters=self.processes.any(unused),
+            find_unused_parameters=self.processes.any_process(unused),
             **NO_BUFFERS,
         )
         shared.register_comm_hook(None, lambda state, bucket: _add_up(bucket))
@@ -285,7 +285,7 @@ def _take_apart_again(task: Any, given: Any, loss: Any) -> None:
         task.reshard()
 
 
-def leaves(loss: Tensor) -> set[Tensor]:
+def graph_parameters(loss: Tensor) -> set[Tensor]:
     """The parameters that a loss depends on."""
     found: set[Tensor] = set()
     seen: set[Any] = set()

@@ -1,4 +1,4 @@
-"""What goes wrong in a step, said so that a person can act: which layer broke, and what would fit in memory."""
+"""Diagnostics for a failed training step: the first layer with NaN or infinity, and settings that fit into memory."""
 
 from __future__ import annotations
 
@@ -16,49 +16,54 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 
 
-class TrainingHalted(ValueError):
-    """Training cannot go on; the last checkpoint is intact."""
+class TrainingDiverged(ValueError):
+    """Too many steps in a row had a non-finite gradient; the last checkpoint is intact."""
 
 
-def first_bad_layer(task: nn.Module, batch: Batch, texts: Callable[[str], list[str]] = lambda text: [text]) -> str:
-    """Where NaN or infinity first appears when this batch goes forward, or else backward.
+def first_nonfinite_layer(
+    loss_module: nn.Module, batch: Batch, gather_texts: Callable[[str], list[str]] = lambda text: [text]
+) -> str:
+    """The first layer whose output has NaN or infinity when this batch is run forward, or else the first whose gradient
+    has when it is run backward.
 
-    With several processes, each with its batch, all look and say the same; `texts` gives what each has found."""
-    bad: list[str] = []
-    names = {module: name.removeprefix("model.") for name, module in task.named_modules()}
+    Of several processes, each with its own batch, all call this and return the same; `gather_texts` gives each the
+    findings of all."""
+    nonfinite: list[str] = []
+    names = {module: name.removeprefix("model.") for name, module in loss_module.named_modules()}
 
-    def look(module: nn.Module, _: Any, output: Any) -> None:
+    def check(module: nn.Module, _: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point() and not torch.isfinite(output).all():
-            bad.append(names[module])
+            nonfinite.append(names[module])
 
-    hooks = [m.register_forward_hook(look) for m in names if not any(True for _ in m.children())]
+    hooks = [m.register_forward_hook(check) for m in names if not any(True for _ in m.children())]
     try:
-        task.zero_grad()
-        loss = task(batch)
-        here = f"{bad[0]} (its output)" if bad else "" if torch.isfinite(loss.sum) else "the loss"
-        if found := [text for text in texts(here) if text]:
+        loss_module.zero_grad()
+        loss = loss_module(batch)
+        here = f"{nonfinite[0]} (its output)" if nonfinite else "" if torch.isfinite(loss.sum) else "the loss"
+        if found := [text for text in gather_texts(here) if text]:
             return found[0]
         loss.sum.backward()
     finally:
         for hook in hooks:
             hook.remove()
-    gradients = [(name, p.grad) for name, p in task.named_parameters() if p.grad is not None]
-    broken = [name for name, gradient in reversed(gradients) if not torch.isfinite(gradient).all()]
-    here = f"{broken[0].removeprefix('model.')} (its gradient)" if broken else ""  # backward comes from the end
-    return next((text for text in texts(here) if text), "none, now that it is run again")
+    gradients = [(name, p.grad) for name, p in loss_module.named_parameters() if p.grad is not None]
+    bad_gradients = [name for name, gradient in reversed(gradients) if not torch.isfinite(gradient).all()]
+    # Backward goes from the last layer to the first.
+    here = f"{bad_gradients[0].removeprefix('model.')} (its gradient)" if bad_gradients else ""
+    return next((text for text in gather_texts(here) if text), "none when the step is run again")
 
 
 @contextmanager
-def memory_advice(
+def out_of_memory_advice(
     recipe: Recipe,
     model: Model | None = None,
     objective: Objective | None = None,
     batches: Sequence[Batch] = (),
     *,
-    world: int = 1,
+    world_size: int = 1,
 ) -> Iterator[None]:
-    """Running out of memory says what to set so that it fits: with the model, its objective and the batches at hand
-    this is rehearsed, without them it is what usually helps."""
+    """Turn running out of memory into a ValueError that says which settings would fit: measured on fake tensors if the
+    model, objective and batches are given, else what usually helps."""
     try:
         yield
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as problem:
@@ -68,24 +73,25 @@ def memory_advice(
             raise
         advice = None
         if model is not None and objective is not None and batches and not recipe.train.sharded:
-            with suppress(Exception):  # advice that fails must not hide what happened
-                advice = _rehearsed_advice(recipe, model, objective, batches, world)
+            with suppress(Exception):  # a failure here must not hide the error itself
+                advice = _measured_advice(recipe, model, objective, batches, world_size)
         raise ValueError(f"out of memory: {advice or _usual_advice(recipe)}") from problem
 
 
-def _rehearsed_advice(
-    recipe: Recipe, model: Model, objective: Objective, batches: Sequence[Batch], world: int
+def _measured_advice(
+    recipe: Recipe, model: Model, objective: Objective, batches: Sequence[Batch], world_size: int
 ) -> str | None:
+    """Settings with which a step like this one fits, None if the free memory is unknown."""
     free = cost.free_memory(model.device)
     if free is None:
         return None
-    batch = max(batches, key=cost.n_numbers)
-    rows = math.ceil(recipe.train.batch_size / world / recipe.train.accumulate)
+    batch = max(batches, key=cost.n_elements)
+    rows = math.ceil(recipe.train.batch_size / world_size / recipe.train.accumulate)
     now = cost.measure_memory(model, objective, cost.take_rows(batch, rows), recipe, device=model.device)
     needs = f"a step needs about {now.total / 1e9:.3g} GB, and there are {free / 1e9:.3g} GB"
-    # It did not fit, whatever the system says: what does must be smaller.
+    # It did not fit, whatever the system reports as free: a suggestion must be smaller.
     limit = min(free, 0.9 * now.total * cost.MARGIN)
-    fits = cost.find_fit(model, objective, batch, recipe, limit, device=model.device, world=world)
+    fits = cost.find_fitting_changes(model, objective, batch, recipe, limit, device=model.device, world_size=world_size)
     if not fits:
         fixed = now.weights + now.optimizer + now.average
         return (
@@ -98,6 +104,7 @@ def _rehearsed_advice(
 
 
 def _usual_advice(recipe: Recipe) -> str:
+    """Settings that take less memory, without measuring."""
     settings = recipe.train
     parts = min(settings.accumulate * 2, settings.batch_size)
     advice = []

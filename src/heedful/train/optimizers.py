@@ -1,13 +1,26 @@
-"""Optimizers by name, and what surrounds a step: dividing and clipping gradients, running means of the weights.
+"""Optimizers and learning-rate schedules by name, gradient clipping, and averaged weights (EMA).
 
     adamw      Loshchilov & Hutter 2019                    torch's, fused on a GPU; on a CPU kernels/cpu/adamw.py
     muon       Jordan et al. 2024; Liu et al. 2025         torch's, for the matrices of the blocks; AdamW for the rest
     adafactor  Shazeer & Stern 2018                        torch's
     lion       Chen et al. 2023, algorithm 2               ours
-    sgd        with Nesterov's momentum unless that is 0   torch's
+    sgd        with Nesterov momentum, unless that is 0    torch's
 
-Weight decay is on matrices alone, not on biases and the weights of norms (as in GPT-2 and nanoGPT). The state of an
-optimizer is saved by the names of the parameters, so that a checkpoint needs no pickle and no order.
+Weight decay applies to matrices, not to biases and norm weights (as in GPT-2 and nanoGPT). Optimizer state is saved by
+parameter names, so a checkpoint needs no pickle and no parameter order.
+
+A schedule gives a factor on each parameter group's own learning rate:
+
+    warm-up       (s + 1) / w up to 1                          the beginning of every schedule
+    constant      1
+    linear        1 -> final                                   BERT (Devlin et al. 2019, appendix A.2)
+    cosine        final + (1 - final) (1 + cos πt) / 2         Loshchilov & Hutter 2017, equation 5
+    wsd           1, then linear to final over the last        MiniCPM (Hu et al. 2024); linear decay as in
+                  `decay` share of the steps                   Hägele et al. 2024
+    inverse_sqrt  √(w / (s + 1))                               Vaswani et al. 2017, equation 3, scaled to a peak of 1
+
+s is the step about to be taken, counted from 0; w the warm-up steps; t runs from 0 at s = w to 1 at s = n, the end of
+training. The last step, s = n - 1, still learns when final is 0.
 """
 
 from __future__ import annotations
@@ -23,8 +36,8 @@ from torch import Tensor, nn
 from heedful.kernels.cpu.adamw import AdamW, scale_, total_norm
 from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
-from heedful.train.distributed import is_spread, local, placed
-from heedful.train.recipe import OptimizerSettings
+from heedful.train.distributed import is_sharded, local_shard, shard_like
+from heedful.train.recipe import OptimizerSettings, ScheduleSettings
 
 FUSED = ("cpu", "cuda")  # where torch has fused kernels for every version we support
 N_STEPS = "n_steps"  # of a running mean, among the parameters' names, which have dots
@@ -49,9 +62,9 @@ class Lion(torch.optim.Optimizer):
             for p in learning:
                 if not self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)
-            weights = [local(p) for p in learning]
-            gradients = [local(p.grad) for p in learning]
-            momenta = [local(self.state[p]["momentum"]) for p in learning]
+            weights = [local_shard(p) for p in learning]
+            gradients = [local_shard(p.grad) for p in learning]
+            momenta = [local_shard(self.state[p]["momentum"]) for p in learning]
             beta1, beta2 = group["betas"]
             updates = torch._foreach_lerp(momenta, gradients, 1 - beta1)
             torch._foreach_sign_(updates)
@@ -60,7 +73,7 @@ class Lion(torch.optim.Optimizer):
             torch._foreach_lerp_(momenta, gradients, 1 - beta2)
 
 
-class Together:
+class CombinedOptimizer:
     """Several optimizers, each with its own parameters, as one."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
@@ -90,15 +103,15 @@ class Together:
             one.load_state_dict(state[str(i)])
 
 
-Optimizer = torch.optim.Optimizer | Together
+Optimizer = torch.optim.Optimizer | CombinedOptimizer
 
 
-def parts(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
+def torch_optimizers(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
     """torch's own optimizers behind ours."""
-    return optimizer.optimizers if isinstance(optimizer, Together) else (optimizer,)
+    return optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
 
 
-def make(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
+def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
     """The optimizer of all parameters of a model that learn; a tied parameter is one."""
     learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not learning:
@@ -116,7 +129,7 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
     fast: dict[str, Any] = (
         {"fused": True} if all(p.device.type in FUSED for p in learning.values()) else {"foreach": True}
     )
-    plain = {"foreach": True} if any(map(is_spread, learning.values())) else fast  # torch's SGD has no fused one then
+    plain = {"foreach": True} if any(map(is_sharded, learning.values())) else fast  # torch's SGD has no fused one then
     match s.name:
         case "adamw":
             return AdamW(groups, s.lr, betas, s.eps, **fast)
@@ -129,10 +142,10 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
             rest = _groups([p for p in learning.values() if p not in matrices], s.weight_decay)
             muon = torch.optim.Muon(list(matrices), s.muon_lr, s.weight_decay, s.momentum, adjust_lr_fn=s.adjust_lr)
             if not rest:
-                return Together(muon)
-            return Together(muon, AdamW(rest, s.lr, betas, s.eps, **fast))
+                return CombinedOptimizer(muon)
+            return CombinedOptimizer(muon, AdamW(rest, s.lr, betas, s.eps, **fast))
         case "adafactor":
-            if any(map(is_spread, learning.values())):
+            if any(map(is_sharded, learning.values())):
                 raise ValueError(
                     "adafactor cannot work on parts of parameters: set train.sharded to false, or use adamw"
                 )
@@ -171,7 +184,26 @@ def set_lr(optimizer: Optimizer, factor: float) -> None:
         group["lr"] = group["initial_lr"] * factor
 
 
-def finish_gradients(parameters: Iterable[nn.Parameter], n_targets: Tensor | float, clip: float) -> Tensor:
+def lr_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
+    """The schedule's factor on the learning rate for step `step` of `steps`, counted from 0."""
+    name, warmup = settings.name, settings.warmup
+    if name == "inverse_sqrt":
+        peak = max(warmup, 1)
+        return min((step + 1) / peak, math.sqrt(peak / (step + 1)))
+    if step < warmup:
+        return (step + 1) / warmup
+    if name == "constant":
+        return 1.0
+    begin = max(warmup, (1 - settings.decay) * steps) if name == "wsd" else warmup
+    progress = min(max((step - begin) / max(steps - begin, 1), 0.0), 1.0)
+    if name == "cosine":
+        progress = (1 - math.cos(math.pi * progress)) / 2
+    else:
+        assert name in ("linear", "wsd"), f"no schedule is called {name}"
+    return 1 - (1 - settings.final) * progress
+
+
+def average_and_clip(parameters: Iterable[nn.Parameter], n_targets: Tensor | float, clip: float) -> Tensor:
     """Make of summed gradients those of the mean over `n_targets`, at most `clip` long (0: as long as they are).
 
     Returns the norm before clipping, where the parameters are: nothing waits for the device.
@@ -195,19 +227,19 @@ def finish_gradients(parameters: Iterable[nn.Parameter], n_targets: Tensor | flo
     return norm
 
 
-def step(optimizer: Optimizer, norm: Tensor) -> None:
+def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
     """A step of the optimizer, unless the norm of the gradient is not finite. Fused kernels on a GPU find that out
     themselves, so that nobody has to wait for it; the others are asked here."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
-    if norm.device.type == "cuda" and fused and not is_spread(norm):
-        for one in parts(optimizer):
+    if norm.device.type == "cuda" and fused and not is_sharded(norm):
+        for one in torch_optimizers(optimizer):
             one.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         optimizer.step()
     elif math.isfinite(float(norm)):
         optimizer.step()
 
 
-class Ema:
+class EMA:
     """A running mean of the weights that learn: mean += (1 - decay) (weight - mean) after every step.
 
     The decay begins low, (1 + n) / (10 + n) after n steps as TensorFlow's moving averages do, so that a short
@@ -252,11 +284,11 @@ class Ema:
             missing, extra = sorted(wanted - given)[:5], sorted(given - wanted)[:5]
             raise ValueError(f"the running means are another model's: missing {missing}, extra {extra}")
         for name, mean in self.means.items():
-            mean.copy_(placed(saved[name], mean))
+            mean.copy_(shard_like(saved[name], mean))
         self.n_steps = int(saved[N_STEPS])
 
 
-def tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_state(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's whole state: tensors by "what/parameter", not copied, and what goes with them as plain data."""
     names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
     found: dict[str, Tensor] = {}
@@ -269,7 +301,9 @@ def tensors(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], 
     return found, {"optimizer": _kind(optimizer)}
 
 
-def restore(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+def load_optimizer_state(
+    optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], about: Mapping[str, Any]
+) -> None:
     """The state that `tensors` gave, put into an optimizer made for the same model; its settings stay its own."""
     if about.get("optimizer") != _kind(optimizer):
         raise ValueError(
@@ -283,8 +317,8 @@ def restore(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor],
         key, _, name = label.partition("/")
         if name not in parameters or parameters[name] not in held:
             raise ValueError(f"the checkpoint has the state of {name!r}, which does not learn in this model")
-        states.setdefault(parameters[name], {})[key] = placed(value.clone(), parameters[name])
-    for one in parts(optimizer):
+        states.setdefault(parameters[name], {})[key] = shard_like(value.clone(), parameters[name])
+    for one in torch_optimizers(optimizer):
         packed = one.state_dict()
         order = [p for group in one.param_groups for p in group["params"]]
         packed["state"] = {i: states[p] for i, p in enumerate(order) if p in states}
@@ -292,4 +326,4 @@ def restore(optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor],
 
 
 def _kind(optimizer: Optimizer) -> str:
-    return "+".join(type(one).__name__.lower() for one in parts(optimizer))
+    return "+".join(type(one).__name__.lower() for one in torch_optimizers(optimizer))
