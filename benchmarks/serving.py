@@ -1,4 +1,4 @@
-"""Serving, side by side: heedful's server and its peers, asked the same by as many streaming clients, in one run.
+"""Serving throughput and latency: heedful's server and its peers under the same streaming clients, in one run.
 
     python benchmarks/serving.py --tokenizer GPT2-TOKENIZER --llama-cpp SOURCES --python litgpt=PYTHON
         [--clients 1 8 32 64] [--rounds 3] [--requests 3] [--only NAME ...] [--precision NAME ...]
@@ -7,8 +7,8 @@
 GPT-2 124M's shape with random weights, on two cores which the clients share with the server. A client sends a request,
 reads its stream to the end, and sends the next one of the list; there are --requests for each client, at least
 eight in all. Prompts have 16 to 256 tokens and answers 32 to 96, greedy; no round repeats the prompts of another, so
-that nothing is found in a cache. In a round every server has its turn alone: it is started, warmed up, asked by
-each number of clients, and stopped. How each is started stands in benchmarks/peers/servers.py; what cannot be measured
+that nothing is found in a cache. In a round every server has its turn alone: it is started, warmed up, measured
+with each number of clients, and stopped. How each is started is in benchmarks/peers/servers.py; what cannot be measured
 is listed with the reason.
 
 Requests and tokens per second are medians over the rounds; the time to the first token (of text, as it arrives at the
@@ -38,7 +38,7 @@ from pathlib import Path
 import uvloop
 
 from generation import make
-from peers.servers import ANEW, ONE_BY_ONE, PRECISIONS, Ask, InProcess, Server, Setup
+from peers.servers import PRECISIONS, RESTARTED, SEQUENTIAL, InProcess, PromptRequest, Server, Setup
 
 PROMPTS, ANSWERS, FEWEST = (16, 256), (32, 96), 8
 PROBLEMS = (RuntimeError, ValueError, OSError, subprocess.SubprocessError)
@@ -47,6 +47,8 @@ Key = tuple[str, str, int]  # precision, server, clients
 
 @dataclass
 class Answer:
+    """One answer: when its request was sent, when its first token and its end came, and its text."""
+
     begin: float
     first: float
     end: float
@@ -56,6 +58,8 @@ class Answer:
 
 @dataclass
 class Round:
+    """All answers of one round."""
+
     answers: list[Answer]
     busy: float = 0.0  # the clients' seconds of processor time per second
 
@@ -75,7 +79,7 @@ class Round:
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-class Asks:
+class PromptGenerator:
     """Random prompts of words that are one token each, as ids and as text."""
 
     def __init__(self, folder: Path) -> None:
@@ -87,22 +91,22 @@ class Asks:
         if len(self.words) < 1000:
             raise ValueError("prompts are made of the words in GPT-2's vocabulary: name its folder by --tokenizer")
 
-    def make(self, n: int, seed: str, longest: int = ANSWERS[1]) -> list[Ask]:
+    def make(self, n: int, seed: str, longest: int = ANSWERS[1]) -> list[PromptRequest]:
         """So many requests; the same seed gives the same."""
-        draw, asks = random.Random(seed), []
-        while len(asks) < n:
+        draw, requests = random.Random(seed), []
+        while len(requests) < n:
             prompt = draw.choices(self.words, k=draw.randint(*PROMPTS))
             max_tokens = min(longest, draw.randint(*ANSWERS))
             text = self.tokenizer.decode(prompt)
             if self.tokenizer.encode(text).ids == prompt:
-                asks.append(Ask(prompt, text, max_tokens))
-        return asks
+                requests.append(PromptRequest(prompt, text, max_tokens))
+        return requests
 
 
 # --- clients ---------------------------------------------------------------------------------------------------------
 
 
-class Reply(asyncio.Protocol):
+class StreamClient(asyncio.Protocol):
     """One request on a connection of its own. What arrives is kept with its time, and read when all is over: clients
     take from the server the processor they run on.
     """
@@ -112,7 +116,7 @@ class Reply(asyncio.Protocol):
         self.begin = time.perf_counter()
         self.done = asyncio.get_running_loop().create_future()
 
-    def itself(self) -> Reply:
+    def protocol(self) -> StreamClient:
         return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,7 +129,7 @@ class Reply(asyncio.Protocol):
         if not self.done.done():
             self.done.set_result(None)
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, request: PromptRequest) -> Answer:
         """What was said, and when; RuntimeError if it is not a whole answer."""
         whole = b"".join(part for _, part in self.parts)
         if not whole.startswith(b"HTTP/1.1 200"):
@@ -141,8 +145,8 @@ class Reply(asyncio.Protocol):
                 chunks += bool(piece)
                 text += piece
         n_tokens = used or chunks
-        if n_tokens != ask.max_tokens:
-            raise RuntimeError(f"{n_tokens} tokens were written where {ask.max_tokens} were asked for")
+        if n_tokens != request.max_tokens:
+            raise RuntimeError(f"{n_tokens} tokens were written where {request.max_tokens} were asked for")
         return Answer(self.begin, first, self.parts[-1][0], n_tokens, text)
 
     def events(self) -> Iterator[tuple[float, dict]]:
@@ -155,25 +159,25 @@ class Reply(asyncio.Protocol):
                     yield when, json.loads(line[6:])
 
 
-async def clients(server: Server, asks: list[Ask], n: int) -> Round:
-    waiting = list(zip(asks, map(server.message, asks), strict=True))[::-1]
-    replies: list[tuple[Ask, Reply]] = []
+async def clients(server: Server, requests: list[PromptRequest], n: int) -> Round:
+    waiting = list(zip(requests, map(server.message, requests), strict=True))[::-1]
+    streams: list[tuple[PromptRequest, StreamClient]] = []
     loop = asyncio.get_running_loop()
 
     async def client() -> None:
         while waiting:
-            ask, message = waiting.pop()
-            reply = Reply(message)
-            replies.append((ask, reply))
-            await loop.create_connection(reply.itself, "127.0.0.1", server.port)
-            await reply.done
+            request, message = waiting.pop()
+            stream = StreamClient(message)
+            streams.append((request, stream))
+            await loop.create_connection(stream.protocol, "127.0.0.1", server.port)
+            await stream.done
 
     begin, used = time.perf_counter(), time.process_time()
     await asyncio.gather(*(client() for _ in range(n)))
     busy = (time.process_time() - used) / (time.perf_counter() - begin)
-    order = {id(ask): i for i, ask in enumerate(asks)}
-    replies.sort(key=lambda pair: order[id(pair[0])])
-    return Round([reply.answer(ask) for ask, reply in replies], busy)
+    order = {id(request): i for i, request in enumerate(requests)}
+    streams.sort(key=lambda pair: order[id(pair[0])])
+    return Round([stream.answer(request) for request, stream in streams], busy)
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
@@ -202,7 +206,7 @@ def main() -> None:
 
 
 def compare(setup: Setup, options: argparse.Namespace) -> None:
-    asks = Asks(setup.folder)
+    prompts = PromptGenerator(setup.folder)
     rounds: dict[Key, list[Round]] = {}
     failed: dict[tuple[str, str], str] = {}
     turns = [(p, name) for p in options.precision for name in PRECISIONS[p]]
@@ -212,7 +216,7 @@ def compare(setup: Setup, options: argparse.Namespace) -> None:
                 continue
             print(f"round {number + 1} of {options.rounds}: {name} {precision}", file=sys.stderr)
             try:
-                for n, found in turn(name, precision, setup, asks, number, options):
+                for n, found in turn(name, precision, setup, prompts, number, options):
                     rounds.setdefault((precision, name, n), []).append(found)
                     said = f"  {n} clients: {found.tokens:.1f} tokens/s in {found.seconds:.1f} s"
                     print(said, file=sys.stderr, flush=True)
@@ -224,29 +228,29 @@ def compare(setup: Setup, options: argparse.Namespace) -> None:
 
 
 def turn(
-    name: str, precision: str, setup: Setup, asks: Asks, number: int, options: argparse.Namespace
+    name: str, precision: str, setup: Setup, prompts: PromptGenerator, number: int, options: argparse.Namespace
 ) -> Iterator[tuple[int, Round]]:
     """One server's turn of a round: started, warmed up and asked by each number of clients."""
     server: Server | InProcess | None = None
     try:
         for n in options.clients:
-            if server is not None and name in ANEW:
+            if server is not None and name in RESTARTED:
                 server.close()
                 server = None
             if server is None:
                 server = InProcess(precision, setup) if name == "engine" else Server(name, precision, setup, n)
-            each = 1 if name in ONE_BY_ONE else options.requests
-            ask(server, asks.make(min(n, FEWEST), f"warm {number} {n}", longest=8), n)
-            yield n, ask(server, asks.make(max(FEWEST, each * n), f"{number} {n}"), n)
+            each = 1 if name in SEQUENTIAL else options.requests
+            measure(server, prompts.make(min(n, FEWEST), f"warm {number} {n}", longest=8), n)
+            yield n, measure(server, prompts.make(max(FEWEST, each * n), f"{number} {n}"), n)
     finally:
         if server is not None:
             server.close()
 
 
-def ask(server: Server | InProcess, asks: list[Ask], n: int) -> Round:
+def measure(server: Server | InProcess, requests: list[PromptRequest], n: int) -> Round:
     if isinstance(server, InProcess):
-        return Round([Answer(*answer) for answer in server.round(asks, n)])
-    return uvloop.run(clients(server, asks, n))
+        return Round([Answer(*answer) for answer in server.round(requests, n)])
+    return uvloop.run(clients(server, requests, n))
 
 
 # --- report ----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ LONGEST = 384  # tokens of a prompt and its answer, rounded up
 
 
 @dataclass(frozen=True)
-class Ask:
+class PromptRequest:
     """A request: what every server is sent, in its own way."""
 
     prompt: list[int]
@@ -69,7 +69,7 @@ class Plan:
 
     command: list[str]
     path: str
-    body: Callable[[Ask], dict[str, Any]]
+    body: Callable[[PromptRequest], dict[str, Any]]
 
 
 def heedful(setup: Setup, precision: str, port: int, clients: int) -> Plan:
@@ -77,7 +77,7 @@ def heedful(setup: Setup, precision: str, port: int, clients: int) -> Plan:
     command += ["--quantize", precision]
     options = {"model": setup.folder.name, "temperature": 0, "stream": True}
     options["stream_options"] = {"include_usage": True}
-    return Plan(command, "/v1/completions", lambda ask: {**options, **ids(ask)})
+    return Plan(command, "/v1/completions", lambda request: {**options, **ids(request)})
 
 
 def transformers(setup: Setup, precision: str, port: int, clients: int) -> Plan:
@@ -90,7 +90,7 @@ def transformers(setup: Setup, precision: str, port: int, clients: int) -> Plan:
     return Plan(
         command,
         "/v1/completions",
-        lambda ask: {**options, "prompt": ask.text, "max_tokens": ask.max_tokens},
+        lambda request: {**options, "prompt": request.text, "max_tokens": request.max_tokens},
     )
 
 
@@ -104,7 +104,7 @@ def llama_cpp(setup: Setup, precision: str, port: int, clients: int) -> Plan:
     command += ["-t", n, "-tb", n, "-np", str(clients), "-c", context, "-cb"]
     command += ["-cram", "0", "--host", "127.0.0.1", "--port", str(port)]
     options = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
-    return Plan(command, "/v1/completions", lambda ask: {**options, **ids(ask)})
+    return Plan(command, "/v1/completions", lambda request: {**options, **ids(request)})
 
 
 def litgpt(setup: Setup, precision: str, port: int, clients: int) -> Plan:
@@ -122,13 +122,13 @@ def litgpt(setup: Setup, precision: str, port: int, clients: int) -> Plan:
     command += ["--accelerator", "cpu", "--port", str(port), "--openai_spec", "true", "--stream", "true"]
     command += ["--temperature", "0.0", "--top_k", "1", "--timeout", "3600"]
 
-    def body(ask: Ask) -> dict[str, Any]:
-        messages = [{"role": "user", "content": ask.text}]
+    def body(request: PromptRequest) -> dict[str, Any]:
+        messages = [{"role": "user", "content": request.text}]
         return {
             "model": "lit",
             "messages": messages,
             "stream": True,
-            "max_completion_tokens": ask.max_tokens,
+            "max_completion_tokens": request.max_tokens,
         }
 
     return Plan(command, "/v1/chat/completions", body)
@@ -154,8 +154,8 @@ def litgpt_folder(folder: Path, place: Path) -> None:
     part.rename(place)
 
 
-def ids(ask: Ask) -> dict[str, Any]:
-    return {"prompt": ask.prompt, "max_tokens": ask.max_tokens}
+def ids(request: PromptRequest) -> dict[str, Any]:
+    return {"prompt": request.prompt, "max_tokens": request.max_tokens}
 
 
 SERVERS: dict[str, Callable[[Setup, str, int, int], Plan]] = {
@@ -169,8 +169,8 @@ PRECISIONS = {
     "bfloat16": ["engine", "heedful", "transformers", "llama.cpp", "litgpt"],
     "int8": ["engine", "heedful", "llama.cpp"],
 }
-ANEW = {"llama.cpp"}  # started anew for each number of clients: it is told how many there are
-ONE_BY_ONE = {"litgpt"}  # answers one request at a time: more clients only wait longer
+RESTARTED = {"llama.cpp"}  # started anew for each number of clients: it is told how many there are
+SEQUENTIAL = {"litgpt"}  # answers one request at a time: more clients only wait longer
 
 
 class Server:
@@ -193,9 +193,9 @@ class Server:
             self.close()
             raise
 
-    def message(self, ask: Ask) -> bytes:
+    def message(self, request: PromptRequest) -> bytes:
         """The whole request, headers and all."""
-        body = json.dumps(self.plan.body(ask)).encode()
+        body = json.dumps(self.plan.body(request)).encode()
         head = f"POST {self.plan.path} HTTP/1.1\r\nhost: 127.0.0.1:{self.port}\r\nconnection: close\r\n"
         return head.encode() + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
@@ -250,9 +250,9 @@ class InProcess:
         )
         self.read()
 
-    def round(self, asks: list[Ask], clients: int) -> list[tuple[float, float, float, int, str]]:
+    def round(self, requests: list[PromptRequest], clients: int) -> list[tuple[float, float, float, int, str]]:
         """When each began, spoke first and ended; its tokens and text."""
-        line = json.dumps({"clients": clients, "asks": [(ask.prompt, ask.max_tokens) for ask in asks]})
+        line = json.dumps({"clients": clients, "requests": [(r.prompt, r.max_tokens) for r in requests]})
         print(line, file=self.process.stdin, flush=True)
         return [tuple(answer) for answer in self.read()]
 
@@ -279,33 +279,33 @@ def serve_engine(folder: str, precision: str) -> None:
     engine = Worker(heedful.load(folder, quantize=precision))._make_engine()  # what the server would have
     print('"ready"', file=answers, flush=True)
     for line in sys.stdin:
-        told = json.loads(line)
-        print(json.dumps(run_engine(engine, told["asks"], told["clients"])), file=answers, flush=True)
+        command = json.loads(line)
+        print(json.dumps(run_engine(engine, command["requests"], command["clients"])), file=answers, flush=True)
 
 
-def run_engine(engine: Any, asks: list[tuple[list[int], int]], clients: int) -> list[Any]:
+def run_engine(engine: Any, requests: list[tuple[list[int], int]], clients: int) -> list[Any]:
     from heedful.generate.request import Request, Sampling
 
-    waiting = list(enumerate(asks))[::-1]
-    places: dict[int, int] = {}
-    answers: list[list[Any]] = [[0.0, 0.0, 0.0, 0, ""] for _ in asks]
-    while waiting or places:
-        while waiting and len(places) < clients:
+    waiting = list(enumerate(requests))[::-1]
+    running: dict[int, int] = {}
+    answers: list[list[Any]] = [[0.0, 0.0, 0.0, 0, ""] for _ in requests]
+    while waiting or running:
+        while waiting and len(running) < clients:
             place, (prompt, max_tokens) = waiting.pop()
             answers[place][0] = time.perf_counter()
             request = Request(tuple(prompt), max_tokens=max_tokens, sampling=Sampling(temperature=0))
-            places[engine.add(request)] = place
+            running[engine.add(request)] = place
         events = engine.step()
         now = time.perf_counter()
         for event in events:
             if event.error is not None:
                 raise event.error
-            answer = answers[places[event.id]]
+            answer = answers[running[event.id]]
             answer[1] = answer[1] or now
             if event.result is not None:
                 choice = event.result.choices[0]
                 answer[2:] = [now, len(choice.tokens), choice.text]
-                del places[event.id]
+                del running[event.id]
     return answers
 
 
