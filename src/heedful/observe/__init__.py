@@ -1,1 +1,1 @@
-"""Looking inside a model: what it computes on the way, what that says, and pictures of it."""
+"""Interpretability: activations, attention, logit lens, ablation and patching, fill-in-the-blank, figures and pages."""

@@ -1,4 +1,4 @@
-"""What filled the blanks, to print and to keep: a table, a CSV file, a page with charts and association scores."""
+"""Reports of `fill`: text for the terminal, a CSV file, an HTML page with charts and association scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import math
 from pathlib import Path
 
-from heedful.observe import drawings, figures
+from heedful.observe import charts, figures
 from heedful.observe.fill import METHODS, Filled
 from heedful.observe.html_page import figure_page, html_table
 
@@ -16,7 +16,7 @@ ENDINGS = (".html", ".csv", *figures.ENDINGS)
 
 
 def report_text(found: Filled, k: int = 12) -> str:
-    """For the terminal: the likeliest words of every sentence, then what tells the sentences apart."""
+    """For the terminal: the likeliest words of every sentence, then the words that tell the sentences apart."""
     lines = [METHODS[found.method], ""]
     for i, sentence in enumerate(found.sentences):
         lines.append(sentence.said)
@@ -30,7 +30,7 @@ def report_text(found: Filled, k: int = 12) -> str:
 
 
 def report_csv(found: Filled) -> str:
-    """A row for each word: its probability in every sentence, how much above the mean of all, the log ratio of two."""
+    """A row for each word: its probability in every sentence, its log p above the mean, and the log ratio of two."""
     n, names = len(found.sentences), [sentence.name for sentence in found.sentences]
     head = ["word", *(f"p({name})" for name in names)]
     if n > 1:
@@ -39,10 +39,10 @@ def report_csv(found: Filled) -> str:
         head.append(f"log ratio ({names[0]} : {names[1]})")
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow([_tame(cell) for cell in head])
+    writer.writerow([_escape_formula(cell) for cell in head])
     means, above = found.mean().tolist(), found.against_mean().tolist()
     for i in found.mean().argsort(descending=True, stable=True).tolist():
-        row: list[object] = [_tame(found.words[i]), *(f"{p:.6g}" for p in found.probabilities[:, i].tolist())]
+        row: list[object] = [_escape_formula(found.words[i]), *(f"{p:.6g}" for p in found.probabilities[:, i].tolist())]
         if n > 1:
             row += [f"{means[i]:.5f}", *(f"{above[j][i]:.5f}" for j in range(n))]
         if n == 2:
@@ -51,14 +51,14 @@ def report_csv(found: Filled) -> str:
     return file.getvalue()
 
 
-def _tame(cell: str) -> str:
-    """A spreadsheet takes text that begins like this for a formula."""
+def _escape_formula(cell: str) -> str:
+    """The text of a CSV cell, quoted where a spreadsheet would take it for a formula."""
     return "'" + cell if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def report_page(found: Filled, name: str) -> str:
-    """A page that stands alone."""
-    charts = [figures.svg(drawings.blank(found))]
+    """A self-contained HTML page with the chart and the tables."""
+    chart = figures.svg(charts.fill_chart(found))
     tables = []
     for i, sentence in enumerate(found.sentences):
         rows = [(word, f"{100 * chance:.3f} %") for word, chance in found.top(i, SHOWN)]
@@ -68,11 +68,11 @@ def report_page(found: Filled, name: str) -> str:
             html_table([head, "log ratio", "times"], [(w, f"{s:+.3f}", f"{math.exp(s):.2f}") for w, s in scores])
         )
     about = f"{name}: {METHODS[found.method]}. {len(found.words)} words. A log ratio of 0.69 is twice as likely."
-    return figure_page(found.template.text, about, charts, tables)
+    return figure_page(found.template.text, about, [chart], tables)
 
 
 def _contrasts(found: Filled, k: int) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Words that tell two sentences apart; of more sentences, the alternatives of each bracket."""
+    """Titles and scored words: the log ratio of two sentences; of more, each alternative's association."""
     if len(found.sentences) < 2:
         return []
     if len(found.sentences) == 2:
@@ -86,12 +86,12 @@ def _contrasts(found: Filled, k: int) -> list[tuple[str, list[tuple[str, float]]
 
 
 def save_report(found: Filled, name: str, path: Path) -> None:
-    """Write a report by its ending: a page, a table, or the chart alone."""
+    """Write the report by the suffix of the path: .html, .csv, or the chart alone."""
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         raise ValueError(f"{path}: a report is written as {', '.join(ENDINGS)}")
     if ending in figures.ENDINGS:
-        figures.save_figure(drawings.blank(found, title=found.template.text), path)
+        figures.save_figure(charts.fill_chart(found, title=found.template.text), path)
     else:
         path.write_text(
             report_page(found, name) if ending == ".html" else report_csv(found), encoding="utf-8", newline=""

@@ -1,6 +1,6 @@
-"""Pages that stand alone: one HTML file with its style, its program and its numbers, nothing fetched from anywhere.
+"""Self-contained HTML pages: one file with its style, script and data, and nothing fetched from anywhere.
 
-Whatever comes from a text or a model is written as text: nothing in it is markup.
+Whatever comes from a text or a model is escaped; a Content-Security-Policy forbids the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 FOLDER = Path(__file__).parent
-MOST_NUMBERS = 4_000_000  # a page of about 25 MB
+MAX_NUMBERS = 4_000_000  # a page of about 25 MB
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def html_page(title: str, about: str, body: str, *, data: Mapping[str, Any] | None = None, script: str = "") -> str:
-    """A whole page. `title` and `about` are text; `body` is HTML that is safe already; `data` goes to the script."""
+    """A whole page. `title` and `about` are text, `body` is safe HTML, `data` is embedded as JSON for the script."""
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -34,7 +34,7 @@ def html_page(title: str, about: str, body: str, *, data: Mapping[str, Any] | No
         body,
     ]
     if data is not None:
-        # Inside a script element only "<" could end it; as an escape it is the same JSON.
+        # Inside a script element only "<" could end it; \u003c is the same JSON.
         text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
         parts.append(f'<script type="application/json" id="data">{text}</script>')
     if script:
@@ -44,10 +44,10 @@ def html_page(title: str, about: str, body: str, *, data: Mapping[str, Any] | No
 
 @dataclass(frozen=True)
 class HeatmapData:
-    """Numbers with their labels, for a heatmap that can be read cell by cell.
+    """The data of an interactive heatmap: values, labels, and how to colour them.
 
-    The scale goes from 0, or from -top where it is `signed`, to `top`, the largest number unless given. `words` stand
-    in the cells, `notes` are told with them."""
+    The scale goes from 0, or `signed` from -top, to `top`, the largest absolute value unless given. `words` are written
+    in the cells, `notes` shown for the cell under the cursor."""
 
     values: Tensor
     rows: Sequence[str]
@@ -63,8 +63,8 @@ class HeatmapData:
     words: Sequence[Sequence[str]] | None = None
     notes: Sequence[Sequence[str]] | None = None
 
-    def told(self) -> dict[str, Any]:
-        """For page.js."""
+    def to_json(self) -> dict[str, Any]:
+        """The fields that page.js reads."""
         most = float(torch.nan_to_num(self.values).abs().max()) or 1.0 if self.top is None else self.top
         more = {"cell": self.cell, "words": self.words, "notes": self.notes}
         return {
@@ -84,8 +84,8 @@ def attention_page(
     head: int | None = None,
     overview: bool = False,
 ) -> str:
-    """Maps (H, T, S) by name with the labels of rows and columns: choose a layer and heads, hover a token. The last map
-    is shown first, the mean of its heads or one; `overview` has every head small, to choose from."""
+    """Attention weights (H, T, S) by name with their axis labels, to browse by layer, head and token. The last layer is
+    selected first, with the mean of its heads or one `head`; `overview` adds a thumbnail of every head."""
     _check_size(maps.values(), "choose a layer, or a shorter text")
     data = [
         {
@@ -116,21 +116,21 @@ def heatmap_page(
     figures: Sequence[str] = (),
     tables: Sequence[str] = (),
 ) -> str:
-    """Pictures of images (SVG from figures.svg), heatmaps, and tables (from `table`)."""
+    """Figures (SVG from figures.svg), interactive heatmaps, and tables (from `html_table`)."""
     _check_size([matrix.values for matrix in matrices], "choose a shorter text")
     views = "".join(f'<div class="view" id="matrix-{i}"></div>' for i in range(len(matrices)))
-    data = {"matrices": [matrix.told() for matrix in matrices]}
+    data = {"matrices": [matrix.to_json() for matrix in matrices]}
     body = f'{_figures(figures, "photo")}<div class="views">{views}</div>{_tables(tables)}'
     return html_page(title, about, body, data=data, script=_file("page.js"))
 
 
 def figure_page(title: str, about: str, figures: Sequence[str], tables: Sequence[str] = ()) -> str:
-    """Pictures (SVG from figures.svg) and tables (from `table`)."""
+    """Figures (SVG from figures.svg) and tables (from `html_table`)."""
     return html_page(title, about, _figures(figures) + _tables(tables))
 
 
 def token_page(title: str, about: str, tokens: Sequence[tuple[str, int, float | None]], tables: Sequence[str]) -> str:
-    """Tokens with their numbers, tinted by the surprise at each."""
+    """Tokens (text, id, surprisal in bits) as boxes coloured by their surprisal."""
     most = max([8.0, *(bits for *_, bits in tokens if bits is not None)])
     made = []
     for text, index, bits in tokens:
@@ -142,8 +142,8 @@ def token_page(title: str, about: str, tokens: Sequence[tuple[str, int, float | 
 
 def _check_size(values: Iterable[Tensor], instead: str) -> None:
     count = sum(weights.numel() for weights in values)
-    if count > MOST_NUMBERS:
-        raise ValueError(f"{count:,} numbers do not fit into a page ({MOST_NUMBERS:,} do): {instead}")
+    if count > MAX_NUMBERS:
+        raise ValueError(f"{count:,} numbers do not fit into a page ({MAX_NUMBERS:,} do): {instead}")
 
 
 def _figures(figures: Sequence[str], kind: str = "drawn") -> str:
@@ -165,7 +165,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def rounded(values: Tensor, digits: int = 4) -> Any:
-    """Nested lists of short numbers."""
+    """Nested lists of numbers with few digits; NaN is 0."""
     scaled = (values.double() * 10**digits).round() / 10**digits
     return torch.nan_to_num(scaled).tolist()
 

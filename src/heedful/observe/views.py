@@ -13,7 +13,7 @@ from torch import Tensor
 
 from heedful.models.base import DecoderModel, Model
 from heedful.observe import attention as look
-from heedful.observe import drawings, figures
+from heedful.observe import charts, figures, heatmaps
 from heedful.observe.html_page import HeatmapData, attention_page, heatmap_page, html_table, token_page
 from heedful.observe.inputs import ModelInput, token_label
 from heedful.observe.lens import hidden_states, logit_lens
@@ -90,10 +90,10 @@ def attention_view(wish: ViewOptions) -> Visualization:
     def draw() -> Figure:
         title = wish.title(name.removesuffix(".weights"))
         if len(heads) == 1:
-            return figures.heatmap(
+            return heatmaps.heatmap(
                 weights[0], rows, columns, title=f"{title}, head {heads[0]}", scale="weight", top=1.0
             )
-        return figures.head_heatmaps(weights, rows, columns, [f"head {h}" for h in heads], title=title)
+        return heatmaps.head_heatmaps(weights, rows, columns, [f"head {h}" for h in heads], title=title)
 
     told = {key: look.axis_labels(wish.read, key) for key in maps}
     return Visualization(draw, lambda: attention_page(wish.title("attention"), wish.text, maps, told, head=wish.head))
@@ -114,7 +114,7 @@ def heads_view(wish: ViewOptions) -> Visualization:
     kind = wish.kind or look.attention_kinds(wish.model)[-1]
 
     def draw() -> Figure:
-        return figures.head_thumbnails(torch.stack(list(maps.values())), title=wish.title(f"{kind} attention"))
+        return heatmaps.head_thumbnails(torch.stack(list(maps.values())), title=wish.title(f"{kind} attention"))
 
     return Visualization(draw, lambda: attention_page(wish.title("every head"), wish.text, maps, told, overview=True))
 
@@ -136,7 +136,7 @@ def rollout_view(wish: ViewOptions) -> Visualization:
     return _plain(
         wish,
         title,
-        lambda: figures.heatmap(
+        lambda: heatmaps.heatmap(
             rolled, labels, labels, title=title, row_name=names[0], column_name=names[1], gamma=0.5
         ),
         [HeatmapData(rolled, labels, labels, "", *names, "share", gamma=0.5)],
@@ -149,7 +149,7 @@ def _over_image(wish: ViewOptions, image: Tensor, rolled: Tensor) -> Visualizati
     said, heat = _said(wish), rolled[0, 1:].view(image.shape[-2] // size, image.shape[-1] // size)
 
     def draw() -> Figure:
-        return drawings.over_image(image, heat, title=wish.name, said=said)
+        return heatmaps.image_overlay(image, heat, title=wish.name, prediction=said)
 
     rows, columns = ([str(i + 1) for i in range(n)] for n in heat.shape)
     patches = HeatmapData(
@@ -176,7 +176,7 @@ def alignment_view(wish: ViewOptions) -> Visualization:
     title = wish.title("alignment")
 
     def draw() -> Figure:
-        return figures.heatmap(
+        return heatmaps.heatmap(
             weights[: len(rows)],
             rows,
             columns,
@@ -203,7 +203,7 @@ def ablation_view(wish: ViewOptions) -> Visualization:
     return _plain(
         wish,
         title,
-        lambda: figures.heatmap(
+        lambda: heatmaps.heatmap(
             scores, layers, count, title=title, row_name="layer", column_name="head", scale="KL (nats)"
         ),
         [HeatmapData(scores, layers, count, "", "layer", "head", "KL (nats)", cell=28)],
@@ -232,7 +232,7 @@ def lens_view(wish: ViewOptions) -> Visualization:
     return _plain(
         wish,
         title,
-        lambda: drawings.lens(found, wish.read.tokens, pieces, title=title),
+        lambda: heatmaps.lens_heatmap(found, wish.read.tokens, pieces, title=title),
         [said],
         [html_table(["p of the last layer's token, after layer", *wish.read.tokens], rows)],
     )
@@ -257,7 +257,7 @@ def similarity_view(wish: ViewOptions) -> Visualization:
     return _plain(
         wish,
         title,
-        lambda: drawings.similarities(alike, called, labels, title=title),
+        lambda: heatmaps.similarity_heatmaps(alike, called, labels, title=title),
         [
             HeatmapData(x, labels, labels, name, scale="cosine", signed=True, top=1.0)
             for x, name in zip(alike, called, strict=True)
@@ -281,7 +281,7 @@ def projection_view(wish: ViewOptions) -> Visualization:
     return _plain(
         wish,
         title,
-        lambda: drawings.similarities([x.cpu() for x in both], called, labels, title=title),
+        lambda: heatmaps.similarity_heatmaps([x.cpu() for x in both], called, labels, title=title),
         [
             HeatmapData(x.cpu(), labels, labels, name, scale="cosine", signed=True, top=1.0)
             for x, name in zip(both, called, strict=True)
@@ -302,7 +302,7 @@ def token_view(wish: ViewOptions) -> Visualization:
     rows = [(i, label, n, *([] if b is None else [f"{b:.2f}"])) for i, (label, n, b) in enumerate(told)]
     head = ["position", "token", "id", *(["surprise (bits)"] if any(b is not None for b in bits) else [])]
     return Visualization(
-        lambda: drawings.tokens(labels, ids, bits, title=title),
+        lambda: charts.token_chart(labels, ids, bits, title=title),
         lambda: token_page(title, wish.text, told, [html_table(head, rows)]),
     )
 
@@ -332,7 +332,7 @@ def position_view(wish: ViewOptions) -> Visualization:
         return _plain(
             wish,
             title,
-            lambda: drawings.curves(x, found.values, title=title, x_name="distance", y_name="added to the score"),
+            lambda: charts.line_chart(x, found.values, title=title, x_name="distance", y_name="added to the score"),
             [
                 HeatmapData(
                     found.values,
@@ -350,11 +350,11 @@ def position_view(wish: ViewOptions) -> Visualization:
     across = "pair of dimensions" if found.kind == "rotary" else "dimension"
     rows, width = found.values.shape
     labels = [str(i) for i in range(rows)], [str(i) for i in range(width)]
-    most, cell = drawings.usual_reach(found.values), max(2, min(8, 900 // width))
+    most, cell = heatmaps.robust_max(found.values), max(2, min(8, 900 // width))
     return _plain(
         wish,
         title,
-        lambda: drawings.positions(found.values, title=title, column_name=across),
+        lambda: heatmaps.position_heatmap(found.values, title=title, column_name=across),
         [HeatmapData(found.values, *labels, "", "position", across, signed=True, top=most, cell=cell)],
     )
 
