@@ -76,7 +76,7 @@ def test_a_prompt_that_fails_fails_alone(bard, decoders, state):
     while engine.busy:
         events += engine.step()
     last = {event.id: event for event in events}
-    for bad, words in (ids[1], "perhaps"), (long, "perhaps"), (biased, "logit_bias of token 99"):
+    for bad, words in (ids[1], "perhaps"), (long, "perhaps"), (biased, "token 99 (at 0 of logit_bias)"):
         assert last[bad].finish_reason == "error" and words in str(last[bad].error)
     for good, prompt, n in ((running, (7, 8), 8), (ids[0], (7, 9), 2), (ids[2], (7, 10), 2)):
         want = plainly(bard.model, Request(prompt, max_tokens=n, sampling=GREEDY))

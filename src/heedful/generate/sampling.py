@@ -40,6 +40,7 @@ from heedful.kernels.sampling import (
     sample_top_p,
     top_candidates,
 )
+from heedful.models.vocabulary import check_token_ids
 
 
 class InvalidLogits(ValueError):
@@ -111,8 +112,7 @@ def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     n_tokens, device = logits.shape[-1], logits.device
     for row in biased:
         bias = samplers[row].params.logit_bias
-        if max(bias) >= n_tokens:
-            raise ValueError(f"logit_bias of token {max(bias)}: the vocabulary ends at {n_tokens - 1}")
+        check_token_ids(list(bias), n_tokens, "logit_bias")
         ids = torch.tensor(list(bias), device=device)
         logits[row, ids] += torch.tensor(list(bias.values()), device=device, dtype=torch.float32)
     if penalized:

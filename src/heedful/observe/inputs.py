@@ -16,6 +16,7 @@ from heedful.models.encoder import EncoderModel
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
+from heedful.models.vocabulary import check_token_ids
 from heedful.text.tokenizer import Tokenizer
 
 VISIBLE_BLANKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
@@ -120,8 +121,9 @@ def token_ids(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]
             ids = [int(word) for word in text.replace(",", " ").split()]
         except ValueError:
             raise ValueError(f"this model has no tokenizer: write numbers from 0 to {most - 1}, as 3 1 4") from None
-        if not ids or min(ids) < 0 or max(ids) >= most:
+        if not ids:
             raise ValueError(f"this model reads numbers from 0 to {most - 1}, at least one")
+        check_token_ids(ids, most, "the text")
         return ids
     ids = tokenizer.encode(text, add_special=True)
     if not ids:
