@@ -10,9 +10,9 @@ import torch
 
 from heedful.observe import attention as look
 from heedful.observe.inputs import text_input
-from heedful.serve.playground import attention, shapes
-from heedful.serve.playground.desk import ROOM, Desk, Kept, n_bytes
-from heedful.serve.playground.shapes import in_json, with_arrays
+from heedful.serve.playground import attention_view, wire
+from heedful.serve.playground.inspection import CACHE_BYTES, Inspector, LRUCache, memory_size
+from heedful.serve.playground.wire import encode_arrays, encode_json
 from support.playground import TEXTS, array, asked, packed, same
 from support.serving import ThreadServer, assert_error, serving
 
@@ -36,24 +36,24 @@ def page() -> Iterator[ThreadServer]:
         yield found
 
 
-def desk_of(page: ThreadServer, name: str) -> Desk:
-    (found,) = (desk for desk in page.app.state.desks._desks.values() if desk.loaded.name == name)
+def inspector_of(page: ThreadServer, name: str) -> Inspector:
+    (found,) = (i for i in page.app.state.inspectors._by_worker.values() if i.loaded.name == name)
     return found
 
 
 @pytest.fixture
 def forgetful(page: ThreadServer, monkeypatch: pytest.MonkeyPatch) -> ThreadServer:
-    """The server with nothing kept from before."""
+    """The server with an empty cache."""
     for name in TEXTS:
         asked(page, "tokens", model=name, text="1 2")
-        monkeypatch.setattr(desk_of(page, name), "_kept", Kept())
+        monkeypatch.setattr(inspector_of(page, name), "_cache", LRUCache())
     return page
 
 
 def passes(page: ThreadServer, name: str) -> list[int]:
     """A list that grows with every pass of a served model."""
     count: list[int] = []
-    model = desk_of(page, name).model
+    model = inspector_of(page, name).model
     half = getattr(model, "encoder", None) or model.get_submodule("decoder")
     half.register_forward_hook(lambda *_: count.append(1))
     return count
@@ -89,7 +89,7 @@ def test_json_and_arrays_beside_it_agree_to_the_bit(page, path):
 def test_weights_are_the_librarys_to_the_bit(page, name):
     for layer in (0, -1):
         asked(page, "tokens", model=name, text=TEXTS[name])
-        loaded = desk_of(page, name).loaded
+        loaded = inspector_of(page, name).loaded
         reading = text_input(loaded.model, loaded.tokenizer, TEXTS[name])
         expected = list(look.attention_weights(loaded.model, reading).values())
         layer %= len(expected)
@@ -114,25 +114,25 @@ def test_whoever_does_not_ask_for_arrays_gets_json(page):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 def test_arrays_of_every_shape_begin_where_they_are_said_to(shape, dtype):
     given = [(255 * torch.rand(shape, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(3)]
-    body = with_arrays({"a": given[0], "é": [given[1], {"b": given[2]}], "n": None})
+    body = encode_arrays({"a": given[0], "é": [given[1], {"b": given[2]}], "n": None})
     end = 4 + int.from_bytes(body[:4], "little")
     assert end % 4 == 0
-    framed = shapes.json.loads(body[4:end])
+    framed = wire.json.loads(body[4:end])
     for x, told in zip(given, (framed["a"], framed["é"][0], framed["é"][1]["b"]), strict=True):
         assert (told["at"] + end) % 4 == 0
         assert torch.equal(array(told, body[end:]), x if dtype == torch.uint8 else x.float())
 
 
 def test_what_is_not_a_number_is_said_and_not_sent():
-    for make in (in_json, with_arrays):
-        with pytest.raises(shapes.ApiError, match="not one"):
+    for make in (encode_json, encode_arrays):
+        with pytest.raises(wire.ApiError, match="not one"):
             make({"weights": torch.tensor([1.0, torch.nan])})
-        with pytest.raises(shapes.ApiError, match="not finite"):
+        with pytest.raises(wire.ApiError, match="not finite"):
             make({"scale": float("inf")})
         make({"scores": torch.tensor([0.0, -torch.inf])})  # where nobody may look
 
 
-# --- how often a model runs, and what is kept -------------------------------------------------------------------------
+# --- how often a model runs, and what is cached -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["shakespeare", "bert-books", "translator"])
@@ -150,55 +150,55 @@ def test_moving_between_layers_heads_and_tokens_runs_the_model_once(forgetful, n
     assert before >= 1 and len(count) == before
 
 
-def test_of_a_large_pass_only_the_layer_asked_for_is_kept(forgetful, monkeypatch):
+def test_of_a_large_pass_only_the_requested_layer_is_cached(forgetful, monkeypatch):
     text = {"model": "shakespeare", "text": "A horse! a horse! my kingdom"}
     whole = [asked(forgetful, "attention", **text, layer=i)["weights"] for i in range(2)]
     small = asked(forgetful, "attention/overview", **text)["thumbnails"]
-    desk = desk_of(forgetful, "shakespeare")
-    before = desk._kept.size
-    monkeypatch.setattr(desk, "_kept", Kept())
-    monkeypatch.setattr(attention, "ENTERING", 0)
+    inspector = inspector_of(forgetful, "shakespeare")
+    before = inspector._cache.size
+    monkeypatch.setattr(inspector, "_cache", LRUCache())
+    monkeypatch.setattr(attention_view, "MAX_CACHED_INPUTS", 0)
     for layer, weights in enumerate(whole):
         assert asked(forgetful, "attention", **text, layer=layer)["weights"] == weights
     assert asked(forgetful, "attention/overview", **text)["thumbnails"] == small
-    assert desk._kept.size < before
+    assert inspector._cache.size < before
 
 
-def test_what_is_kept_is_bounded():
-    kept = Kept(10_000)
+def test_the_cache_is_bounded():
+    cache = LRUCache(10_000)
     for i in range(10):
-        kept.put(i, torch.zeros(1000))
-    assert kept.size <= 10_000 and kept.get(9) is not None and kept.get(0) is None
-    kept.get(8)
-    kept.put("new", torch.zeros(1000))
-    assert kept.get(8) is not None and kept.get(9) is None
-    kept.put("huge", torch.zeros(10_000))
-    assert kept.get("huge") is None and kept.get("new") is not None
+        cache.put(i, torch.zeros(1000))
+    assert cache.size <= 10_000 and cache.get(9) is not None and cache.get(0) is None
+    cache.get(8)
+    cache.put("new", torch.zeros(1000))
+    assert cache.get(8) is not None and cache.get(9) is None
+    cache.put("huge", torch.zeros(10_000))
+    assert cache.get("huge") is None and cache.get("new") is not None
 
 
 def test_all_memory_is_counted_once():
     x = torch.zeros(1000, 1000)
-    assert 4_000_000 <= n_bytes(x) == n_bytes(x[0]) < 4_001_000  # a view keeps all of it
-    assert n_bytes([x, x[0], {"a": (x,)}]) < 4_002_000
-    assert n_bytes([x, x.clone()]) > 8_000_000
+    assert 4_000_000 <= memory_size(x) == memory_size(x[0]) < 4_001_000  # a view keeps all of it
+    assert memory_size([x, x[0], {"a": (x,)}]) < 4_002_000
+    assert memory_size([x, x.clone()]) > 8_000_000
 
 
-def test_looking_at_much_does_not_grow_what_is_kept(forgetful, monkeypatch):
-    desk = desk_of(forgetful, "shakespeare")
-    room = 2**20
-    monkeypatch.setattr(desk, "_kept", Kept(room))
+def test_many_requests_do_not_grow_the_cache(forgetful, monkeypatch):
+    inspector = inspector_of(forgetful, "shakespeare")
+    capacity = 2**20
+    monkeypatch.setattr(inspector, "_cache", LRUCache(capacity))
     for i in range(4):
         for layer in range(6):
             body = {"model": "shakespeare", "text": f"{i} " + "word " * 10, "layer": layer}
             asked(forgetful, "attention", **body)
-            assert desk._kept.size <= room
-    held = [value for value, _ in desk._kept._found.values()]
-    assert n_bytes(held) <= room and len(held) > 2
-    assert attention.ENTERING < ROOM
+            assert inspector._cache.size <= capacity
+    held = [value for value, _ in inspector._cache._entries.values()]
+    assert memory_size(held) <= capacity and len(held) > 2
+    assert attention_view.MAX_CACHED_INPUTS < CACHE_BYTES
 
 
 def test_more_than_is_sent_at_once_is_refused(forgetful, monkeypatch):
-    monkeypatch.setattr(shapes, "MOST_BYTES", 1000)
+    monkeypatch.setattr(wire, "MAX_RESPONSE_BYTES", 1000)
     for path, body in (
         ("alignment", {"model": "translator", "source": TEXTS["translator"]}),
         ("rollout", {"model": "shakespeare", "text": TEXTS["shakespeare"]}),

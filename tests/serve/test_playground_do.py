@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,13 @@ from heedful.models.registry import FAMILIES
 from heedful.observe import attention as look
 from heedful.observe.inputs import image_input
 from heedful.observe.template import parse_template
-from heedful.serve.playground.desk import Desk, Kept
-from heedful.serve.playground.fill import turns as turns_of
+from heedful.serve.playground.fill import fill_in_slices
+from heedful.serve.playground.inspection import Inspector, LRUCache
 from heedful.text import train_bpe, train_wordpiece
 from heedful.weights.resolve import shipped_models
 from heedful.weights.save import save
 from support.folders import tiny_gpt
-from support.playground import array, asked, exact, pieces, same
+from support.playground import array, asked, exact, pieces, same, validated
 from support.serving import ThreadServer, assert_error, events, serving
 
 JOB = "In [1908|2018], [he|she] was employed as a _."
@@ -61,12 +63,16 @@ def page(folders) -> Iterator[ThreadServer]:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
+def described(page: ThreadServer) -> list[dict[str, Any]]:
+    return validated("GET", "/api/models", page.get("/api/models").content)["models"]
+
+
 def test_models_are_described_without_being_loaded():
     with serving() as page:
-        found = {model["id"]: model for model in page.get("/api/models").json()["models"]}
+        found = {model["id"]: model for model in described(page)}
         assert set(found) == set(shipped_models()) and not any(model["loaded"] for model in found.values())
         asked(page, "tokens", model="tiny", text="a")
-        loaded = {m["id"] for m in page.get("/api/models").json()["models"] if m["loaded"]}
+        loaded = {m["id"] for m in described(page) if m["loaded"]}
     assert loaded == {"tiny"}
     kinds = {
         "tiny": "decoder", "bert-books": "encoder", "translator": "encoder-decoder", "reversal": "recurrent",
@@ -172,10 +178,10 @@ def test_templates_that_are_wrong_say_how(page, template, problem):
 
 
 def test_a_fill_that_takes_long_lets_others_have_their_turn():
-    desk = Desk(exact("tiny"), shipped_models()["tiny"], Kept(), 0)
+    inspector = Inspector(exact("tiny"), shipped_models()["tiny"], LRUCache(), 0)
     template = parse_template("[a|b|c] is _ and so on")
-    *turns, found = turns_of(template, None, 5, True, desk)
-    assert turns == [None] * 4  # which words, then one sentence after the other
+    *slices, found = fill_in_slices(template, None, 5, True, inspector)
+    assert slices == [None] * 4  # which words, then one sentence after the other
     same(found.logprobs.tolist(), exact("tiny").fill(template.text, n=5).logprobs)
 
 
@@ -236,7 +242,7 @@ def test_a_model_that_cannot_says_what_it_can(page, path):
 
 
 def examples(page: ThreadServer) -> list[dict]:
-    return page.get("/api/images").json()["digits"]
+    return validated("GET", "/api/images", page.get("/api/images").content)["digits"]
 
 
 def test_the_examples_are_digits_that_the_classifier_knows(page):
@@ -267,6 +273,8 @@ def test_half_an_image_is_completed_pixel_by_pixel(page, n_given, n, temperature
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         said = events(b"".join(response.iter_raw()))
+    for event in said:
+        validated("POST", "/api/image/complete", json.dumps(event))
     begun = (torch.tensor(image).flatten()[:n_given] * 15).round().long()
     expected = heedful.load("digits-gpt").complete_image(begun, n, temperature=temperature, seed=5)
     for index in range(n):

@@ -13,7 +13,7 @@ from heedful.observe import attention as look
 from heedful.observe.capture import capture
 from heedful.observe.inputs import text_input
 from heedful.observe.lens import logit_lens
-from heedful.serve.playground.steps import merges
+from heedful.serve.playground.steps import bpe_merges
 from support.folders import saved, tiny_llama
 from support.playground import TEXTS, array, asked, exact, pieces, same
 from support.serving import ThreadServer, assert_error, serving, words
@@ -307,7 +307,7 @@ def test_steps_of_a_model_with_rotation_gates_and_shared_keys(tmp_path):
 
 def test_merges_end_in_the_tokens():
     tokenizer = words()
-    found = merges(tokenizer, "the bird sang to the cat")
+    found = bpe_merges(tokenizer, "the bird sang to the cat")
     last = [piece for word in found for piece in word["steps"][-1]]
     assert last == [tokenizer.token(id) for id in tokenizer.encode("the bird sang to the cat")]
     assert all(len(b) < len(a) for word in found for a, b in pairwise(word["steps"]))

@@ -34,7 +34,7 @@ def built(tmp_path, monkeypatch) -> Path:
         (tmp_path / "page/assets" / name).write_text(text)
     (tmp_path / "secret.js").write_text("secret")
     (tmp_path / "page/assets/link-12345678.js").symlink_to(tmp_path / "secret.js")
-    monkeypatch.setattr(pages, "FOLDER", tmp_path / "page")
+    monkeypatch.setattr(pages, "PAGE_FOLDER", tmp_path / "page")
     return tmp_path / "page"
 
 
@@ -102,7 +102,7 @@ def test_and_so_does_every_question(locked, path):
 
 
 def test_a_page_that_is_not_built_says_how_to(locked, tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    monkeypatch.setattr(pages, "PAGE_FOLDER", tmp_path)
     response = locked.get("/")
     assert response.status_code == 200 and "make play" in response.text and "npm run build" in response.text
     assert response.headers["cache-control"] == "no-store" and "<script" not in response.text

@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from heedful.serve.playground import runs as looked
+from heedful.serve.playground import runs
 from heedful.train.recipe import LogSettings
 from heedful.train.run import Run
 from heedful.train.runlog import RunLog
+from support.playground import validated
 from support.serving import ThreadServer, assert_error, serving
 
 RECIPE = 'about = "a test"\n[train]\nsteps = 20\n'
@@ -46,38 +48,46 @@ def train(folder: Path, first: int, last: int, *, begin: int = 0, end: bool = Fa
     return log
 
 
+def runs_in(page: ThreadServer) -> dict[str, Any]:
+    return validated("GET", "/api/runs", page.get("/api/runs").content)
+
+
+def run(page: ThreadServer, name_and_query: str) -> dict[str, Any]:
+    return validated("GET", "/api/runs/{name}", page.get(f"/api/runs/{name_and_query}").content)
+
+
 def listed(page: ThreadServer) -> dict[str, dict]:
-    return {run["name"]: run for run in page.get("/api/runs").json()["runs"]}
+    return {run["name"]: run for run in runs_in(page)["runs"]}
 
 
 def test_no_folder_means_no_runs(tmp_path):
     with serving("tiny", runs=str(tmp_path / "none")) as page:
-        assert page.get("/api/runs").json()["runs"] == []
+        assert runs_in(page)["runs"] == []
         assert_error(page.get("/api/runs/x"), 404, code="run_not_found")
 
 
 def test_a_run_is_followed_line_by_line(page, root):
     folder = root / "poems-1"
     train(folder, 1, 5)
-    found = page.get("/api/runs/poems-1").json()
+    found = run(page, "poems-1")
     assert [line["step"] for line in found["lines"] if line["kind"] == "step"] == [1, 2, 3, 4, 5]
     assert found["lines"][2]["loss"] is None  # it was not a number
     assert found["baselines"] == {"uniform": 4.19, "unigram": 3.3} and found["recipe"] == RECIPE
     assert found["samples"] == [{"step": 5, "text": "<script>alert(5)</script>"}]
     assert not found["restarted"] and not found["more"]
     place = found["next"]
-    again = page.get(f"/api/runs/poems-1?after={place}").json()
+    again = run(page, f"poems-1?after={place}")
     assert again["lines"] == [] and again["next"] == place
     with (folder / "log.jsonl").open("a") as log:
         log.write('{"kind": "step", "step": 6, "loss": 3.4}\n{"kind": "step", "st')
-    more = page.get(f"/api/runs/poems-1?after={place}").json()
+    more = run(page, f"poems-1?after={place}")
     assert [line["step"] for line in more["lines"]] == [6]  # the other is not whole yet
     with (folder / "log.jsonl").open("a") as log:
         log.write('ep": 7, "loss": 3.3}\n')
-    last = page.get(f"/api/runs/poems-1?after={more['next']}&samples_after=5").json()
+    last = run(page, f"poems-1?after={more['next']}&samples_after=5")
     assert [line["step"] for line in last["lines"]] == [7] and last["samples"] == []
     train(folder, 6, 6, begin=5)  # resumed from its checkpoint: the log was cut
-    anew = page.get(f"/api/runs/poems-1?after={last['next'] + 10_000}").json()
+    anew = run(page, f"poems-1?after={last['next'] + 10_000}")
     assert anew["restarted"] and [line["step"] for line in anew["lines"] if line["kind"] == "step"] == list(range(1, 7))
 
 
@@ -125,7 +135,7 @@ def test_what_is_no_run_or_lies_elsewhere_is_not_shown(page, root):
         "%ff",
     ):
         assert_error(page.get(f"/api/runs/{name}"), 404)
-    assert [sample["step"] for sample in page.get("/api/runs/real").json()["samples"]] == [2]
+    assert [sample["step"] for sample in run(page, "real")["samples"]] == [2]
     for after in ("-1", "x", "1e3", "9" * 30):
         assert_error(page.get(f"/api/runs/real?after={after}"), 400)
 
@@ -139,18 +149,18 @@ def test_damaged_files_are_no_failure(page, root):
     (folder / ".lock").write_text("nobody")
     lines = b'\xff\n[1]\nnull\n{"kind": 5}\n{"step": NaN, "kind": "step"}\n'
     (folder / "log.jsonl").write_bytes(b"[" * 100_000 + b"\n" + lines)
-    found = page.get("/api/runs/damaged").json()
+    found = run(page, "damaged")
     assert found["steps"] is None and found["baselines"] == {} and len(found["lines"]) == 2
     assert listed(page)["damaged"]["step"] is None
 
 
 def test_long_logs_come_in_parts(page, root, monkeypatch):
     train(root / "long", 1, 20)
-    monkeypatch.setattr(looked, "BLOCK", 300)
-    monkeypatch.setattr(looked.read_lines, "__defaults__", (300,))
+    monkeypatch.setattr(runs, "MAX_LOG_BYTES", 300)
+    monkeypatch.setattr(runs.read_lines, "__defaults__", (300,))
     steps, place, more = [], 0, True
     while more:
-        found = page.get(f"/api/runs/long?after={place}").json()
+        found = run(page, f"long?after={place}")
         steps += [line["step"] for line in found["lines"] if line["kind"] == "step"]
         assert found["next"] > place
         place, more = found["next"], found["more"]
@@ -160,4 +170,4 @@ def test_long_logs_come_in_parts(page, root, monkeypatch):
 def test_the_lines_are_the_logs(page, root):
     train(root / "same", 1, 4)
     written = [json.loads(line) for line in (root / "same/log.jsonl").read_text().splitlines()]
-    assert page.get("/api/runs/same").json()["lines"] == written
+    assert run(page, "same")["lines"] == written

@@ -75,7 +75,9 @@ def sensible(case: Any, draw: random.Random) -> None:
 
 
 def test_every_operation_is_listed_here(schema):
-    listed = [f"{method.upper()} {path}" for path, item in schema.raw_schema["paths"].items() for method in item]
+    """Those of the playground are in test_playground_schema.py."""
+    paths = schema.raw_schema["paths"].items()
+    listed = [f"{method.upper()} {path}" for path, item in paths for method in item if not path.startswith("/api/")]
     assert sorted(listed) == sorted(OPERATIONS)
 
 

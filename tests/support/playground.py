@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 import heedful
 from heedful.loaded import Loaded
+from heedful.serve.playground import API_MODULES
+from heedful.serve.playground.images import PixelEvent
 from support.serving import Client
 
 TEXTS = {
@@ -47,11 +50,29 @@ def same(found: Any, expected: Any, *, atol: float = 2e-5) -> None:
     torch.testing.assert_close(found, torch.as_tensor(expected).float(), atol=atol, rtol=1e-4)
 
 
+@cache
+def response_models() -> dict[tuple[str, str], Any]:
+    """The response model of every route under /api, by method and path."""
+    routes: list[Any] = [route for module in API_MODULES for route in module.router.routes]
+    models = [route.response_model or PixelEvent for route in routes]  # a stream has none
+    return {
+        (method, route.path): TypeAdapter(model)
+        for route, model in zip(routes, models, strict=True)
+        for method in route.methods
+    }
+
+
+def validated(method: str, path: str, content: bytes | str) -> Any:
+    """A response's JSON, which must be as the route's response model says, to the letter."""
+    response_models()[method, path].validate_json(content, strict=True)
+    return json.loads(content)
+
+
 def asked(client: Client, path: str, **body: Any) -> dict[str, Any]:
-    """The answer to a question that is right."""
+    """The JSON of a successful request, checked against the route's response model."""
     response = client.post(f"/api/{path}", body)
     assert response.status_code == 200, response.text
-    return response.json()
+    return validated("POST", f"/api/{path}", response.content)
 
 
 def packed(client: Client, path: str, **body: Any) -> tuple[dict[str, Any], bytes]:

@@ -15,7 +15,7 @@ from torch import Tensor
 import heedful
 from heedful.observe import attention as look
 from heedful.observe.inputs import image_input
-from heedful.serve.playground.images import digits
+from heedful.serve.playground.images import example_digits
 from support.browser import settled, table
 from support.playground import exact
 from support.serving import Server, events
@@ -50,7 +50,7 @@ def test_an_example_is_classified_and_its_patches_are_shown(open_tab, page, tmp_
     page.get_by_role("button", name="A 7").first.click()
     page.get_by_role("heading", name="It looks like 7").wait_for()
     settled(page)
-    image = next(digit["image"] for digit in digits() if digit["label"] == 7)
+    image = next(digit["image"] for digit in example_digits() if digit["label"] == 7)
     labels = {label.name: label.score for label in exact("digits-vit").classify(pixels(image))}
     rows = table(page)
     for row in rows[:10]:
@@ -122,7 +122,7 @@ def test_an_image_is_completed_as_the_server_streams_it(open_tab, page, server, 
     settled(page)
     page.get_by_text("48 of 48 pixels").wait_for()
     assert page.get_by_text("seen as").count() == 2  # by the classifier that is served, too
-    image = digits()[6]["image"]
+    image = example_digits()[6]["image"]
     rows = table(page)
     assert len(rows) == 128
     found = torch.tensor([float(row["level"]) for row in rows]).view(2, 64)

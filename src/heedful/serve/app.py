@@ -16,7 +16,7 @@ from heedful.serve import chat, completions, embeddings, errors, metrics, models
 from heedful.serve.middleware import OPEN_PATHS, RequestMiddleware
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
-from heedful.serve.playground.desk import Desks
+from heedful.serve.playground.inspection import Inspectors
 
 ABOUT = "OpenAI's API on models of the whole Transformer family."
 # FastAPI's tracing would record request bodies wherever OpenTelemetry is set up; they are private.
@@ -43,7 +43,7 @@ def create_app(manager: ModelManager, options: Options) -> FastAPI:
         telemetry=NO_TELEMETRY,
     )
     app.state.manager, app.state.options, app.state.metrics = manager, options, manager.metrics
-    app.state.desks = Desks()
+    app.state.inspectors = Inspectors()
     for module in (completions, chat, embeddings, models, tokenize, metrics, playground):
         app.include_router(module.router)
     app.add_exception_handler(errors.ApiError, errors.api_error_handler)

@@ -165,11 +165,11 @@ class Health(ResponseModel):
 def json_or_event_stream(about: str) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that returns JSON or, with `stream`, server-sent events.
 
-    `itemSchema`, the schema of each event, is of OpenAPI 3.2; tools for 3.1 ignore it.
+    The schema of a stream is that of each event: OpenAPI 3.2 has `itemSchema` for that, which 3.1 does not allow.
     """
     event = {
         "type": "object",
         "properties": {"data": {"type": "string", "description": "A chunk as JSON; the last is [DONE]"}},
         "required": ["data"],
     }
-    return {200: {"description": about, "content": {"text/event-stream": {"itemSchema": event}}}}
+    return {200: {"description": about, "content": {"text/event-stream": {"schema": event}}}}

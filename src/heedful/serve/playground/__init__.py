@@ -1,17 +1,19 @@
 """The playground: the page at / and, under /api, the JSON that its tabs are made of.
 
-    models      what is served, by its config alone
-    text        tokens, what comes next, the logit lens
-    fill        what fills a blank
-    attention   maps of every layer and head, neurons, alignment, rollout
-    steps       a whole forward pass of a small model
+    models      the served models, described from their configs
+    text        tokens, next-token probabilities, the logit lens
+    fill        word probabilities in a blank
+    attention   weights by layer and head, neuron view, alignment, rollout (attention_view, recompute, neuron)
+    steps       all activations and parameters of a small model (steps_schema, parameters)
     tasks       translate, classify, answer, tag
     images      classify and complete images
-    runs        trainings on this machine
+    runs        training runs on this machine
     page        the built page
+    inspection  jobs in the model's thread, float32 copies, the cache
+    wire        shared request fields and response models, the encoding of arrays
 
-All numbers are the library's own (heedful.observe, heedful.tasks), computed in the model's thread between two steps of
-its engine (desk.py). The paths are the page's and may change with it, so they are not in /openapi.json.
+All numbers are the library's own (heedful.observe, heedful.tasks). The routes are the page's and may change with it;
+they are tagged `playground` in /openapi.json, from which the page's types are generated (web/schema.py).
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from fastapi import APIRouter
 
 from heedful.serve.playground import attention, fill, images, models, page, runs, steps, tasks, text
 
+API_MODULES = (models, text, fill, attention, steps, tasks, images, runs)
+
 router = APIRouter()
-for part in (models, text, fill, attention, steps, tasks, images, runs, page):
-    router.include_router(part.router, include_in_schema=False)
+for part in API_MODULES:
+    router.include_router(part.router, tags=["playground"])
+router.include_router(page.router, include_in_schema=False)

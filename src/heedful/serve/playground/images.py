@@ -1,4 +1,4 @@
-"""POST /api/image/classify and /api/image/complete, GET /api/images: images, as levels from 0 to 1 row by row.
+"""POST /api/image/classify and /api/image/complete, GET /api/images: images, as rows of levels from 0 to 1.
 
 C channels, H height, W width, L layers, N pixels, K levels of grey
 """
@@ -25,56 +25,104 @@ from heedful.loaded import Loaded
 from heedful.models.base import Model
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.vit import ViT
-from heedful.observe import attention as look
+from heedful.observe import attention as observed
 from heedful.observe.inputs import image_input
 from heedful.serve.errors import client_errors
 from heedful.serve.generation import EventStream, SubRequest, submit
-from heedful.serve.playground.desk import Desk, ask
-from heedful.serve.playground.shapes import Image, Index, Name, check_bytes, reply
+from heedful.serve.playground.inspection import Inspector, run_on_model
+from heedful.serve.playground.wire import (
+    ARRAYS_RESPONSE,
+    FloatArray,
+    Image,
+    Index,
+    LabelProbability,
+    ModelName,
+    PlaygroundModel,
+    check_response_size,
+    encode_response,
+)
 from heedful.serve.request_schema import MAX_INT, Count, Number, RequestBody
 
 router = APIRouter()
-MOST_LEVELS = 256  # a larger palette is one of colours, and not in a model's files
+MAX_LEVELS = 256  # a larger palette is one of colours, and not in a model's files
 
 
-class ImageBody(RequestBody):
-    model: Name
+class ImageRequest(RequestBody):
+    """An image for a model."""
+
+    model: ModelName
     image: Image
 
 
-class CompleteBody(ImageBody):
+class ImageCompletionRequest(ImageRequest):
+    """An image of which the first `n_given` pixels are given, and how to sample the others, `n` times."""
+
     n_given: Index
     temperature: Annotated[Number, Field(ge=0, le=2)] = 1.0
     seed: Annotated[Count, Field(ge=0, le=MAX_INT - 64)] | None = None
     n: Annotated[Count, Field(ge=1, le=16)] = 1
 
 
-@router.get("/api/images")
-async def examples(http: HttpRequest) -> Response:
-    return await reply(http, {"digits": digits()})
+class LabelledDigit(PlaygroundModel):
+    """A handwritten digit, as rows of levels from 0 to 1."""
+
+    label: int
+    image: list[list[float]]
 
 
-@router.post("/api/image/classify")
-async def classify(http: HttpRequest, body: ImageBody) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: labels(desk, body.image)))
+class ImagesResponse(PlaygroundModel):
+    """Example images."""
+
+    digits: list[LabelledDigit]
+
+
+class ImageClassificationResponse(PlaygroundModel):
+    """The classes of an image, and the attention over its patches."""
+
+    labels: list[LabelProbability]
+    grid: list[int] = Field(description="Rows and columns of patches")
+    rollout: FloatArray = Field(description="(rows, columns): what has come to [CLS] after the last layer")
+    weights: FloatArray = Field(description="(layers, heads, 1 + patches, 1 + patches), [CLS] first")
+
+
+class PixelEvent(PlaygroundModel):
+    """A pixel of a stream: which of the `n` images, its index in that image, its level from 0 to 1."""
+
+    index: int
+    pixel: int
+    value: float
+
+
+@router.get("/api/images", response_model=ImagesResponse)
+async def get_images(http: HttpRequest) -> Response:
+    """Example images: two of each digit."""
+    return await encode_response(http, {"digits": example_digits()})
+
+
+@router.post("/api/image/classify", response_model=ImageClassificationResponse, responses=ARRAYS_RESPONSE)
+async def post_image_classify(http: HttpRequest, body: ImageRequest) -> Response:
+    """The classes of an image, and the attention over its patches."""
+    return await encode_response(
+        http, await run_on_model(http, body.model, lambda i: image_classification(i, body.image))
+    )
 
 
 @cache
-def digits() -> list[dict[str, Any]]:
-    """Two of each of the digits that come with scikit-learn; the file says whose they are."""
+def example_digits() -> list[dict[str, Any]]:
+    """Two of each of the digits that come with scikit-learn; the file names their source."""
     text = resources.files("heedful.serve.playground").joinpath("digits.json").read_text(encoding="utf-8")
-    told = json.loads(text)
-    top = told["top"]
+    stored = json.loads(text)
+    top = stored["top"]
     return [
         {"label": digit["label"], "image": [[level / top for level in row] for row in digit["image"]]}
-        for digit in told["digits"]
+        for digit in stored["digits"]
     ]
 
 
 # --- classify ---------------------------------------------------------------------------------------------------------
 
 
-def to_tensor(model: Model, image: list[Any]) -> Tensor:
+def image_to_tensor(model: Model, image: list[Any]) -> Tensor:
     """An image as a vision model reads it, (C, H, W) from -1 to 1."""
     if not isinstance(model, ViT):
         raise ValueError(f"a {model.family} model does not read images as they are")
@@ -90,83 +138,93 @@ def to_tensor(model: Model, image: list[Any]) -> Tensor:
     return torch.tensor(rows).permute(2, 0, 1) * 2 - 1
 
 
-def attended(model: Model, image: list[Any]) -> tuple[list[int], Tensor]:
-    """How many rows and columns of patches an image has, and the weights of every layer (L, H, 1 + N, 1 + N)."""
-    pixels = to_tensor(model, image)
+def image_attention(model: Model, image: list[Any]) -> tuple[list[int], Tensor]:
+    """The rows and columns of patches of an image, and the weights of every layer (L, H, 1 + N, 1 + N)."""
+    pixels = image_to_tensor(model, image)
     assert isinstance(model, ViT)
     c = model.config
     grid = [len(image) // c.patch_size, len(image[0]) // c.patch_size]
-    check_bytes(4 * c.n_layers * c.n_heads * (1 + grid[0] * grid[1]) ** 2, "the attention over an image")
-    return grid, torch.stack(list(look.attention_weights(model, image_input(model, pixels)).values()))
+    check_response_size(4 * c.n_layers * c.n_heads * (1 + grid[0] * grid[1]) ** 2, "the attention over an image")
+    return grid, torch.stack(list(observed.attention_weights(model, image_input(model, pixels)).values()))
 
 
-def over_image(weights: Tensor, grid: list[int]) -> Tensor:
-    """How much of each patch has come to [CLS] by each layer, (L, rows, columns)."""
-    return look.rollout(weights)[:, 0, 1:].unflatten(1, grid)
+def rollout_to_cls(weights: Tensor, grid: list[int]) -> Tensor:
+    """Attention rollout from each patch to [CLS] by layer, (L, rows, columns)."""
+    return observed.rollout(weights)[:, 0, 1:].unflatten(1, grid)
 
 
-def labels(desk: Desk, image: list[Any]) -> dict[str, Any]:
-    desk.loaded.require("classify")
-    pixels = to_tensor(desk.model, image)
+def image_classification(inspector: Inspector, image: list[Any]) -> dict[str, Any]:
+    """An ImageClassificationResponse, cached."""
+    inspector.loaded.require("classify")
+    pixels = image_to_tensor(inspector.model, image)
 
-    def make() -> dict[str, Any]:
-        found = [{"label": label.name, "probability": label.score} for label in desk.loaded.classify(pixels)]
-        grid, weights = attended(desk.model, image)
-        return {"labels": found, "grid": grid, "rollout": over_image(weights, grid)[-1], "weights": weights}
+    def compute() -> dict[str, Any]:
+        labels = [{"label": label.name, "probability": label.score} for label in inspector.loaded.classify(pixels)]
+        grid, weights = image_attention(inspector.model, image)
+        return {"labels": labels, "grid": grid, "rollout": rollout_to_cls(weights, grid)[-1], "weights": weights}
 
-    return desk.keep(("image", tuple(pixels.flatten().tolist()), tuple(pixels.shape)), make)
+    return inspector.cached(("image", tuple(pixels.flatten().tolist()), tuple(pixels.shape)), compute)
 
 
 # --- complete ---------------------------------------------------------------------------------------------------------
 
+PIXEL_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events: the data of each is a PixelEvent, of the last `[DONE]`",
+        "content": {"text/event-stream": {"schema": PixelEvent.model_json_schema()}},
+    }
+}
 
-@router.post("/api/image/complete")
-async def complete(http: HttpRequest, body: CompleteBody) -> Response:
-    """A stream of pixels: {"index", "pixel", "value"} each, then [DONE]."""
+
+@router.post("/api/image/complete", response_class=Response, responses=PIXEL_STREAM)
+async def post_image_complete(http: HttpRequest, body: ImageCompletionRequest) -> Response:
+    """A stream of the pixels that complete an image."""
     async with AsyncExitStack() as held:
         with client_errors():
             worker = await held.enter_async_context(http.app.state.manager.acquire(body.model))
-            begun, top, longest = beginning(worker.loaded, body)
-            # Torch's own state is the same whenever a server starts.
+            prompt, top, n_pixels = pixel_prompt(worker.loaded, body)
+            # Torch's own generator has the same state in every new process.
             seed = secrets.randbits(30) if body.seed is None else body.seed
             subrequests = []
             for i in range(body.n):
-                how = Sampling(temperature=body.temperature, seed=seed + i)
-                subrequests.append(SubRequest(Request(begun, None, longest - body.n_given, how), i, i, 1))
+                sampling = Sampling(temperature=body.temperature, seed=seed + i)
+                subrequests.append(SubRequest(Request(prompt, None, n_pixels - body.n_given, sampling), i, i, 1))
             group = submit(worker, subrequests, stream=True)
-        return EventStream(group, subrequests, Pixels(body.n_given, top), held.pop_all())
+        return EventStream(group, subrequests, PixelStream(body.n_given, top), held.pop_all())
 
 
-def beginning(loaded: Loaded, body: CompleteBody) -> tuple[tuple[int, ...], int, int]:
-    """The first pixels as tokens, the brightest level, and how many pixels an image has."""
+def pixel_prompt(loaded: Loaded, body: ImageCompletionRequest) -> tuple[tuple[int, ...], int, int]:
+    """The given pixels as tokens, the highest level, and the number of pixels of an image."""
     loaded.require("complete_image")
     model = loaded.model
     assert isinstance(model, ImageGPT)
-    top, longest = model.config.vocab_size - 2, model.config.max_len
-    if top >= MOST_LEVELS:
+    top, n_pixels = model.config.vocab_size - 2, model.config.max_len
+    if top >= MAX_LEVELS:
         raise ValueError(f"{loaded.name} has a palette of {top + 1} colours, which is not in its files")
     flat = [pixel for row in body.image for pixel in row if not isinstance(pixel, list)]
-    if len(flat) != longest:
-        raise ValueError(f"{loaded.name} reads {longest} grey pixels, not {len(flat)}")
-    if body.n_given >= longest:
-        raise ValueError(f"n_given is {body.n_given}: fewer than {longest} pixels leave something to complete")
-    return (model.start_id, *(round(pixel * top) for pixel in flat[: body.n_given])), top, longest
+    if len(flat) != n_pixels:
+        raise ValueError(f"{loaded.name} reads {n_pixels} grey pixels, not {len(flat)}")
+    if body.n_given >= n_pixels:
+        raise ValueError(f"n_given is {body.n_given}: fewer than {n_pixels} pixels leave something to complete")
+    return (model.start_id, *(round(pixel * top) for pixel in flat[: body.n_given])), top, n_pixels
 
 
-class Pixels:
-    """What the stream says."""
+class PixelStream:
+    """Formats the events of the engine as server-sent PixelEvents."""
 
     def __init__(self, first: int, top: int) -> None:
         self.first, self.top = first, top
         self.written: dict[int, int] = {}
 
     def chunk(self, sub: SubRequest, event: Event) -> str:
+        """The text of the stream for one event; empty where it has no token."""
         if event.token is None:
             return ""
         place = self.written.get(sub.first, 0)
         self.written[sub.first] = place + 1
-        said = {"index": sub.first, "pixel": self.first + place, "value": event.token / self.top}
-        return f"data: {json.dumps(said)}\n\n"
+        pixel = {"index": sub.first, "pixel": self.first + place, "value": event.token / self.top}
+        return f"data: {json.dumps(pixel)}\n\n"
 
     def final_chunk(self) -> str:
+        """Nothing follows the last pixel."""
         return ""

@@ -1,13 +1,14 @@
-"""GET /api/models: what each served model is, by its config; no weights are read."""
+"""GET /api/models: what each served model is, from its config; no weights are read."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -16,32 +17,77 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.models.registry import FAMILIES
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
-from heedful.serve.playground.shapes import reply
+from heedful.serve.playground.wire import PlaygroundModel, encode_response
 from heedful.weights.describe import load_tokenizer
 from heedful.weights.meta import load_meta
 from heedful.zoo import FOLDER, cards
 
 router = APIRouter()
-GREYS = 256  # levels of a pixel that a model takes as a number
+GREY_LEVELS = 256  # of a pixel that a model takes as a number
+
+ModelKind = Literal["decoder", "encoder", "encoder-decoder", "recurrent", "image-classifier", "image-decoder"]
+KINDS: tuple[tuple[type[Model], ModelKind], ...] = (
+    (ViT, "image-classifier"),
+    (ImageGPT, "image-decoder"),
+    (Seq2Seq, "recurrent"),
+    (EncoderDecoderModel, "encoder-decoder"),
+    (DecoderModel, "decoder"),
+)
 
 
-@router.get("/api/models")
-async def list_models(http: HttpRequest) -> Response:
+class ImageFormat(PlaygroundModel):
+    """The images that a model reads."""
+
+    size: int = Field(description="Pixels of each side")
+    channels: int
+    levels: int
+
+
+class ModelDescription(PlaygroundModel):
+    """What is known of a served model from its files."""
+
+    id: str
+    family: str
+    about: str
+    kind: ModelKind
+    abilities: list[str]
+    reads: Literal["text", "numbers", "image"] = Field(description="numbers: token ids, since it has no tokenizer")
+    parameters: int
+    n_layers: int
+    n_heads: int
+    context: int | None
+    vocabulary: int | None
+    chat: bool
+    image: ImageFormat | None
+    labels: list[str] | None
+    loaded: bool
+
+
+class ModelsResponse(PlaygroundModel):
+    """All served models."""
+
+    models: list[ModelDescription]
+
+
+@router.get("/api/models", response_model=ModelsResponse)
+async def get_models(http: HttpRequest) -> Response:
+    """All served models, described."""
     manager = http.app.state.manager
 
     def describe_all() -> list[dict[str, Any]]:
         found = []
         for name in manager.names:
             info = manager.info(name)
-            found.append({"id": name, **describe(manager.path(name), info.created), "loaded": info.loaded})
+            described = model_description(manager.path(name), info.created)
+            found.append({"id": name, **described, "loaded": info.loaded})
         return found
 
-    return await reply(http, {"models": await asyncio.to_thread(describe_all)})
+    return await encode_response(http, {"models": await asyncio.to_thread(describe_all)})
 
 
 @lru_cache(maxsize=256)
-def describe(path: Path, written: int) -> dict[str, Any]:
-    """What is known of a model without its weights; `written` is when, so that a new one is described anew."""
+def model_description(path: Path, written: int) -> dict[str, Any]:
+    """A ModelDescription without id and state; `written`, the time of its files, is there for the cache alone."""
     model = load_meta(path)
     config, labels = model.config, getattr(model.config, "labels", ())
     chats, reads = _tokenizer(path)
@@ -51,41 +97,36 @@ def describe(path: Path, written: int) -> dict[str, Any]:
     return {
         "family": model.family,
         "about": card or FAMILIES[model.family].about,
-        "kind": kind_of(model),
+        "kind": model_kind(model),
         "abilities": list(model.abilities),
         "reads": reads,
         "parameters": model.n_parameters(),
         "n_layers": getattr(config, "n_layers", 0),
-        "n_heads": n_heads(model),
+        "n_heads": attention_heads(model),
         "context": model.longest,
         "vocabulary": getattr(config, "vocab_size", None),
         "chat": chats,
-        "image": image_of(model),
+        "image": image_format(model),
         "labels": list(labels) if labels and {"classify", "tag"} & set(model.abilities) else None,
     }
 
 
-def kind_of(model: Model) -> str:
-    kinds = (
-        (ViT, "image-classifier"),
-        (ImageGPT, "image-decoder"),
-        (Seq2Seq, "recurrent"),
-        (EncoderDecoderModel, "encoder-decoder"),
-        (DecoderModel, "decoder"),
-    )
-    return next((kind for family, kind in kinds if isinstance(model, family)), "encoder")
+def model_kind(model: Model) -> ModelKind:
+    """The kind of architecture."""
+    return next((kind for family, kind in KINDS if isinstance(model, family)), "encoder")
 
 
-def n_heads(model: Model) -> int:
-    """Of attention: a recurrent model has one, or none."""
+def attention_heads(model: Model) -> int:
+    """Attention heads of a layer: a recurrent model has one, or none."""
     if isinstance(model, Seq2Seq):
         return int(model.config.attention != "none")
     return int(getattr(model.config, "n_heads", 0))
 
 
-def image_of(model: Model) -> dict[str, int] | None:
+def image_format(model: Model) -> dict[str, int] | None:
+    """The ImageFormat of a model that reads images."""
     if isinstance(model, ViT):
-        return {"size": model.config.image_size, "channels": model.config.n_channels, "levels": GREYS}
+        return {"size": model.config.image_size, "channels": model.config.n_channels, "levels": GREY_LEVELS}
     if isinstance(model, ImageGPT):
         side = round(model.config.max_len**0.5)
         return {"size": side, "channels": 1, "levels": model.config.vocab_size - 1}
@@ -93,7 +134,7 @@ def image_of(model: Model) -> dict[str, int] | None:
 
 
 def _tokenizer(path: Path) -> tuple[bool, str]:
-    """Whether it can chat, and what it reads: text, or without a tokenizer the numbers of tokens."""
+    """Whether there is a chat template, and what the model reads: text or, without a tokenizer, token ids."""
     try:
         return load_tokenizer(str(path)).chat_template is not None, "text"
     except ValueError:

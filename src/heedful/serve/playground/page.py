@@ -1,7 +1,7 @@
-"""GET / and /assets/...: the built page. Nothing of it comes from elsewhere, and no key is asked for it.
+"""GET / and /assets/...: the built page. It loads nothing from other hosts and needs no API key.
 
-`npm run build` in web/ writes it to serve/page/; a wheel has it. Assets carry a hash of themselves in their names, so
-a browser may keep them for ever.
+`npm run build` in web/ writes it to serve/page/; a wheel contains it. The names of assets carry a hash of their
+content, so that browsers may cache them for ever.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from starlette.responses import FileResponse, HTMLResponse, Response
 from heedful.serve.errors import ApiError
 
 router = APIRouter()
-FOLDER = Path(__file__).parents[1] / "page"
-PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
-HASHED = re.compile(r".+[-.][A-Za-z0-9_-]{8,}\.[a-z0-9]+")
+PAGE_FOLDER = Path(__file__).parents[1] / "page"
+SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+HASHED_NAME = re.compile(r".+[-.][A-Za-z0-9_-]{8,}\.[a-z0-9]+")
 
-# What this system says of endings may be anything, and browsers refuse scripts of another type.
-TYPES = {
+# Not from mimetypes, which depends on the system: browsers refuse scripts of another media type.
+MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
@@ -34,13 +34,13 @@ TYPES = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-# Neither scripts nor styles are inline: what is drawn is placed by scripts. Pictures are saved by blob: and data:.
-POLICY = (
+# Neither scripts nor styles are inline. Images are saved through blob: and data: URLs.
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-SAFE = {  # besides what the guard says of every answer
-    "content-security-policy": POLICY,
+SECURITY_HEADERS = {  # besides those that the middleware adds to every response
+    "content-security-policy": CONTENT_SECURITY_POLICY,
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -62,36 +62,40 @@ A wheel has the page already.</p>
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-async def page(http: HttpRequest) -> Response:
-    path = FOLDER / "index.html"
+async def get_index(http: HttpRequest) -> Response:
+    """The page; a note on how to build it where it is missing."""
+    path = PAGE_FOLDER / "index.html"
     if not path.is_file():
-        return HTMLResponse(NOT_BUILT, headers={**SAFE, "cache-control": "no-store"})
-    return respond(http, path, "no-cache")
+        return HTMLResponse(NOT_BUILT, headers={**SECURITY_HEADERS, "cache-control": "no-store"})
+    return file_response(http, path, "no-cache")
 
 
 @router.api_route("/icon.svg", methods=["GET", "HEAD"])
-async def icon(http: HttpRequest) -> Response:
-    return find(http, FOLDER, "icon.svg")
+async def get_icon(http: HttpRequest) -> Response:
+    """The page's icon."""
+    return static_file(http, PAGE_FOLDER, "icon.svg")
 
 
 @router.api_route("/assets/{name:path}", methods=["GET", "HEAD"])
-async def asset(http: HttpRequest, name: str) -> Response:
-    return find(http, FOLDER / "assets", name)
+async def get_asset(http: HttpRequest, name: str) -> Response:
+    """A script or style sheet of the page."""
+    return static_file(http, PAGE_FOLDER / "assets", name)
 
 
-def find(http: HttpRequest, folder: Path, name: str) -> Response:
-    """A file of the folder itself, by a plain name of a known kind."""
-    path = folder / name if PLAIN.fullmatch(name) else folder
-    if path.suffix not in TYPES or not path.is_file() or path.resolve().parent != folder.resolve():
+def static_file(http: HttpRequest, folder: Path, name: str) -> Response:
+    """A file directly in a folder, with a safe name and a known media type; 404 for anything else."""
+    path = folder / name if SAFE_NAME.fullmatch(name) else folder
+    if path.suffix not in MEDIA_TYPES or not path.is_file() or path.resolve().parent != folder.resolve():
         raise ApiError(404, f"there is no {http.scope['path'][:200]} here")
-    hashed = folder.name == "assets" and HASHED.fullmatch(name)
-    return respond(http, path, "public, max-age=31536000, immutable" if hashed else "no-cache")
+    hashed = folder.name == "assets" and HASHED_NAME.fullmatch(name)
+    return file_response(http, path, "public, max-age=31536000, immutable" if hashed else "no-cache")
 
 
-def respond(http: HttpRequest, path: Path, cache: str) -> Response:
-    found = FileResponse(path, headers={**SAFE, "cache-control": cache}, stat_result=path.stat())
-    found.headers["content-type"] = TYPES[path.suffix]
+def file_response(http: HttpRequest, path: Path, cache: str) -> Response:
+    """A file with its media type and security headers; 304 where the client has it already."""
+    found = FileResponse(path, headers={**SECURITY_HEADERS, "cache-control": cache}, stat_result=path.stat())
+    found.headers["content-type"] = MEDIA_TYPES[path.suffix]
     if http.headers.get("if-none-match") == found.headers["etag"]:
-        kept = {**SAFE, "cache-control": cache, "etag": found.headers["etag"]}
+        kept = {**SECURITY_HEADERS, "cache-control": cache, "etag": found.headers["etag"]}
         return Response(status_code=304, headers=kept)
     return found

@@ -1,7 +1,7 @@
-"""GET /api/runs and /api/runs/{name}: the trainings in a folder of this machine, as their files tell (train/runlog.py).
+"""GET /api/runs and /api/runs/{name}: training runs in a folder of this machine, from their files (train/runlog.py).
 
-A run's log is read from where the last answer ended: `after` is a place in the file, which the answer names. A run that
-was resumed has cut its log; a place beyond its end means from the beginning, and `restarted` says so.
+A log is read incrementally: `after` is a byte offset, `next` in the response is the next one. A resumed run has cut its
+log: with an offset beyond its end the log is read from the beginning, and `restarted` is true.
 """
 
 from __future__ import annotations
@@ -14,49 +14,90 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from heedful.serve.errors import ApiError
-from heedful.serve.playground.shapes import reply
+from heedful.serve.playground.wire import PlaygroundModel, encode_response
 from heedful.train.run import LOCK, RECIPE
 from heedful.train.runlog import BASELINES, LOG, SAMPLES, SUMMARY
 from heedful.weights.resolve import resolve_in
 
 router = APIRouter()
-MOST_RUNS = 200
-BLOCK = 2**20  # bytes of a log in one answer
-TAIL = 2**16  # bytes of a log's end in which its last numbers are
-LARGEST = 2**20  # bytes of the other files
-MOST_SAMPLES, LONGEST_SAMPLE = 50, 4000  # characters
+MAX_RUNS = 200
+MAX_LOG_BYTES = 2**20  # of a log in one response
+TAIL_BYTES = 2**16  # of a log's end, in which its last numbers are
+MAX_FILE_BYTES = 2**20  # of other files
+MAX_SAMPLES, MAX_SAMPLE_CHARACTERS = 50, 4000
 
-Place = Annotated[int, Query(ge=0, le=2**53)]
+Offset = Annotated[int, Query(ge=0, le=2**53)]
 Step = Annotated[int, Query(ge=-1, le=2**53)]
 
 
-@router.get("/api/runs")
-async def list_runs(http: HttpRequest) -> Response:
+class RunSummary(PlaygroundModel):
+    """A run, how far it is, and its last losses."""
+
+    name: str
+    state: str
+    step: int | None
+    steps: int | None = Field(description="Of the whole run")
+    loss: float | None
+    validation: float | None
+    updated: float = Field(description="Seconds since 1970")
+
+
+class RunsResponse(PlaygroundModel):
+    """All runs of a folder."""
+
+    folder: str
+    runs: list[RunSummary]
+
+
+class RunSample(PlaygroundModel):
+    """A text that the model generated after a step."""
+
+    step: int
+    text: str
+
+
+class RunResponse(RunSummary):
+    """A run with the part of its log that begins at an offset."""
+
+    lines: list[dict[str, Any]]
+    next: int = Field(description="The offset after these lines")
+    more: bool = Field(description="Whether the log goes on there already")
+    restarted: bool = Field(description="Whether the log was cut: these lines are from its beginning")
+    baselines: dict[str, Any]
+    samples: list[RunSample]
+    recipe: str
+
+
+@router.get("/api/runs", response_model=RunsResponse)
+async def get_runs(http: HttpRequest) -> Response:
+    """All runs of the server's folder, the last updated first."""
     root = Path(http.app.state.options.runs)
-    return await reply(http, {"folder": str(root), "runs": await asyncio.to_thread(runs_in, root)})
+    return await encode_response(http, {"folder": str(root), "runs": await asyncio.to_thread(list_runs, root)})
 
 
-@router.get("/api/runs/{name}")
-async def one_run(http: HttpRequest, name: str, after: Place = 0, samples_after: Step = -1) -> Response:
+@router.get("/api/runs/{name}", response_model=RunResponse)
+async def get_run(http: HttpRequest, name: str, after: Offset = 0, samples_after: Step = -1) -> Response:
+    """One run: its summary, its log after an offset, its samples after a step, and its recipe."""
     root = Path(http.app.state.options.runs)
-    return await reply(http, await asyncio.to_thread(run_of, root, name, after, samples_after))
+    return await encode_response(http, await asyncio.to_thread(read_run, root, name, after, samples_after))
 
 
-def runs_in(root: Path) -> list[dict[str, Any]]:
-    """All runs, the one that said something last first."""
+def list_runs(root: Path) -> list[dict[str, Any]]:
+    """RunSummary of all runs, the last updated first."""
     if not root.is_dir():
         return []
-    folders = [path for path in root.iterdir() if readable(root, path.name) is not None]
-    found = [summary_of(folder) for folder in folders[: 10 * MOST_RUNS]]
-    return sorted(found, key=lambda run: -run["updated"])[:MOST_RUNS]
+    folders = [path for path in root.iterdir() if find_run(root, path.name) is not None]
+    found = [summarize_run(folder) for folder in folders[: 10 * MAX_RUNS]]
+    return sorted(found, key=lambda run: -run["updated"])[:MAX_RUNS]
 
 
-def readable(root: Path, name: str) -> Path | None:
-    """The folder of a run by its name; None unless it is a run and lies there."""
+def find_run(root: Path, name: str) -> Path | None:
+    """The folder of a run by its name; None if it is not a run or not directly in `root`."""
     try:
         folder = resolve_in(root, name)
     except (LookupError, OSError):
@@ -64,74 +105,80 @@ def readable(root: Path, name: str) -> Path | None:
     return folder if _file(folder, RECIPE) is not None else None
 
 
-def run_of(root: Path, name: str, after: int, samples_after: int) -> dict[str, Any]:
-    folder = readable(root, name) if root.is_dir() else None
+def read_run(root: Path, name: str, after: int, samples_after: int) -> dict[str, Any]:
+    """A RunResponse."""
+    folder = find_run(root, name) if root.is_dir() else None
     if folder is None:
         raise ApiError(404, f"no run is called {name[:200]!r} here", param="name", code="run_not_found")
     path = _file(folder, LOG)
     size = 0 if path is None else path.stat().st_size
     restarted = after > size
-    lines, following = ([], 0) if path is None else read_lines(path, 0 if restarted else after)
+    lines, end = ([], 0) if path is None else read_lines(path, 0 if restarted else after)
     return {
-        **summary_of(folder),
+        **summarize_run(folder),
         "lines": lines,
-        "next": following,
-        "more": size - (0 if restarted else after) > BLOCK,
+        "next": end,
+        "more": size - (0 if restarted else after) > MAX_LOG_BYTES,
         "restarted": restarted,
         "baselines": _json(folder, BASELINES),
-        "samples": samples_of(folder, samples_after),
+        "samples": read_samples(folder, samples_after),
         "recipe": _text(folder, RECIPE),
     }
 
 
-def read_lines(path: Path, begin: int, most: int = BLOCK) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a log from a place on, and the place after them."""
+def read_lines(path: Path, begin: int, most: int = MAX_LOG_BYTES) -> tuple[list[dict[str, Any]], int]:
+    """The complete lines of a log from an offset on, and the offset after them."""
     with path.open("rb") as file:
         file.seek(begin)
         raw = file.read(most)
     end = raw.rfind(b"\n") + 1 or (len(raw) if len(raw) == most else 0)  # no line of ours is so long
-    return [said for line in raw[:end].splitlines() if (said := _line(line)) is not None], begin + end
+    return [entry for line in raw[:end].splitlines() if (entry := _parse_line(line)) is not None], begin + end
 
 
-def _line(raw: bytes) -> dict[str, Any] | None:
+def _parse_line(raw: bytes) -> dict[str, Any] | None:
     try:
-        said = json.loads(raw, parse_constant=lambda _: None)
+        entry = json.loads(raw, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return entry if isinstance(entry, dict) else None
 
 
-def summary_of(folder: Path) -> dict[str, Any]:
-    """How a run stands."""
+def summarize_run(folder: Path) -> dict[str, Any]:
+    """A RunSummary."""
     log, ended = _file(folder, LOG), _json(folder, SUMMARY)
     last: dict[str, dict[str, Any]] = {}
     updated = folder.stat().st_mtime
     if log is not None:
         updated = log.stat().st_mtime
-        begin = max(0, log.stat().st_size - TAIL)
-        last = {str(said.get("kind")): said for said in read_lines(log, begin, TAIL)[0]}
+        begin = max(0, log.stat().st_size - TAIL_BYTES)
+        last = {str(entry.get("kind")): entry for entry in read_lines(log, begin, TAIL_BYTES)[0]}
     step, validation = last.get("step", {}), last.get("validation", {})
     return {
         "name": folder.name,
-        "state": state_of(folder, ended),
-        "step": step.get("step", ended.get("step", 0)),
+        "state": run_state(folder, ended),
+        "step": _number(step.get("step", ended.get("step", 0)), int),
         "steps": _steps(folder),
-        "loss": step.get("loss", ended.get("training_loss")),
-        "validation": validation.get("loss", ended.get("validation_loss")),
+        "loss": _number(step.get("loss", ended.get("training_loss"))),
+        "validation": _number(validation.get("loss", ended.get("validation_loss"))),
         "updated": updated,
     }
 
 
-def state_of(folder: Path, ended: dict[str, Any]) -> str:
-    """Whether it is running, or why it ended; a summary older than the lock is of an earlier part of the run."""
+def _number(value: Any, *kinds: type) -> Any:
+    """A number of a log; None for anything else, which a damaged file may have in its place."""
+    return value if type(value) in (kinds or (int, float)) else None
+
+
+def run_state(folder: Path, ended: dict[str, Any]) -> str:
+    """ "running", or why it ended. A summary older than the lock is from before the run was resumed."""
     lock, summary = _file(folder, LOCK), _file(folder, SUMMARY)
     if lock is not None and (summary is None or summary.stat().st_mtime < lock.stat().st_mtime):
-        return "running" if _lives(lock) else "stopped"
+        return "running" if _is_alive(lock) else "stopped"
     return str(ended.get("reason", "finished" if ended else "stopped"))
 
 
-def _lives(lock: Path) -> bool:
-    """Whether the process is there that the lock names. Asking for the lock itself could disturb one that begins."""
+def _is_alive(lock: Path) -> bool:
+    """Whether the process named in the lock exists. Trying to take the lock could disturb a run that starts."""
     try:
         with lock.open("rb") as file:
             number = int(file.read(20))
@@ -146,7 +193,7 @@ def _lives(lock: Path) -> bool:
 
 
 def _steps(folder: Path) -> int | None:
-    """How many there are to be."""
+    """The steps of the whole run, from its recipe."""
     try:
         steps = tomllib.loads(_text(folder, RECIPE)).get("train", {}).get("steps")
     except (ValueError, AttributeError):
@@ -154,8 +201,8 @@ def _steps(folder: Path) -> int | None:
     return steps if type(steps) is int else None
 
 
-def samples_of(folder: Path, after: int) -> list[dict[str, Any]]:
-    """What the model wrote after a step, the last ones."""
+def read_samples(folder: Path, after: int) -> list[dict[str, Any]]:
+    """The last RunSamples after a step."""
     found = []
     place = folder / SAMPLES
     if place.is_symlink() or not place.is_dir():
@@ -164,15 +211,15 @@ def samples_of(folder: Path, after: int) -> list[dict[str, Any]]:
         number = path.stem.removeprefix("step-")
         if number.isdecimal() and len(number) < 16 and int(number) > after and _file(place, path.name):
             found.append((int(number), path.name))
-    chosen = sorted(found)[-MOST_SAMPLES:]
-    return [{"step": step, "text": _text(place, name)[:LONGEST_SAMPLE]} for step, name in chosen]
+    chosen = sorted(found)[-MAX_SAMPLES:]
+    return [{"step": step, "text": _text(place, name)[:MAX_SAMPLE_CHARACTERS]} for step, name in chosen]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    """A file of the folder itself: a link out of it is not read."""
+    """A file directly in a folder; None for a link that leads out of it."""
     path = folder / name
     try:
         inside = path.is_file() and path.resolve().parent == folder.resolve()
@@ -186,7 +233,7 @@ def _text(folder: Path, name: str) -> str:
     if path is None:
         return ""
     with path.open("rb") as file:
-        return file.read(LARGEST).decode("utf-8", "replace")
+        return file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:

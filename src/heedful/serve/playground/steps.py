@@ -1,9 +1,9 @@
-"""POST /api/steps: every number of a forward pass, from a text to the next token, of a model small enough to be read;
-and POST /api/steps/weights: what it has learned, of which those numbers were made.
+"""POST /api/steps: every activation of a forward pass of a small model, from a text to the next token; and
+POST /api/steps/weights: its learned parameters.
 
-What hooks do not see is computed again from what they do, with the model's own modules: the sums on the residual
-stream, the products before the scale, what enters the activation. Whatever the family has not (a norm in another
-place, added positions) is null.
+What hooks do not see is recomputed from what they see with the model's own modules: the sums on the residual stream,
+the products before the scale, the input of the activation. What the family does not have (a norm in some place, added
+positions) is null.
 
     T tokens, E width, H heads, D head size, R rotated part of D, F hidden width, V vocabulary, X experts
 """
@@ -30,81 +30,99 @@ from heedful.nn.feedforward import FeedForward, MixtureOfExperts
 from heedful.nn.norm import RMSNorm
 from heedful.observe.capture import Activations, capture
 from heedful.observe.names import activation_names
-from heedful.serve.playground.desk import Desk, ask
-from heedful.serve.playground.matrices import experts, hidden, learned, projections
-from heedful.serve.playground.shapes import Name, OfText, check_count, reply
-from heedful.serve.playground.text import cut, reading_of
+from heedful.serve.playground.inspection import Inspector, run_on_model
+from heedful.serve.playground.parameters import (
+    expert_outputs,
+    feedforward_hidden,
+    learned_parameters,
+    qkv_projections,
+)
+from heedful.serve.playground.steps_schema import ParametersResponse, StepsResponse
+from heedful.serve.playground.text import model_input, tokens_of
+from heedful.serve.playground.wire import (
+    ARRAYS_RESPONSE,
+    ModelName,
+    TextRequest,
+    check_token_count,
+    encode_response,
+)
 from heedful.serve.request_schema import RequestBody
 from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
-MOST_LAYERS, MOST_TOKENS, WIDEST, LARGEST = 4, 64, 128, 10_000
+MAX_LAYERS, MAX_STEP_TOKENS, MAX_WIDTH, MAX_VOCABULARY = 4, 64, 128, 10_000
 
 
-class OfModel(RequestBody):
-    model: Name
+class ParametersRequest(RequestBody):
+    """A model."""
+
+    model: ModelName
 
 
-@router.post("/api/steps")
-async def steps(http: HttpRequest, body: OfText) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: every_step(desk, body.text)))
+@router.post("/api/steps", response_model=StepsResponse, responses=ARRAYS_RESPONSE)
+async def post_steps(http: HttpRequest, body: TextRequest) -> Response:
+    """Every activation of a forward pass of a small decoder."""
+    return await encode_response(http, await run_on_model(http, body.model, lambda i: forward_steps(i, body.text)))
 
 
-@router.post("/api/steps/weights")
-async def weights(http: HttpRequest, body: OfModel) -> Response:
-    return await reply(http, await ask(http, body.model, every_weight))
+@router.post("/api/steps/weights", response_model=ParametersResponse, responses=ARRAYS_RESPONSE)
+async def post_steps_weights(http: HttpRequest, body: ParametersRequest) -> Response:
+    """The learned parameters of a small decoder."""
+    return await encode_response(http, await run_on_model(http, body.model, all_parameters))
 
 
-def check_small(desk: Desk) -> DecoderModel:
-    """ValueError for a model that nobody could read every number of."""
-    model = desk.model
+def small_decoder(inspector: Inspector) -> DecoderModel:
+    """The model; ValueError if it is no decoder of text or too large to show every number."""
+    model = inspector.model
     if not isinstance(model, DecoderModel) or isinstance(model, ImageGPT):
-        raise ValueError(f"{desk.loaded.name} does not go on with a text: choose a decoder, as tiny")
+        raise ValueError(f"{inspector.loaded.name} does not go on with a text: choose a decoder, as tiny")
     config = model.config
-    if config.n_layers > MOST_LAYERS or config.d_model > WIDEST or config.vocab_size > LARGEST:
+    if config.n_layers > MAX_LAYERS or config.d_model > MAX_WIDTH or config.vocab_size > MAX_VOCABULARY:
         raise ValueError(
-            f"{desk.loaded.name} is too large to show every number ({config.n_layers} layers, {config.d_model} wide, "
-            f"{config.vocab_size} tokens): at most {MOST_LAYERS} layers, {WIDEST} wide, {LARGEST} tokens; tiny is small"
+            f"{inspector.loaded.name} is too large to show every number ({config.n_layers} layers, {config.d_model} "
+            f"wide, {config.vocab_size} tokens): at most {MAX_LAYERS} layers, {MAX_WIDTH} wide, {MAX_VOCABULARY} "
+            "tokens; tiny is small"
         )
     return model
 
 
-def every_step(desk: Desk, text: str) -> dict[str, Any]:
-    model = check_small(desk)
-    check_count(desk, len(cut(desk, text)), MOST_TOKENS)
-    return desk.keep(("steps", text), lambda: _steps(desk, model, text))
+def forward_steps(inspector: Inspector, text: str) -> dict[str, Any]:
+    """A StepsResponse, cached."""
+    model = small_decoder(inspector)
+    check_token_count(inspector, len(tokens_of(inspector, text)), MAX_STEP_TOKENS)
+    return inspector.cached(("steps", text), lambda: _forward_steps(inspector, model, text))
 
 
-def every_weight(desk: Desk) -> dict[str, Any]:
-    """Not kept: the page asks once for each model, and would push out what is asked for often."""
-    return learned(check_small(desk), MOST_TOKENS)
+def all_parameters(inspector: Inspector) -> dict[str, Any]:
+    """A ParametersResponse. Not cached: the page asks once for a model, and it would evict what is asked for often."""
+    return learned_parameters(small_decoder(inspector), MAX_STEP_TOKENS)
 
 
-def _steps(desk: Desk, model: DecoderModel, text: str) -> dict[str, Any]:
-    reading = reading_of(desk, text)
-    kinds = ("embeddings", "positions", "before", "after", "output", "hidden")
-    watched = ("queries", "keys", "values", "scores", "weights", "heads")
-    places = [name for name in activation_names(model) if name.split(".")[-1] in (*kinds, *watched)]
+def _forward_steps(inspector: Inspector, model: DecoderModel, text: str) -> dict[str, Any]:
+    inputs = model_input(inspector, text)
+    outputs = ("embeddings", "positions", "before", "after", "output", "hidden")
+    inside = ("queries", "keys", "values", "scores", "weights", "heads")
+    places = [name for name in activation_names(model) if name.split(".")[-1] in (*outputs, *inside)]
     with capture(model, [*places, "logits"]) as acts:
-        model(reading.batch)
+        model(inputs.batch)
     added = acts["decoder.positions"][0] if "decoder.positions" in acts else None
     blocks = [block for block in model.decoder.blocks if isinstance(block, Block)]
     logits = acts["logits"][0, -1].float()
     return {
-        "tokens": desk.tokens(reading.ids),
-        "merges": None if desk.tokenizer is None else merges(desk.tokenizer, text),
+        "tokens": inspector.tokens(inputs.ids),
+        "merges": None if inspector.tokenizer is None else bpe_merges(inspector.tokenizer, text),
         "embeddings": acts["decoder.embeddings"][0],
         "positions": added,
-        "rotation": rotation(model, len(reading.ids)),
-        "layers": [one_layer(block, acts, f"decoder.{i}") for i, block in enumerate(blocks)],
+        "rotation": rotary_angles(model, len(inputs.ids)),
+        "layers": [block_steps(block, acts, f"decoder.{i}") for i, block in enumerate(blocks)],
         "final": acts["decoder.output"][0],
         "logits": logits.tolist(),
-        "vocabulary": desk.tokens(list(range(len(logits)))),
+        "vocabulary": inspector.tokens(list(range(len(logits)))),
     }
 
 
-def rotation(model: DecoderModel, n: int) -> dict[str, Any] | None:
-    """By which angles queries and keys are turned at each place: their cosines and sines (T, R/2)."""
+def rotary_angles(model: DecoderModel, n: int) -> dict[str, Any] | None:
+    """The rotary embedding of each position: cosines and sines of its angles (T, R/2)."""
     rotary = model.decoder.rotary
     if rotary is None:
         return None
@@ -112,33 +130,33 @@ def rotation(model: DecoderModel, n: int) -> dict[str, Any] | None:
     return {"cos": found.cos[0, 0], "sin": found.sin[0, 0], "layout": found.layout}
 
 
-def one_layer(block: Block, acts: Activations, base: str) -> dict[str, Any]:
-    """All that happens in a block, in order, each (T, ...) or of every head (H, T, ...)."""
+def block_steps(block: Block, acts: Activations, base: str) -> dict[str, Any]:
+    """A LayerSteps: the activations of a block in order, each (T, ...) or by head (H, T, ...)."""
     x, y = acts[f"{base}.before"][0], acts[f"{base}.self.output"][0]  # (T, E)
     pre, parallel = block.residual != "post", block.residual == "parallel"
     normed = _normed(block.attention_norm, x) if pre else None
     after = _normed(block.attention_after, y)
     summed = None if parallel else x + (y if after is None else after)
     residual = summed if pre or summed is None else _normed(block.attention_norm, summed)
-    enters = x if residual is None else residual
-    normed2 = _normed(block.feedforward_norm, enters) if pre else None
-    thinks = enters if normed2 is None else normed2
+    stream = x if residual is None else residual
+    normed2 = _normed(block.feedforward_norm, stream) if pre else None
+    feedforward_input = stream if normed2 is None else normed2
     if parallel and normed2 is None and normed is not None:
-        thinks = normed
+        feedforward_input = normed
     z = acts[f"{base}.feedforward.output"][0]
     after2 = _normed(block.feedforward_after, z)
-    summed2 = None if pre else enters + (z if after2 is None else after2)
+    summed2 = None if pre else stream + (z if after2 is None else after2)
     return {
         "residual_style": block.residual,
         "input": x,
         "normed": normed,
-        **attention_of(block.attention, acts, base, x if normed is None else normed),
+        **attention_steps(block.attention, acts, base, x if normed is None else normed),
         "attention_out": y,
         "attention_after": after,
         "summed": None if pre else summed,
         "residual": residual,
         "normed2": normed2,
-        **thought_of(block.feedforward, acts, base, thinks),
+        **feedforward_steps(block.feedforward, acts, base, feedforward_input),
         "feedforward_out": z,
         "feedforward_after": after2,
         "summed2": summed2,
@@ -146,15 +164,15 @@ def one_layer(block: Block, acts: Activations, base: str) -> dict[str, Any]:
     }
 
 
-def attention_of(part: Attention, acts: Activations, base: str, x: Tensor) -> dict[str, Any]:
-    """From what attention reads, x (T, E), to what its heads bring back. `q_raw` and `k_raw` are the products, before
-    norms and rotation."""
+def attention_steps(part: Attention, acts: Activations, base: str, x: Tensor) -> dict[str, Any]:
+    """From the input of attention, x (T, E), to the outputs of its heads. `q_raw` and `k_raw` are the projections,
+    before norms and rotation."""
     q, k, v = (acts[f"{base}.self.{what}"][0] for what in ("queries", "keys", "values"))
     shared = k.repeat_interleave(len(q) // len(k), dim=0)  # (H, T, D), also where heads share keys
     scores = q @ shared.transpose(-2, -1)  # (H, T, T)
     scale = 1 / math.sqrt(part.d_head) if part.scale is None else part.scale
     heads = acts[f"{base}.self.heads"][0]
-    query, key, _ = projections(part, x)
+    query, key, _ = qkv_projections(part, x)
     return {
         "q_raw": _by_head(query, part.d_head),
         "k_raw": _by_head(key, part.d_head),
@@ -174,13 +192,13 @@ def attention_of(part: Attention, acts: Activations, base: str, x: Tensor) -> di
     }
 
 
-def thought_of(network: torch.nn.Module, acts: Activations, base: str, x: Tensor) -> dict[str, Any]:
-    """What a feed-forward network makes of x (T, E) before its last product, or what each of its experts says."""
+def feedforward_steps(network: torch.nn.Module, acts: Activations, base: str, x: Tensor) -> dict[str, Any]:
+    """The hidden activations of a feed-forward network on x (T, E), or the outputs of its experts."""
     found: dict[str, Any] = dict.fromkeys(("hidden", "gated", "activated", "shares", "answers"))
     if isinstance(network, MixtureOfExperts):
-        found["shares"], found["answers"] = experts(network, x)
+        found["shares"], found["answers"] = expert_outputs(network, x)
     elif isinstance(network, FeedForward):
-        found["hidden"], found["gated"] = hidden(network, x)
+        found["hidden"], found["gated"] = feedforward_hidden(network, x)
         found["activated"] = acts[f"{base}.feedforward.hidden"][0]
     return found
 
@@ -204,8 +222,8 @@ def _normed_heads(norm: RMSNorm | None, x: Tensor, d_head: int) -> Tensor | None
 # --- tokens and merges ------------------------------------------------------------------------------------------------
 
 
-def merges(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]] | None:
-    """How byte pair encoding made the tokens: each word, and its pieces after every merge. None of other tokenizers."""
+def bpe_merges(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]] | None:
+    """Byte pair encoding step by step: each word, and its pieces after every merge. None for other tokenizers."""
     backend = tokenizer.backend
     if not isinstance(backend.model, tokenizers.models.BPE) or backend.pre_tokenizer is None:
         return None
@@ -215,7 +233,7 @@ def merges(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]] | None:
         return None
     plain = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
     words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(plain)]
-    return [{"word": word, "steps": _merged(list(word), rank)} for word in words]
+    return [{"word": word, "steps": _merge_steps(list(word), rank)} for word in words]
 
 
 def _pairs(backend: tokenizers.Tokenizer) -> list[Any]:
@@ -223,8 +241,8 @@ def _pairs(backend: tokenizers.Tokenizer) -> list[Any]:
     return found
 
 
-def _merged(pieces: list[str], rank: dict[tuple[str, ...], int]) -> list[list[str]]:
-    """The pieces at first, and after each merge of the pair that was learned first (Sennrich et al. 2016)."""
+def _merge_steps(pieces: list[str], rank: dict[tuple[str, ...], int]) -> list[list[str]]:
+    """The pieces at first, and after each merge: always of the pair learned first (Sennrich et al. 2016)."""
     found = [pieces]
     while True:
         pairs = [pair for pair in itertools.pairwise(pieces) if pair in rank]

@@ -1,4 +1,4 @@
-"""POST /api/translate, /api/classify, /api/answer, /api/tag: what fine-tuned models do, as `heedful.load` gives it."""
+"""POST /api/translate, /api/classify, /api/answer, /api/tag: what fine-tuned models do, as `heedful.load` has it."""
 
 from __future__ import annotations
 
@@ -12,106 +12,177 @@ from starlette.responses import Response
 from heedful.generate.beam import beam_search
 from heedful.models.base import GenerativeModel
 from heedful.models.vit import ViT
-from heedful.observe import attention as look
+from heedful.observe import attention as observed
 from heedful.observe.inputs import ModelInput, text_input
-from heedful.serve.playground.attention import answer_of
-from heedful.serve.playground.desk import Desk, ask
-from heedful.serve.playground.shapes import MOST_TOKENS, Name, OfText, Passage, check_count, reply
-from heedful.serve.playground.text import LONGEST_ANSWER, cut, reading_of, sides
+from heedful.serve.playground.attention_view import generated_text
+from heedful.serve.playground.inspection import Inspector, run_on_model
+from heedful.serve.playground.text import MAX_ANSWER_TOKENS, model_input, tokens_by_role, tokens_of
+from heedful.serve.playground.wire import (
+    ARRAYS_RESPONSE,
+    MAX_TOKENS,
+    FloatArray,
+    LabelProbability,
+    ModelName,
+    PlaygroundModel,
+    ShortText,
+    TextRequest,
+    Token,
+    check_token_count,
+    encode_response,
+)
 from heedful.serve.request_schema import Count, RequestBody
 
 router = APIRouter()
 
 
-class TranslateBody(OfText):
-    beams: Annotated[Count, Field(ge=1, le=16)] | None = None  # as the model's authors do
+class TranslateRequest(TextRequest):
+    """A text to translate."""
+
+    beams: Annotated[Count, Field(ge=1, le=16)] | None = None  # by default those of the model's authors
 
 
-class AnswerBody(RequestBody):
-    model: Name
-    question: Passage
-    passage: Passage
+class AnswerRequest(RequestBody):
+    """A question, and the passage in which its answer is."""
+
+    model: ModelName
+    question: ShortText
+    passage: ShortText
 
 
-@router.post("/api/translate")
-async def translate(http: HttpRequest, body: TranslateBody) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: translated(desk, body.text, body.beams)))
+class TranslationResponse(PlaygroundModel):
+    """A translation, and the cross-attention of its tokens."""
+
+    text: str
+    source: list[Token]
+    target: list[Token]
+    weights: FloatArray | None = Field(description="(target, source): the mean of the last layer's heads")
 
 
-@router.post("/api/classify")
-async def classify(http: HttpRequest, body: OfText) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: labels(desk, body.text)))
+class ClassificationResponse(PlaygroundModel):
+    """The classes of a text."""
+
+    labels: list[LabelProbability]
+    tokens: list[Token]
 
 
-@router.post("/api/answer")
-async def answer(http: HttpRequest, body: AnswerBody) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: answers(desk, body.question, body.passage)))
+class AnswerInPassage(PlaygroundModel):
+    """A part of the passage, by its characters."""
+
+    text: str
+    start: int
+    end: int
+    probability: float
 
 
-@router.post("/api/tag")
-async def tag(http: HttpRequest, body: OfText) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: tagged(desk, body.text)))
+class AnswersResponse(PlaygroundModel):
+    """The best answer, or none."""
+
+    answers: list[AnswerInPassage]
 
 
-def translated(desk: Desk, text: str, beams: int | None) -> dict[str, Any]:
-    """The translation, and where its tokens looked: the mean of the last layer's heads (target, source)."""
-    desk.loaded.require("translate")
-    n = len(cut(desk, text))
-    check_count(desk, n, MOST_TOKENS)
+class TagInText(PlaygroundModel):
+    """A part of the text with a label, by its characters."""
+
+    text: str
+    start: int
+    end: int
+    label: str
+    probability: float
+
+
+class TagsResponse(PlaygroundModel):
+    """The labelled parts of a text."""
+
+    words: list[TagInText]
+
+
+@router.post("/api/translate", response_model=TranslationResponse, responses=ARRAYS_RESPONSE)
+async def post_translate(http: HttpRequest, body: TranslateRequest) -> Response:
+    """A translation with its cross-attention."""
+    found = await run_on_model(http, body.model, lambda i: translation(i, body.text, body.beams))
+    return await encode_response(http, found)
+
+
+@router.post("/api/classify", response_model=ClassificationResponse)
+async def post_classify(http: HttpRequest, body: TextRequest) -> Response:
+    """The classes of a text."""
+    return await encode_response(
+        http, await run_on_model(http, body.model, lambda i: text_classification(i, body.text))
+    )
+
+
+@router.post("/api/answer", response_model=AnswersResponse)
+async def post_answer(http: HttpRequest, body: AnswerRequest) -> Response:
+    """The answer to a question in a passage."""
+    found = await run_on_model(http, body.model, lambda i: extracted_answers(i, body.question, body.passage))
+    return await encode_response(http, found)
+
+
+@router.post("/api/tag", response_model=TagsResponse)
+async def post_tag(http: HttpRequest, body: TextRequest) -> Response:
+    """The labelled parts of a text, such as names."""
+    return await encode_response(http, await run_on_model(http, body.model, lambda i: tagged_spans(i, body.text)))
+
+
+def translation(inspector: Inspector, text: str, beams: int | None) -> dict[str, Any]:
+    """A TranslationResponse, cached."""
+    inspector.loaded.require("translate")
+    check_token_count(inspector, len(tokens_of(inspector, text)), MAX_TOKENS)
     if not text.strip():
         raise ValueError("the text is empty: write something to translate")
-    return desk.keep(("translation", text, beams), lambda: _translated(desk, text, beams))
+    return inspector.cached(("translation", text, beams), lambda: _translation(inspector, text, beams))
 
 
-def _translated(desk: Desk, text: str, beams: int | None) -> dict[str, Any]:
-    reading = write(desk, text, beams)
-    source, _, said = sides(desk, reading)
+def _translation(inspector: Inspector, text: str, beams: int | None) -> dict[str, Any]:
+    inputs = with_translation(inspector, text, beams)
+    source, _, generated = tokens_by_role(inspector, inputs)
     weights = None
-    if "cross" in look.attention_kinds(desk.model):
-        (last,) = look.attention_weights(desk.model, reading, "cross", -1).values()
+    if "cross" in observed.attention_kinds(inspector.model):
+        (last,) = observed.attention_weights(inspector.model, inputs, "cross", -1).values()
         weights = last.mean(dim=0)
-    return {"text": answer_of(desk, reading), "source": source, "target": said, "weights": weights}
+    return {"text": generated_text(inspector, inputs), "source": source, "target": generated, "weights": weights}
 
 
-def write(desk: Desk, text: str, beams: int | None) -> ModelInput:
-    """A text with its translation; of a model without a tokenizer as many numbers as there are."""
-    if desk.tokenizer is not None:
+def with_translation(inspector: Inspector, text: str, beams: int | None) -> ModelInput:
+    """A text with its translation as model input. A model without a tokenizer generates as many ids as the source."""
+    if inspector.tokenizer is not None:
         given: dict[str, Any] = {} if beams is None else {"beams": beams}
-        settings = desk.loaded.translation_options(**given)
-        settings["max_tokens"] = min(settings.get("max_tokens", LONGEST_ANSWER), LONGEST_ANSWER)
-        choice = desk.loaded.complete(text, **settings)[0].choices[0]
-        ended = list(desk.loaded.eos_ids[:1]) if choice.finish_reason == "stop" else []
-        return text_input(desk.model, desk.tokenizer, text, target=[*choice.tokens, *ended])
-    greedy = reading_of(desk, text, MOST_TOKENS)
+        settings = inspector.loaded.translation_options(**given)
+        settings["max_tokens"] = min(settings.get("max_tokens", MAX_ANSWER_TOKENS), MAX_ANSWER_TOKENS)
+        choice = inspector.loaded.complete(text, **settings)[0].choices[0]
+        eos = list(inspector.loaded.eos_ids[:1]) if choice.finish_reason == "stop" else []
+        return text_input(inspector.model, inspector.tokenizer, text, target=[*choice.tokens, *eos])
+    greedy = model_input(inspector, text, MAX_TOKENS)
     if beams is None or beams == 1:
         return greedy
-    model = desk.model
+    model = inspector.model
     assert isinstance(model, GenerativeModel)
     n = len(greedy.source)
     best = beam_search(model, type(greedy.batch)(source=greedy.batch.source), beams=beams, max_tokens=n)[0][0]
     return text_input(model, None, text, target=best.tokens)
 
 
-def labels(desk: Desk, text: str) -> dict[str, Any]:
-    if isinstance(desk.model, ViT):
-        raise ValueError(f"{desk.loaded.name} classifies images: see /api/image/classify")
-    found = desk.loaded.classify(text)
-    told = [{"label": label.name, "probability": label.score} for label in found]
-    return {"labels": told, "tokens": cut(desk, text)}
+def text_classification(inspector: Inspector, text: str) -> dict[str, Any]:
+    """A ClassificationResponse."""
+    if isinstance(inspector.model, ViT):
+        raise ValueError(f"{inspector.loaded.name} classifies images: see /api/image/classify")
+    labels = [{"label": label.name, "probability": label.score} for label in inspector.loaded.classify(text)]
+    return {"labels": labels, "tokens": tokens_of(inspector, text)}
 
 
-def answers(desk: Desk, question: str, passage: str) -> dict[str, Any]:
-    """The best answer; none where the model finds none."""
-    span = desk.loaded.answer(question, passage)
+def extracted_answers(inspector: Inspector, question: str, passage: str) -> dict[str, Any]:
+    """An AnswersResponse."""
+    span = inspector.loaded.answer(question, passage)
     if not span.text:
         return {"answers": []}
     found = {"text": span.text, "start": span.begin, "end": span.end, "probability": span.score}
     return {"answers": [found]}
 
 
-def tagged(desk: Desk, text: str) -> dict[str, Any]:
+def tagged_spans(inspector: Inspector, text: str) -> dict[str, Any]:
+    """A TagsResponse."""
     words = [
         {"text": s.text, "start": s.begin, "end": s.end, "label": s.label, "probability": s.score}
-        for s in desk.loaded.tag(text)
+        for s in inspector.loaded.tag(text)
     ]
     return {"words": words}

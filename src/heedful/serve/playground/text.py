@@ -1,4 +1,4 @@
-"""POST /api/tokens, /api/next, /api/lens: a text cut into tokens, what comes next, and what each layer would say."""
+"""POST /api/tokens, /api/next, /api/lens: the tokens of a text, next-token probabilities, and the logit lens."""
 
 from __future__ import annotations
 
@@ -16,100 +16,145 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.models.vit import ViT
 from heedful.observe.inputs import ModelInput, text_input, token_ids
 from heedful.observe.lens import logit_lens
-from heedful.serve.playground.desk import Desk, ask
-from heedful.serve.playground.shapes import MOST_TOKENS, OfText, check_count, reply
+from heedful.serve.playground.inspection import Inspector, run_on_model
+from heedful.serve.playground.wire import (
+    MAX_TOKENS,
+    PlaygroundModel,
+    TextRequest,
+    Token,
+    TokenProbability,
+    check_token_count,
+    encode_response,
+)
 from heedful.serve.request_schema import Count
 
 router = APIRouter()
-LONGEST_ANSWER = 128  # tokens that an encoder-decoder writes to be looked at
+MAX_ANSWER_TOKENS = 128  # that an encoder-decoder generates to be inspected
 
 
-class NextBody(OfText):
+class NextRequest(TextRequest):
+    """A text, and how many tokens to list."""
+
     top_k: Annotated[Count, Field(ge=1, le=1000)] = 20
 
 
-class LensBody(OfText):
+class LensRequest(TextRequest):
+    """A text, and how many tokens to list for each layer and position."""
+
     k: Annotated[Count, Field(ge=1, le=10)] = 5
 
 
-@router.post("/api/tokens")
-async def tokens(http: HttpRequest, body: OfText) -> Response:
-    return await reply(http, {"tokens": await ask(http, body.model, lambda desk: cut(desk, body.text))})
+class TokensResponse(PlaygroundModel):
+    """The tokens that the model reads."""
+
+    tokens: list[Token]
 
 
-@router.post("/api/next")
-async def what_next(http: HttpRequest, body: NextBody) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: next_tokens(desk, body.text, body.top_k)))
+class NextResponse(PlaygroundModel):
+    """The tokens of the text, and the most probable next ones."""
+
+    tokens: list[Token]
+    next: list[TokenProbability]
 
 
-@router.post("/api/lens")
-async def lens(http: HttpRequest, body: LensBody) -> Response:
-    return await reply(http, await ask(http, body.model, lambda desk: layers(desk, body.text, body.k)))
+class LensResponse(PlaygroundModel):
+    """The most probable tokens by layer and position."""
+
+    tokens: list[Token]
+    layers: list[str]
+    top: list[list[list[TokenProbability]]]
 
 
-def cut(desk: Desk, text: str) -> list[dict[str, Any]]:
+@router.post("/api/tokens", response_model=TokensResponse)
+async def post_tokens(http: HttpRequest, body: TextRequest) -> Response:
+    """The tokens that a model reads for a text."""
+    tokens = await run_on_model(http, body.model, lambda inspector: tokens_of(inspector, body.text))
+    return await encode_response(http, {"tokens": tokens})
+
+
+@router.post("/api/next", response_model=NextResponse)
+async def post_next(http: HttpRequest, body: NextRequest) -> Response:
+    """The most probable next tokens after a text."""
+    found = await run_on_model(
+        http, body.model, lambda inspector: next_token_probabilities(inspector, body.text, body.top_k)
+    )
+    return await encode_response(http, found)
+
+
+@router.post("/api/lens", response_model=LensResponse)
+async def post_lens(http: HttpRequest, body: LensRequest) -> Response:
+    """The logit lens: the most probable tokens after every layer, at every position."""
+    found = await run_on_model(http, body.model, lambda inspector: lens_by_layer(inspector, body.text, body.k))
+    return await encode_response(http, found)
+
+
+def tokens_of(inspector: Inspector, text: str) -> list[dict[str, Any]]:
     """All tokens that the model would read, however many."""
-    if isinstance(desk.model, ViT):
-        raise ValueError(f"{desk.loaded.name} reads images, and no text")
-    if desk.tokenizer is None:
-        begin = [desk.model.start_id] if isinstance(desk.model, ImageGPT) else []
-        return desk.tokens(begin + (token_ids(desk.model, None, text) if text.strip() else []))
-    return desk.tokens(desk.tokenizer.encode(text, add_special=True))
+    if isinstance(inspector.model, ViT):
+        raise ValueError(f"{inspector.loaded.name} reads images, and no text")
+    if inspector.tokenizer is None:
+        start = [inspector.model.start_id] if isinstance(inspector.model, ImageGPT) else []
+        return inspector.tokens(start + (token_ids(inspector.model, None, text) if text.strip() else []))
+    return inspector.tokens(inspector.tokenizer.encode(text, add_special=True))
 
 
-def reading_of(
-    desk: Desk, text: str, most: int | None = None, target: str | None = None, hidden: Hashable = ()
+def model_input(
+    inspector: Inspector, text: str, most: int | None = None, target: str | None = None, masked: Hashable = ()
 ) -> ModelInput:
-    """A text as the model reads it; an encoder-decoder writes its answer, once for each `hidden`: what of the source
-    the caller hides meanwhile."""
+    """A text as the model's input, of at most `most` tokens. Without a `target` an encoder-decoder generates its own.
 
-    def make() -> ModelInput:
-        check_count(desk, len(cut(desk, text)), most)
-        found = text_input(desk.model, desk.tokenizer, text, target=target, max_tokens=LONGEST_ANSWER)
-        check_count(desk, len(found.tokens), most)
+    `masked` is part of the cache's key: which source tokens the caller hides during generation.
+    """
+
+    def compute() -> ModelInput:
+        check_token_count(inspector, len(tokens_of(inspector, text)), most)
+        found = text_input(inspector.model, inspector.tokenizer, text, target=target, max_tokens=MAX_ANSWER_TOKENS)
+        check_token_count(inspector, len(found.tokens), most)
         return found
 
-    return desk.keep(("reading", text, target, hidden), make)
+    return inspector.cached(("input", text, target, masked), compute)
 
 
-def sides(desk: Desk, reading: ModelInput) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The tokens of the source (none without an encoder beside a decoder), those read, and those said."""
-    source = [] if reading.batch.source is None else desk.tokens(reading.batch.source[0].tolist())
-    both = bool(source)
-    return source, desk.tokens(reading.ids, target=both), desk.tokens(reading.target_ids, target=True)
+def tokens_by_role(
+    inspector: Inspector, inputs: ModelInput
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The source tokens (of an encoder-decoder), the tokens read by the model or its decoder, those it generated."""
+    source = [] if inputs.batch.source is None else inspector.tokens(inputs.batch.source[0].tolist())
+    own = inspector.tokens(inputs.ids, target=bool(source))
+    return source, own, inspector.tokens(inputs.target_ids, target=True)
 
 
-def next_tokens(desk: Desk, text: str, k: int) -> dict[str, Any]:
-    """The likeliest tokens after a text, or at the beginning of the answer to it."""
-    desk.loaded.require("generate")
-    model = desk.model
+def next_token_probabilities(inspector: Inspector, text: str, k: int) -> dict[str, Any]:
+    """The `k` most probable tokens after a text; of an encoder-decoder, the first ones of its output."""
+    inspector.loaded.require("generate")
+    model = inspector.model
     assert isinstance(model, GenerativeModel)
     if isinstance(model, DecoderModel):
-        batch = text_input(model, desk.tokenizer, text).batch
+        batch = text_input(model, inspector.tokenizer, text).batch
         logits = model.head(model.hidden(batch)[:, -1])[0]  # (V,)
-        ids, writes = batch.ids[0].tolist(), False
+        ids, target = batch.ids[0].tolist(), False
     else:
-        ids, writes = [token["id"] for token in cut(desk, text)], True
-        check_count(desk, len(ids))
+        ids, target = [token["id"] for token in tokens_of(inspector, text)], True
+        check_token_count(inspector, len(ids))
         if not ids:
             raise ValueError("the text is empty: write something to answer to")
         logits = model.start(Batch(source=torch.tensor([ids], device=model.device)))[0][0]
     best = logits.float().softmax(dim=-1).topk(min(k, len(logits)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    found = [{"token": desk.token(i, target=writes), "probability": p} for i, p in pairs]
-    return {"tokens": desk.tokens(ids), "next": found}
+    found = [{"token": inspector.token(i, target=target), "probability": p} for i, p in pairs]
+    return {"tokens": inspector.tokens(ids), "next": found}
 
 
-def layers(desk: Desk, text: str, k: int) -> dict[str, Any]:
-    """The likeliest tokens after every layer, at every position."""
-    reading = reading_of(desk, text, MOST_TOKENS)
-    found = logit_lens(desk.model, reading.batch, k)
-    source, read_tokens, _ = sides(desk, reading)
+def lens_by_layer(inspector: Inspector, text: str, k: int) -> dict[str, Any]:
+    """The `k` most probable tokens after every layer, at every position."""
+    inputs = model_input(inspector, text, MAX_TOKENS)
+    found = logit_lens(inspector.model, inputs.batch, k)
+    source, own, _ = tokens_by_role(inspector, inputs)
     top = [
         [
-            [{"token": desk.token(i, target=bool(source)), "probability": p} for i, p in zip(*pair, strict=True)]
-            for pair in zip(ids, chances, strict=True)
+            [{"token": inspector.token(i, target=bool(source)), "probability": p} for i, p in zip(*pair, strict=True)]
+            for pair in zip(ids, probabilities, strict=True)
         ]
-        for ids, chances in zip(found.ids.tolist(), found.probabilities.tolist(), strict=True)
+        for ids, probabilities in zip(found.ids.tolist(), found.probabilities.tolist(), strict=True)
     ]
-    return {"tokens": read_tokens, "layers": found.layers, "top": top}
+    return {"tokens": own, "layers": found.layers, "top": top}
