@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -24,16 +25,21 @@ def says(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["info", "gpt3-175b"], ["merges", "aab"]])
-def test_these_answer_without_torch(arguments):
-    code = (
-        "import sys; from heedful.cli import main\n"
-        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
-        "print('torch' in sys.modules, file=sys.stderr)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stderr.strip() == "False"
-    assert out.stdout
+def test_these_answer_without_torch():
+    code = """
+import sys
+from heedful.cli import main
+for arguments in ["--help"], ["models"], ["info", "gpt3-175b"], ["merges", "aab"]:
+    try:
+        main(arguments)
+    except SystemExit:
+        pass
+    print("\\nimported" if "torch" in sys.modules else "\\nnot yet")
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines().count("not yet") == 4
+    for words in ("usage: heedful", "shakespeare", "174,604,259,328", "aab"):
+        assert words in out
 
 
 def test_models_lists_what_ships_and_every_family(capsys):
@@ -59,12 +65,12 @@ def test_merges_shows_the_lectures_example(capsys):
     assert out.strip().endswith("XdXac")
 
 
-def test_generate_continues_the_prompt_and_a_seed_repeats_it():
+def test_generate_continues_the_prompt_and_a_seed_repeats_it(capsys):
     arguments = ("generate", "shakespeare", "ROMEO:", "--max-tokens", "30", "--seed", "3")
-    first, second = heedful_command(*arguments), heedful_command(*arguments)
+    first, second = heedful_command(*arguments), says(capsys, *arguments)
     assert first.returncode == 0 and first.stderr == ""
     assert first.stdout.startswith("ROMEO:") and len(first.stdout) == len("ROMEO:") + 30 + 1
-    assert second.stdout == first.stdout
+    assert second == first.stdout
 
 
 def test_generate_without_a_prompt_is_a_loop():
@@ -73,13 +79,21 @@ def test_generate_without_a_prompt_is_a_loop():
     assert "To be" in out.stdout and "Or not" in out.stdout
 
 
-def test_the_loop_can_be_told_how_to_answer():
+def loop(capsys, monkeypatch, lines: str) -> str:
+    """What is printed when these lines are typed."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert main(["generate", "shakespeare"]) == 0
+    out, errors = capsys.readouterr()
+    assert errors == ""
+    return out
+
+
+def test_the_loop_can_be_told_how_to_answer(capsys, monkeypatch):
     lines = "/set max_tokens 3\n/set seed 1\n/settings\nTo be\n/nonsense\n/set nothing 1\n/quit\n"
-    out = heedful_command("generate", "shakespeare", stdin=lines)
-    assert out.returncode == 0 and out.stderr == ""
-    assert "max_tokens = 3" in out.stdout and "seed = 1" in out.stdout
-    assert "/set NAME VALUE, where NAME is one of max_tokens" in out.stdout
-    spoken = next(line for line in out.stdout.splitlines() if "To be" in line)
+    out = loop(capsys, monkeypatch, lines)
+    assert "max_tokens = 3" in out and "seed = 1" in out
+    assert "/set NAME VALUE, where NAME is one of max_tokens" in out
+    spoken = next(line for line in out.splitlines() if "To be" in line)
     assert len(spoken.removeprefix("> ")) <= len("To be") + 3
 
 
@@ -113,16 +127,15 @@ def test_a_draft_says_the_same(capsys):
         assert says(capsys, *arguments, "--draft", draft) == plain
 
 
-def test_the_loop_can_search():
+def test_the_loop_can_search(capsys, monkeypatch):
     lines = "/set beams 3\n/set max_tokens 9\nTo be\n/set temperature 0.5\nTo be\n/set temperature\nTo be\n"
     lines += "/set beams\n/set draft lookup\n/set early_stopping no\n/set draft nowhere\n/settings\n"
-    out = heedful_command("generate", "shakespeare", stdin=lines)
-    assert out.returncode == 0 and out.stderr == ""
-    said = [line.removeprefix("> ") for line in out.stdout.splitlines() if line.startswith("> To be")]
+    out = loop(capsys, monkeypatch, lines)
+    said = [line.removeprefix("> ") for line in out.splitlines() if line.startswith("> To be")]
     assert len(said) == 2 and said[0] == said[1]
-    assert "[beam search and temperature do not go together" in out.stdout
-    assert "[early_stopping is 'no'" in out.stdout and "[no model, folder or file is called 'nowhere'" in out.stdout
-    assert "draft = lookup" in out.stdout and "temperature = 0.8" in out.stdout
+    assert "[beam search and temperature do not go together" in out
+    assert "[early_stopping is 'no'" in out and "[no model, folder or file is called 'nowhere'" in out
+    assert "draft = lookup" in out and "temperature = 0.8" in out
 
 
 def test_export_writes_what_loads_again(tmp_path, capsys):

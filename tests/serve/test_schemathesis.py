@@ -27,7 +27,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-CASES = 200
+CASES = 120
 OPERATIONS = [
     "POST /v1/completions",
     "POST /v1/engines/{engine}/completions",

@@ -38,7 +38,7 @@ def server() -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture(scope="module")  # not longer: while it runs, nobody else in this process can use asyncio
+@pytest.fixture(scope="package")  # not longer: while it runs, nobody else in this process can use asyncio
 def browser() -> Iterator[Any]:
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:

@@ -3,6 +3,7 @@ batched, padded, packed or computed ahead. It has our parameters' names, since n
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from itertools import product
 
 import torch
@@ -89,11 +90,13 @@ class Reference(nn.Module):
         weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
         return sum(a * h for a, h in zip(weights, annotations, strict=True))
 
-    def row(self, source: Tensor, tokens: Tensor) -> Tensor:
+    def decoder_of(self, source: Tensor) -> Generator[Tensor, Tensor, None]:
+        """Takes the target so far, token by token (`send`), and gives the logits of what comes next."""
         annotations, states = self.encode(source)
-        attention, logits = self.settings.attention, []
-        for y in self.get_parameter("target_embed.weight")[tokens]:
-            x = y
+        attention, logits = self.settings.attention, torch.empty(0)
+        while True:
+            token = yield logits
+            x = y = self.get_parameter("target_embed.weight")[token]
             if attention == "additive":
                 context = self.look(states[-1][0], annotations)
                 x = torch.cat([y, context])
@@ -108,8 +111,12 @@ class Reference(nn.Module):
                 else:
                     known = torch.cat([self.look(x, annotations), x])
                 said = torch.tanh(self.get_parameter("decoder.combine.weight") @ known)
-            logits.append(self.get_parameter("head.weight") @ said + self.get_parameter("head.bias"))
-        return torch.stack(logits)
+            logits = self.get_parameter("head.weight") @ said + self.get_parameter("head.bias")
+
+    def row(self, source: Tensor, tokens: Tensor) -> Tensor:
+        decoder = self.decoder_of(source)
+        next(decoder)
+        return torch.stack([decoder.send(token) for token in tokens])
 
     def forward(self, input_ids, attention_mask, decoder_input_ids, use_cache=False, labels=None):
         lengths = attention_mask.sum(dim=1)
@@ -132,6 +139,17 @@ class Seq2SeqCase(EncoderDecoder):
             for p in reference.parameters():
                 p *= 3
         return reference
+
+    @torch.no_grad()
+    def reference_greedy(self, reference, batch, n):
+        out = []
+        for row in self.rows(batch):
+            decoder, said = reference.decoder_of(row.source[0]), [torch.tensor(self.start_id)]
+            next(decoder)
+            for _ in range(n):
+                said.append(decoder.send(said[-1]).argmax())
+            out.append([int(token) for token in said[1:]])
+        return out
 
     def batch(self):
         batch = super().batch()
