@@ -12,19 +12,19 @@ from heedful.serve.metrics import Metrics
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
 from heedful.serve.server import greeting
-from support.asgi import ask
+from support.asgi import request
 
 POSTS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/detokenize"]
 
 
-def made(*models: str, **options):
+def make_app(*models: str, **options):
     chosen = Options(**options)
     return create_app(ModelManager(models or ("shakespeare", "tiny"), chosen, Metrics()), chosen)
 
 
 @pytest.fixture(scope="module")
 def app():
-    return made()
+    return make_app()
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -48,14 +48,14 @@ def app():
     ids=lambda value: repr(value[:12]),
 )
 def test_a_wrong_body_is_refused_in_the_shape(app, path, body, words):
-    reply = ask(app, "POST", path, body)
+    reply = request(app, "POST", path, body)
     assert reply.status == 400 and words in reply.error["message"]
     assert reply.error["type"] == "invalid_request_error" and len(reply.error["message"]) < 500
 
 
 @pytest.mark.parametrize("path", POSTS)
 def test_a_body_of_100_mb_is_refused(app, path):
-    assert ask(app, "POST", path, (b"x" * 2**20 for _ in range(100))).error["code"] == "request_too_large"
+    assert request(app, "POST", path, (b"x" * 2**20 for _ in range(100))).error["code"] == "request_too_large"
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_a_body_of_100_mb_is_refused(app, path):
     ],
 )
 def test_unknown_paths(app, path):
-    reply = ask(app, path=path)
+    reply = request(app, path=path)
     assert reply.status == 404 and reply.error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "NONSENSE"])
 def test_wrong_methods_name_the_right_ones(app, method):
-    reply = ask(app, method, "/v1/completions", headers={"content-type": "application/json"})
+    reply = request(app, method, "/v1/completions", headers={"content-type": "application/json"})
     assert reply.status == 405 and reply.error["code"] == "method_not_allowed" and reply.headers["allow"] == "POST"
 
 
@@ -99,28 +99,28 @@ def test_wrong_methods_name_the_right_ones(app, method):
 def test_models_are_looked_up_by_their_names_alone(app, name):
     body = json.dumps({"model": name, "prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]})
     for path in POSTS[:3]:
-        reply = ask(app, "POST", path, body.encode())
+        reply = request(app, "POST", path, body.encode())
         assert reply.status in (400, 404) and reply.error["param"] == "model"
         assert reply.status == 400 or reply.error["code"] == "model_not_found"
 
 
 def test_health_and_metrics(app):
-    assert ask(app, path="/health").json == {"status": "ok"}
-    ask(app, path="/nowhere/at/all")
-    text = ask(app, path="/metrics").body.decode()
+    assert request(app, path="/health").json == {"status": "ok"}
+    request(app, path="/nowhere/at/all")
+    text = request(app, path="/metrics").body.decode()
     assert 'heedful_requests_total{path="/health",status="200"}' in text
     assert 'path="other",status="404"' in text and "at/all" not in text  # clients make up no labels
 
 
 def test_the_key_guards_all_but_health():
-    app = made(api_keys=("sesame",))
+    app = make_app(api_keys=("sesame",))
     for path in [*app.openapi()["paths"], "/openapi.json", "/docs", "/nowhere"]:
-        assert ask(app, path=path).status == (200 if path == "/health" else 401), path
-    assert ask(app, path="/metrics", headers={"authorization": "Bearer sesame"}).status == 200
+        assert request(app, path=path).status == (200 if path == "/health" else 401), path
+    assert request(app, path="/metrics", headers={"authorization": "Bearer sesame"}).status == 200
 
 
 def test_the_openapi_schema_tells_of_every_error_and_of_no_422():
-    schema = ask(made(), path="/openapi.json").json
+    schema = request(make_app(), path="/openapi.json").json
     assert "422" not in json.dumps(schema["paths"]) and "HTTPValidationError" not in schema["components"]["schemas"]
     for path, methods in schema["paths"].items():
         for operation in methods.values():
@@ -134,7 +134,7 @@ def test_the_openapi_schema_tells_of_every_error_and_of_no_422():
         assert "text/event-stream" in schema["paths"][path]["post"]["responses"]["200"]["content"]
     assert schema["components"]["schemas"]["ErrorDetail"]["required"] == ["message", "type", "param", "code"]
     assert "securitySchemes" not in schema["components"]
-    locked = made(api_keys=("sesame",)).openapi()
+    locked = make_app(api_keys=("sesame",)).openapi()
     assert locked["security"] and locked["paths"]["/health"]["get"]["security"] == []
 
 

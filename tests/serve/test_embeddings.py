@@ -39,21 +39,21 @@ def model(place):
 
 @pytest.fixture(scope="module")
 def bert(place):
-    with sync_client(place) as ask:
-        yield ask
+    with sync_client(place) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def ask(bert, place):
+def embed(bert, place):
     """The status and the JSON of one request to the BERT, or to others for which a server is made."""
 
-    def ask(*names, pooling=None, **body):
+    def embed(*names, pooling=None, **body):
         if not names and pooling is None:
             return bert("POST", "/v1/embeddings", json=body)
         with sync_client(*(names or [place]), pooling=pooling) as other:
             return other("POST", "/v1/embeddings", json=body)
 
-    return ask
+    return embed
 
 
 def vectors(reply) -> torch.Tensor:
@@ -61,8 +61,8 @@ def vectors(reply) -> torch.Tensor:
     return torch.tensor([item["embedding"] for item in reply["data"]])
 
 
-def test_the_vectors_are_those_of_embed(ask, model):
-    status, reply = ask(input=TEXTS, model="reader")
+def test_the_vectors_are_those_of_embed(embed, model):
+    status, reply = embed(input=TEXTS, model="reader")
     assert status == 200 and reply["object"] == "list" and reply["model"] == "reader"
     assert {item["object"] for item in reply["data"]} == {"embedding"}
     assert torch.equal(vectors(reply), model.embed(TEXTS))
@@ -70,34 +70,34 @@ def test_the_vectors_are_those_of_embed(ask, model):
     assert reply["usage"] == {"prompt_tokens": n, "total_tokens": n}
 
 
-def test_a_text_several_its_ids_and_several_ids(ask, model):
+def test_a_text_several_its_ids_and_several_ids(embed, model):
     ids = [model.tokenizer.encode(text, add_special=True) for text in TEXTS]
     expected = model.embed(TEXTS)
     alone = model.embed(TEXTS[2])
-    assert torch.equal(vectors(ask(input=TEXTS[2])[1])[0], alone)
-    assert torch.equal(vectors(ask(input=ids[2])[1])[0], alone)
-    assert torch.equal(vectors(ask(input=ids)[1]), expected)
+    assert torch.equal(vectors(embed(input=TEXTS[2])[1])[0], alone)
+    assert torch.equal(vectors(embed(input=ids[2])[1])[0], alone)
+    assert torch.equal(vectors(embed(input=ids)[1]), expected)
 
 
-def test_base64_is_little_endian_float32(ask, model):
-    status, reply = ask(input=TEXTS, encoding_format="base64")
+def test_base64_is_little_endian_float32(embed, model):
+    status, reply = embed(input=TEXTS, encoding_format="base64")
     assert status == 200
     for item, expected in zip(reply["data"], model.embed(TEXTS), strict=True):
         raw = base64.b64decode(item["embedding"])
         assert list(struct.unpack(f"<{len(raw) // 4}f", raw)) == expected.tolist()
 
 
-def test_fewer_dimensions_are_cut_and_scaled_again(ask, model):
+def test_fewer_dimensions_are_cut_and_scaled_again(embed, model):
     whole = model.embed(TEXTS)
-    _, reply = ask(input=TEXTS, dimensions=5)
+    _, reply = embed(input=TEXTS, dimensions=5)
     assert torch.allclose(vectors(reply), torch.nn.functional.normalize(whole[:, :5]), atol=1e-6)
-    assert torch.equal(vectors(ask(input=TEXTS, dimensions=whole.shape[1])[1]), whole)
-    status, reply = ask(input=TEXTS, dimensions=whole.shape[1] + 1)
+    assert torch.equal(vectors(embed(input=TEXTS, dimensions=whole.shape[1])[1]), whole)
+    status, reply = embed(input=TEXTS, dimensions=whole.shape[1] + 1)
     assert status == 400 and reply["error"]["param"] == "dimensions" and "have 128" in reply["error"]["message"]
 
 
-def test_a_decoder_embeds_too(ask):
-    status, reply = ask("shakespeare", input=["To be", "or not"])
+def test_a_decoder_embeds_too(embed):
+    status, reply = embed("shakespeare", input=["To be", "or not"])
     loaded = heedful.load("shakespeare")
     pack_as_stored(loaded.model)  # as it is served
     assert status == 200 and torch.equal(vectors(reply), loaded.embed(["To be", "or not"]))
@@ -130,39 +130,39 @@ def test_a_decoder_embeds_too(ask):
         ({"input": ["a cat", "cat " * 70]}, "input", "text 1 has 72 tokens, and reader reads at most 64"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused(ask, body, param, words):
-    status, reply = ask(**body)
+def test_what_cannot_be_embedded_is_refused(embed, body, param, words):
+    status, reply = embed(**body)
     error = reply["error"]
     assert status == 400 and error["type"] == "invalid_request_error"
     assert error["param"] == param and words in error["message"]
 
 
-def test_a_model_that_cannot_says_what_it_can(ask, tmp_path):
+def test_a_model_that_cannot_says_what_it_can(embed, tmp_path):
     heedful.load("reversal").save(tmp_path / "reversal")
-    status, reply = ask(str(tmp_path / "reversal"), input="a")
+    status, reply = embed(str(tmp_path / "reversal"), input="a")
     assert status == 400 and "cannot embed; it can: generate, stream, translate" in reply["error"]["message"]
-    status, reply = ask("tiny", "shakespeare", input="a", model="gpt-4")
+    status, reply = embed("tiny", "shakespeare", input="a", model="gpt-4")
     assert status == 404 and reply["error"]["code"] == "model_not_found"
     pooling = Pooling("max")
-    status, reply = ask(input="a", pooling=pooling)
+    status, reply = embed(input="a", pooling=pooling)
     assert status == 400 and "'max' is no way to pool" in reply["error"]["message"]
 
 
-def test_where_the_models_files_cut_texts_are_cut_and_ids_are_not(ask, place, model):
+def test_where_the_models_files_cut_texts_are_cut_and_ids_are_not(embed, place, model):
     pooling = Pooling("mean", normalize=True, truncate=True, max_tokens=10)
     long = "the cat sat on the mat and the dog did not " * 30
-    status, reply = ask(input=[long, "a"], pooling=pooling)
+    status, reply = embed(input=[long, "a"], pooling=pooling)
     loaded = heedful.load(place)
     loaded.pooling = pooling
     assert status == 200 and torch.equal(vectors(reply), loaded.embed([long, "a"]))
     assert reply["usage"]["prompt_tokens"] == 10 + len(model.tokenizer.encode("a", add_special=True))
-    status, reply = ask(input=[5] * 11, pooling=pooling)
+    status, reply = embed(input=[5] * 11, pooling=pooling)
     assert status == 400 and "11 tokens" in reply["error"]["message"] and "at most 10" in reply["error"]["message"]
 
 
-def test_two_thousand_texts_come_back_in_order(ask, model):
+def test_two_thousand_texts_come_back_in_order(embed, model):
     texts = [f"{'cat ' * (i % 9)}{i}" for i in range(2048)]
-    status, reply = ask(input=texts, encoding_format="base64")
+    status, reply = embed(input=texts, encoding_format="base64")
     found = [struct.unpack(f"<{model.model.config.d_model}f", base64.b64decode(d["embedding"])) for d in reply["data"]]
     assert status == 200 and torch.equal(torch.tensor(found), model.embed(texts))
 

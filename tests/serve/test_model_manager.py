@@ -25,16 +25,16 @@ from heedful.train.cost import free_memory
 from heedful.weights.resolve import shipped_models
 from support.folders import saved, tiny_gpt
 
-ASK = Request((1, 2), max_tokens=3, sampling=Sampling(temperature=0))
+REQUEST = Request((1, 2), max_tokens=3, sampling=Sampling(temperature=0))
 
 
-def made(*names, **options) -> ModelManager:
+def make_manager(*names, **options) -> ModelManager:
     return ModelManager(names, Options(**options), Metrics())
 
 
 @asynccontextmanager
 async def running_manager(*names, **options):
-    found = made(*names, **options)
+    found = make_manager(*names, **options)
     try:
         yield found
     finally:
@@ -68,7 +68,7 @@ def loads(monkeypatch):
 
 def test_names_are_those_of_loaded_models_or_given(tmp_path):
     folder = saved(tmp_path / "mine", tiny_gpt())
-    found = made("tiny", str(folder), f"other={folder}", "poet=shakespeare")
+    found = make_manager("tiny", str(folder), f"other={folder}", "poet=shakespeare")
     assert found.names == ("tiny", "mine", "other", "poet")
     assert [heedful.load(name).name for name in ("tiny", folder)] == ["tiny", "mine"]
     os.utime(folder / "model.safetensors", (10**9, 10**9))
@@ -79,11 +79,11 @@ def test_names_are_those_of_loaded_models_or_given(tmp_path):
 
 
 def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
-    assert made(str(saved(tmp_path / "lr=0.1", tiny_gpt()))).names == ("lr=0.1",)
+    assert make_manager(str(saved(tmp_path / "lr=0.1", tiny_gpt()))).names == ("lr=0.1",)
 
 
 def test_without_names_all_that_ship_those_that_write_first():
-    names = made().names
+    names = make_manager().names
     assert sorted(names) == sorted(shipped_models()) and names[0] == "shakespeare"
     assert names.index("tiny") < names.index("bert-books") < names.index("digits-vit")
 
@@ -99,14 +99,14 @@ def test_without_names_all_that_ship_those_that_write_first():
 )
 def test_names_that_cannot_be_served_are_refused_at_the_start(names, problem):
     with pytest.raises(ValueError, match=problem):
-        made(*names)
+        make_manager(*names)
 
 
 def test_pickles_and_other_files_are_refused(tmp_path):
     for name in ("model.bin", "model.safetensors"):
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(ValueError, match=r"pickled|single file"):
-            made(str(tmp_path / name))
+            make_manager(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_a_model_is_loaded_once_however_many_ask(loads):
         async with running_manager("poet=shakespeare", "tiny") as found:
             assert not found.info("poet").loaded
             gate.clear()
-            asking = [asyncio.ensure_future(found.worker("poet")) for _ in range(5)]
+            waiting = [asyncio.ensure_future(found.worker("poet")) for _ in range(5)]
             await asyncio.sleep(0)
-            asking.pop().cancel()  # who leaves does not stop it for the others
+            waiting.pop().cancel()  # who leaves does not stop it for the others
             gate.set()
-            workers = await asyncio.gather(*asking)
+            workers = await asyncio.gather(*waiting)
             assert len({id(worker) for worker in workers}) == 1 and found.info("poet").loaded
             assert workers[0].loaded.name == "poet" and workers[0].loaded.model.packed
             assert 'heedful_model_loaded{model="poet"} 1.0' in found.metrics.render().decode()
-            result = await workers[0].submit(ASK, stream=False).result()
+            result = await workers[0].submit(REQUEST, stream=False).result()
             alone = heedful.load("shakespeare", dtype=torch.float32)
-            ids = alone.model(torch.tensor([ASK.prompt])).logits[0, -1].argmax()
+            ids = alone.model(torch.tensor([REQUEST.prompt])).logits[0, -1].argmax()
             assert result.choices[0].tokens[0] == ids
 
     asyncio.run(main())
@@ -227,23 +227,23 @@ def test_what_is_borrowed_or_busy_stays(three):
             async with found.acquire("one") as worker:
                 with pytest.raises(Overloaded, match="no memory for two while one is in use"):
                     await found.worker("two")
-                await worker.submit(ASK, stream=False).result()
+                await worker.submit(REQUEST, stream=False).result()
             model = weakref.ref(worker.loaded.model)
             assert (await found.worker("two")).loaded.name == "two"
             with pytest.raises(ShuttingDown):
-                worker.submit(ASK, stream=False)
+                worker.submit(REQUEST, stream=False)
             del worker
             assert model() is None  # its memory is free
-            assert await (await found.worker("one")).submit(ASK, stream=False).result()
+            assert await (await found.worker("one")).submit(REQUEST, stream=False).result()
 
     asyncio.run(main())
 
 
 def test_a_model_larger_than_the_budget_is_refused_at_the_start_with_the_numbers():
     with pytest.raises(ValueError, match=r"shakespeare needs [\d.]+ MB \(weights .* may take 1 MB.*--memory"):
-        made("shakespeare", memory=0.001)
+        make_manager("shakespeare", memory=0.001)
     with pytest.raises(ValueError, match="1000000 tokens"):
-        made("tiny", memory=0.1, cache_tokens=1_000_000)
+        make_manager("tiny", memory=0.1, cache_tokens=1_000_000)
 
 
 @pytest.mark.parametrize("name", ["tiny", "shakespeare", "bert-books", "reversal"])
@@ -291,7 +291,7 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
     done, gate = loads
 
     async def main():
-        found = made("tiny", "shakespeare")
+        found = make_manager("tiny", "shakespeare")
         worker = await found.worker("tiny")
         gate.clear()
         loading = asyncio.ensure_future(found.worker("shakespeare"))
@@ -306,7 +306,7 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
         with pytest.raises(ShuttingDown):
             await found.worker("tiny")
         with pytest.raises(ShuttingDown):
-            worker.submit(ASK, stream=False)
+            worker.submit(REQUEST, stream=False)
         await found.stop()
 
     asyncio.run(main())

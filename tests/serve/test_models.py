@@ -11,14 +11,14 @@ SHAPE = {"message", "type", "param", "code"}
 
 @pytest.fixture(scope="module")
 def tiny():
-    with sync_client("tiny") as ask:
-        yield ask
+    with sync_client("tiny") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def several():
-    with sync_client("tiny", "org/poet=shakespeare") as ask:
-        yield ask
+    with sync_client("tiny", "org/poet=shakespeare") as client:
+        yield client
 
 
 def test_the_list_and_each_of_it(several):

@@ -13,21 +13,21 @@ SHAPE = {"message", "type", "param", "code"}
 
 @pytest.fixture(scope="module")
 def tiny():
-    with sync_client("tiny") as ask:
-        yield ask
+    with sync_client("tiny") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def several():
-    with sync_client("tiny", "org/poet=shakespeare") as ask:
-        yield ask
+    with sync_client("tiny", "org/poet=shakespeare") as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def small(folder):
     """With a chat template, and an end of texts."""
-    with sync_client(str(folder)) as ask:
-        yield ask
+    with sync_client(str(folder)) as client:
+        yield client
 
 
 def test_tokens_there_and_back(tiny):

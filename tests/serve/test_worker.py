@@ -27,17 +27,17 @@ from support.tiny import tiny
 GREEDY = Sampling(temperature=0)
 
 
-def ask(prompt=(1, 2, 3), max_tokens=4, **more) -> Request:
+def make_request(prompt=(1, 2, 3), max_tokens=4, **more) -> Request:
     return Request(tuple(prompt), max_tokens=max_tokens, sampling=GREEDY, **more)
 
 
-def made(family="llama", **changes) -> Loaded:
+def make_loaded(family="llama", **changes) -> Loaded:
     return Loaded(tiny(family, **changes).eval(), None, "small")
 
 
 @asynccontextmanager
-async def working(loaded=None, **settings):
-    worker = Worker(loaded or made(), **settings)
+async def running_worker(loaded=None, **settings):
+    worker = Worker(loaded or make_loaded(), **settings)
     worker.start()
     try:
         yield worker
@@ -45,7 +45,7 @@ async def working(loaded=None, **settings):
         await worker.stop()
 
 
-async def joined(handle: GenerationHandle) -> list[Event]:
+async def all_events(handle: GenerationHandle) -> list[Event]:
     return [event async for events in handle.events() for event in events]
 
 
@@ -114,9 +114,9 @@ def test_a_hundred_at_once_get_what_each_gets_alone(family, packed):
     alone = [Engine(loaded.model, loaded.tokenizer).run([request])[0] for request in requests]
 
     async def main():
-        async with working(loaded, max_rows=16, chunk=64) as worker:
+        async with running_worker(loaded, max_rows=16, chunk=64) as worker:
             handles = [worker.submit(r, stream=i % 2 == 0) for i, r in enumerate(requests)]
-            reading = [joined(handle) for handle in handles[::2]]
+            reading = [all_events(handle) for handle in handles[::2]]
             heard, results = await asyncio.gather(
                 asyncio.gather(*reading), asyncio.gather(*(t.result() for t in handles))
             )
@@ -143,10 +143,10 @@ def test_a_hundred_at_once_get_what_each_gets_alone(family, packed):
 
 def test_a_reader_that_is_slow_gets_a_longer_list_and_holds_up_nobody():
     async def main():
-        async with working() as worker:
-            slow = worker.submit(ask(max_tokens=9), stream=True)
+        async with running_worker() as worker:
+            slow = worker.submit(make_request(max_tokens=9), stream=True)
             for _ in range(5):
-                await worker.submit(ask(max_tokens=9), stream=False).result()
+                await worker.submit(make_request(max_tokens=9), stream=False).result()
             lists = [events async for events in slow.events()]
             assert len(lists) == 1 and len(lists[0]) == 9 and lists[0][-1].result is not None
 
@@ -155,46 +155,46 @@ def test_a_reader_that_is_slow_gets_a_longer_list_and_holds_up_nobody():
 
 def test_what_could_never_be_answered_is_refused_at_once():
     async def main():
-        worker = Worker(made("gpt"), max_rows=2, cache_tokens=48)  # not even started
+        worker = Worker(make_loaded("gpt"), max_rows=2, cache_tokens=48)  # not even started
         for request, word in [
-            (ask(()), "empty"),
-            (ask([61]), "vocabulary"),
-            (ask(range(60)), "cache_tokens"),
-            (ask([1] * 65), "65 tokens"),
-            (ask(n=3), "max_rows"),
-            (ask(best_of=3), "max_rows"),
+            (make_request(()), "empty"),
+            (make_request([61]), "vocabulary"),
+            (make_request(range(60)), "cache_tokens"),
+            (make_request([1] * 65), "65 tokens"),
+            (make_request(n=3), "max_rows"),
+            (make_request(best_of=3), "max_rows"),
             (Request(source=(1,)), "source"),
         ]:
             with pytest.raises(ValueError, match=word):
                 worker.submit(request, stream=False)
         assert worker.n_waiting == 0
         with pytest.raises(ValueError, match=r"cannot generate; it can: .*embed"):
-            Worker(made("bert")).submit(ask(), stream=False)
+            Worker(make_loaded("bert")).submit(make_request(), stream=False)
 
     asyncio.run(main())
 
 
 def test_a_full_line_is_busy():
     async def main():
-        loaded = made()
+        loaded = make_loaded()
         gate = Gate(loaded.model)
-        async with working(loaded, max_rows=1, queue=3) as worker:
-            handles = [worker.submit(ask(), stream=False)]
+        async with running_worker(loaded, max_rows=1, queue=3) as worker:
+            handles = [worker.submit(make_request(), stream=False)]
             await gate.reached()  # the first has left the line
             assert (worker.n_waiting, worker.n_running) == (0, 1)
-            handles += [worker.submit(ask(), stream=False) for _ in range(3)]
+            handles += [worker.submit(make_request(), stream=False) for _ in range(3)]
             with pytest.raises(Overloaded, match="3 requests wait"):
-                worker.submit(ask(), stream=False)
+                worker.submit(make_request(), stream=False)
             with pytest.raises(Overloaded):
                 worker.run_job(iter([1]))
             gate.once()
             await gate.reached()  # now they wait in the engine
             with pytest.raises(Overloaded):
-                worker.submit(ask(), stream=False)
+                worker.submit(make_request(), stream=False)
             handles.pop().cancel()
             gate.once()
             await gate.reached()
-            handles.append(worker.submit(ask(), stream=False))
+            handles.append(worker.submit(make_request(), stream=False))
             gate.open()
             assert len({tuple((await t.result()).choices[0].tokens) for t in handles}) == 1
 
@@ -206,12 +206,12 @@ def test_a_full_line_is_busy():
 
 def test_who_leaves_the_inbox_never_reaches_the_engine():
     async def main():
-        loaded = made()
+        loaded = make_loaded()
         gate = Gate(loaded.model)
-        async with working(loaded) as worker:
-            first = worker.submit(ask([9]), stream=False)
+        async with running_worker(loaded) as worker:
+            first = worker.submit(make_request([9]), stream=False)
             await gate.reached()
-            later = [worker.submit(ask([8]), stream=i % 2 == 0) for i in range(200)]
+            later = [worker.submit(make_request([8]), stream=i % 2 == 0) for i in range(200)]
             for handle in later:
                 handle.cancel()
                 handle.cancel()
@@ -220,7 +220,7 @@ def test_who_leaves_the_inbox_never_reaches_the_engine():
             await first.result()
             with pytest.raises(RequestCancelled):
                 await later[1].result()
-            assert isinstance((await joined(later[0]))[-1].error, RequestCancelled)
+            assert isinstance((await all_events(later[0]))[-1].error, RequestCancelled)
             assert set(gate.rows) == {1}
 
     asyncio.run(main())
@@ -228,16 +228,16 @@ def test_who_leaves_the_inbox_never_reaches_the_engine():
 
 def test_a_place_is_free_before_the_next_step():
     async def main():
-        loaded = made()
+        loaded = make_loaded()
         gate = Gate(loaded.model)
-        async with working(loaded, max_rows=3, chunk=8) as worker:
-            speaking = [worker.submit(ask([i], 30), stream=True) for i in (1, 2)]
+        async with running_worker(loaded, max_rows=3, chunk=8) as worker:
+            speaking = [worker.submit(make_request([i], 30), stream=True) for i in (1, 2)]
             for _ in range(3):  # two prompts, one token for each
                 await gate.reached()
                 gate.once()
             await gate.reached()
             assert gate.rows[-1] == 2
-            reading = worker.submit(ask(range(40)), stream=True)  # five steps of 8
+            reading = worker.submit(make_request(range(40)), stream=True)  # five steps of 8
             gate.once()
             for _ in range(2):
                 await gate.reached()
@@ -254,25 +254,25 @@ def test_a_place_is_free_before_the_next_step():
             await gate.reached()
             assert set(gate.rows[at - 1 :]) == {1}
             gate.open()
-            assert len(await joined(speaking[1])) == 30
+            assert len(await all_events(speaking[1])) == 30
 
     asyncio.run(main())
 
 
 def test_hundreds_go_away_in_line_in_the_prompt_and_while_speaking():
     async def main():
-        loaded = made()
-        async with working(loaded, max_rows=4, chunk=8, queue=10_000) as worker:
-            expected = (await worker.submit(ask(), stream=False).result()).choices[0].tokens
+        loaded = make_loaded()
+        async with running_worker(loaded, max_rows=4, chunk=8, queue=10_000) as worker:
+            expected = (await worker.submit(make_request(), stream=False).result()).choices[0].tokens
             for cycle in range(20):
-                handles = [worker.submit(ask(range(30), 30), stream=True) for _ in range(20)]
+                handles = [worker.submit(make_request(range(30), 30), stream=True) for _ in range(20)]
                 lists = handles[cycle % 3].events()
                 if cycle % 2:
                     await anext(lists)  # it speaks
                 await lists.aclose()
                 for handle in handles:
                     handle.cancel()
-            assert (await worker.submit(ask(), stream=False).result()).choices[0].tokens == expected
+            assert (await worker.submit(make_request(), stream=False).result()).choices[0].tokens == expected
             assert not worker.busy and worker._engine.reader.pool.n_used == 0
             del handles, handle, lists
             assert n_alive() == 0
@@ -282,11 +282,11 @@ def test_hundreds_go_away_in_line_in_the_prompt_and_while_speaking():
 
 def test_thousands_of_cancels_leave_nothing_behind():
     async def main():
-        async with working(queue=10_000) as worker:
+        async with running_worker(queue=10_000) as worker:
             for _ in range(3000):
-                worker.submit(ask(), stream=True).cancel()
+                worker.submit(make_request(), stream=True).cancel()
             for _ in range(100):
-                await worker.submit(ask(max_tokens=1), stream=False).result()
+                await worker.submit(make_request(max_tokens=1), stream=False).result()
             assert not worker._inbox and not worker._cancelled and not worker._in_engine and not worker._outbox
             assert n_alive() == 0
 
@@ -294,18 +294,18 @@ def test_thousands_of_cancels_leave_nothing_behind():
 
 
 def test_a_loop_that_is_gone_stops_nothing():
-    loaded = made()
+    loaded = make_loaded()
     gate = Gate(loaded.model)
     worker = Worker(loaded)
     worker.start()
 
     async def leave():
-        worker.submit(ask(max_tokens=50), stream=True)
-        worker.submit(ask(max_tokens=50), stream=False)
+        worker.submit(make_request(max_tokens=50), stream=True)
+        worker.submit(make_request(max_tokens=50), stream=False)
         await gate.reached()
 
     async def come():
-        handle = worker.submit(ask(), stream=False)
+        handle = worker.submit(make_request(), stream=False)
         gate.open()
         assert len((await handle.result()).choices[0].tokens) == 4
         await worker.stop()
@@ -320,21 +320,21 @@ def test_a_loop_that_is_gone_stops_nothing():
 @pytest.mark.parametrize("problem", [RuntimeError("no"), ValueError("no"), MemoryError("no")])
 def test_a_pass_that_raises_is_the_servers_fault_and_the_next_request_works(problem, caplog):
     async def main():
-        loaded = made()
+        loaded = make_loaded()
         real = loaded.model.step
 
         def broken(tokens, state, **more):
             raise problem
 
-        async with working(loaded) as worker:
-            expected = await worker.submit(ask(), stream=False).result()
+        async with running_worker(loaded) as worker:
+            expected = await worker.submit(make_request(), stream=False).result()
             for every in (True, False):
                 loaded.model.step = broken
-                handle = worker.submit(ask(), stream=every)
+                handle = worker.submit(make_request(), stream=every)
                 with pytest.raises(MemoryError if isinstance(problem, MemoryError) else RuntimeError, match="no"):
                     await handle.result()
                 loaded.model.step = real
-                assert await worker.submit(ask(), stream=False).result() == expected
+                assert await worker.submit(make_request(), stream=False).result() == expected
             assert worker._engine.reader.pool.n_used == 0
 
     asyncio.run(main())
@@ -343,12 +343,12 @@ def test_a_pass_that_raises_is_the_servers_fault_and_the_next_request_works(prob
 
 def test_an_engine_that_fails_is_made_anew(caplog):
     async def main():
-        loaded = made()
+        loaded = make_loaded()
         gate = Gate(loaded.model)
-        async with working(loaded, max_rows=2) as worker:
-            running = [worker.submit(ask(max_tokens=40), stream=i == 0) for i in range(2)]
+        async with running_worker(loaded, max_rows=2) as worker:
+            running = [worker.submit(make_request(max_tokens=40), stream=i == 0) for i in range(2)]
             await gate.reached()
-            waiting = worker.submit(ask(), stream=False)
+            waiting = worker.submit(make_request(), stream=False)
             gate.once()
             await gate.reached()  # it waits in the engine now
 
@@ -357,11 +357,11 @@ def test_an_engine_that_fails_is_made_anew(caplog):
 
             worker._engine.step = broken
             gate.open()
-            events = await joined(running[0])
+            events = await all_events(running[0])
             assert isinstance(events[-1].error, AssertionError) and events[0].token is not None
             with pytest.raises(AssertionError):
                 await running[1].result()
-            again = await worker.submit(ask(), stream=False).result()
+            again = await worker.submit(make_request(), stream=False).result()
             assert await waiting.result() == again
 
     asyncio.run(main())
@@ -369,16 +369,16 @@ def test_an_engine_that_fails_is_made_anew(caplog):
 
 def test_what_the_engine_refuses_later_is_the_requests_own_error():
     async def main():
-        async with working() as worker:
+        async with running_worker() as worker:
 
             def add(request):
                 raise ValueError("not this one")
 
             real, worker._engine.add = worker._engine.add, add
             with pytest.raises(ValueError, match="not this one"):
-                await worker.submit(ask(), stream=False).result()
+                await worker.submit(make_request(), stream=False).result()
             worker._engine.add = real
-            await worker.submit(ask(), stream=False).result()
+            await worker.submit(make_request(), stream=False).result()
 
     asyncio.run(main())
 
@@ -386,16 +386,16 @@ def test_what_the_engine_refuses_later_is_the_requests_own_error():
 @pytest.mark.parametrize("started", [True, False])
 def test_stopping_tells_all_who_are_left(started):
     async def main():
-        loaded = made()
+        loaded = make_loaded()
         gate = Gate(loaded.model)
         worker = Worker(loaded, max_rows=1)
         if started:
             worker.start()
-        handles = [worker.submit(ask(max_tokens=9), stream=True) for _ in range(3)]
+        handles = [worker.submit(make_request(max_tokens=9), stream=True) for _ in range(3)]
         work = worker.run_job(iter([1]))
         if started:
             await gate.reached()
-            late = worker.submit(ask(), stream=True)
+            late = worker.submit(make_request(), stream=True)
             stopping = asyncio.ensure_future(worker.stop())
             await asyncio.sleep(0)
             gate.open()
@@ -404,11 +404,11 @@ def test_stopping_tells_all_who_are_left(started):
         else:
             await worker.stop()
         for handle in handles:
-            assert isinstance((await joined(handle))[-1].error, ShuttingDown)
+            assert isinstance((await all_events(handle))[-1].error, ShuttingDown)
             handle.cancel()
         with pytest.raises(ShuttingDown):
             await work.result()
-        for late in (lambda: worker.submit(ask(), stream=False), lambda: worker.run_job(iter([1]))):
+        for late in (lambda: worker.submit(make_request(), stream=False), lambda: worker.run_job(iter([1]))):
             with pytest.raises(ShuttingDown):
                 late()
         await worker.stop()
@@ -422,7 +422,7 @@ def test_stopping_tells_all_who_are_left(started):
 
 def test_steps_and_jobs_take_turns():
     async def main():
-        loaded = made()
+        loaded = make_loaded()
         order = []
         real = loaded.model.step
 
@@ -437,7 +437,7 @@ def test_steps_and_jobs_take_turns():
 
         worker = Worker(loaded)
         loaded.model.step = step
-        handle = worker.submit(ask(max_tokens=12), stream=False)
+        handle = worker.submit(make_request(max_tokens=12), stream=False)
         works = [worker.run_job(job("a", 4)), worker.run_job(job("b", 2)), worker.run_job(job("a", 0))]
         worker.start()
         assert [await work.result() for work in works] == [[0, 1, 2, 3], [0, 1], []]
@@ -469,7 +469,7 @@ def test_a_job_can_fail_and_be_given_up(caplog):
             finally:
                 closed_by.append(threading.current_thread().name)
 
-        async with working(made("bert")) as worker:
+        async with running_worker(make_loaded("bert")) as worker:
             with pytest.raises(RuntimeError, match="a layer said so"):
                 await worker.run_job(failing()).result()
             work, never = worker.run_job(long()), worker.run_job(failing())
@@ -488,13 +488,13 @@ def test_a_job_can_fail_and_be_given_up(caplog):
 def test_the_metrics_count():
     async def main():
         metrics = Metrics()
-        loaded = made()
+        loaded = make_loaded()
         gate = Gate(loaded.model)
-        async with working(loaded, metrics=metrics) as worker:
-            gone = worker.submit(ask([7], 50), stream=False)
+        async with running_worker(loaded, metrics=metrics) as worker:
+            gone = worker.submit(make_request([7], 50), stream=False)
             await gate.reached()
             gone.cancel()
-            handle = worker.submit(ask([1, 2, 3], 4), stream=False)
+            handle = worker.submit(make_request([1, 2, 3], 4), stream=False)
             gate.open()
             await handle.result()
         text = metrics.render().decode()

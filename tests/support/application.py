@@ -34,7 +34,7 @@ async def async_client(*names, pooling=None, **options):
 
 
 class SyncClient:
-    """The same for tests that are not asynchronous: the application lives in a thread of its own."""
+    """An async_client for tests that are not asynchronous: its event loop runs in a thread."""
 
     def __init__(self, client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         self.client, self.loop = client, loop
@@ -48,6 +48,7 @@ class SyncClient:
 
 @contextmanager
 def sync_client(*names, pooling=None, **options) -> Iterator[SyncClient]:
+    """A client of an application with these models, as async_client has it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""Ask an ASGI application without a socket: every message of the request is the test's to choose."""
+"""Requests to an ASGI application without a socket, with every message of the request chosen by the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DISCONNECT = {"type": "http.disconnect"}
 
 
 @dataclass
-class Reply:
+class Response:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -30,7 +30,7 @@ class Reply:
         return self.json["error"]
 
 
-def ask(
+def request(
     app: Any,
     method: str = "GET",
     path: str = "/",
@@ -39,7 +39,7 @@ def ask(
     *,
     host: str = "localhost:8000",
     content_type: str | None = "application/json",
-) -> Reply:
+) -> Response:
     """One request and the whole answer to it; a body of several parts comes in several messages."""
     parts = iter([body] if isinstance(body, bytes) else body)
     given = {"host": host, **(headers or {})}
@@ -68,4 +68,4 @@ def ask(
     asyncio.run(app(scope, receive, send))
     start = sent[0]
     found = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}
-    return Reply(start["status"], found, b"".join(m.get("body", b"") for m in sent[1:]), received)
+    return Response(start["status"], found, b"".join(m.get("body", b"") for m in sent[1:]), received)

@@ -90,12 +90,12 @@ class Gate:
         self.n_asked = 0
         self._open, through = threading.Semaphore(0), getattr(ModelRunner, name)
 
-        def guarded(*args):
+        def gated(*args):
             self.n_asked += 1
             assert self._open.acquire(timeout=30)
             return through(*args)
 
-        monkeypatch.setattr(ModelRunner, name, guarded)
+        monkeypatch.setattr(ModelRunner, name, gated)
 
     def let(self, n: int) -> None:
         self._open.release(n)

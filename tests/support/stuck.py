@@ -1,4 +1,4 @@
-"""A script for a page: /v1/completions that begins to answer and never ends, until it is told to stop."""
+"""A script for the page that replaces /v1/completions by a stream which starts and never ends, until it is aborted."""
 
 # A server that writes a few tokens of each of three answers, and then no more.
 STUCK = """
