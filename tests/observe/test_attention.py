@@ -85,8 +85,8 @@ def test_a_head_that_goes_nowhere_is_worth_nothing():
     with torch.no_grad():
         attended.output.weight[:, 3 * attended.d_head :] = 0
     batch = Batch(torch.randint(3, 61, (2, 8), generator=torch.Generator().manual_seed(0)), torch.tensor([8, 5]))
-    for how in ("zero", "mean"):
-        scores = head_importance(model, batch, how=how)
+    for ablation in ("zero", "mean"):
+        scores = head_importance(model, batch, ablation=ablation)
         assert scores.shape == (2, 4)
         assert scores[1, 3] < 1e-6 and (scores[0] > 1e-4).all() and (scores[1, :3] > 1e-4).all()
 

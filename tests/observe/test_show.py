@@ -86,9 +86,9 @@ def test_every_family_shows_what_it_has(family: str):
     reading = image_input(model, image) if family == "vit" else text_input(model, None, "3 1 4 1 5")
     shown = set()
     for what, view in VIEWS.items():
-        wish = ViewOptions(model, None, family, None if what in WITHOUT_TEXT else reading)
+        options = ViewOptions(model, None, family, None if what in WITHOUT_TEXT else reading)
         try:
-            assert "</html>" in view(wish).page()
+            assert "</html>" in view(options).page()
             shown.add(what)
         except ValueError as error:  # it has no such thing, and says so
             assert re.search(

@@ -70,16 +70,16 @@ def run(options: argparse.Namespace) -> int:
     if options.what == "names":
         print(format_names(loaded.model))
         return 0
-    reading, text = None, options.text or ""
+    inputs, text = None, options.text or ""
     if options.what not in WITHOUT_TEXT:
         if options.text is None:
             raise ValueError(f"give a text to look at: heedful show {options.model} TEXT --what {options.what}")
-        reading = _read(loaded, options)
-    wish = ViewOptions(
-        loaded.model, loaded.tokenizer, loaded.name, reading, text, options.kind, options.layer, options.head,
+        inputs = _read(loaded, options)
+    view_options = ViewOptions(
+        loaded.model, loaded.tokenizer, loaded.name, inputs, text, options.kind, options.layer, options.head,
         options.ablate, options.length,
     )  # fmt: skip
-    view = VIEWS[options.what](wish)
+    view = VIEWS[options.what](view_options)
     out = options.out or Path(f"{loaded.name.replace('/', '-')}-{options.what}.html")
     view.save(out)
     print(out)

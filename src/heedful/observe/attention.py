@@ -1,4 +1,4 @@
-"""What attention says: maps, rollout, alignments, and which heads matter.
+"""Attention weights, rollout, alignment, entropy, and the importance of heads by ablation.
 
 T target, S source, H heads, L layers
 """
@@ -22,16 +22,16 @@ ABLATIONS: dict[str, Callable[[list[int]], Edit]] = {"zero": zero_ablation, "mea
 
 
 def attention_kinds(model: Model) -> list[Kind]:
-    """The kinds of attention that a model has: the encoder's or decoder's own, and the decoder's to the encoder."""
+    """The kinds of attention that a model has: self-attention of its encoder or decoder, and cross-attention."""
     known, found = list(activation_names(model)), list[Kind]()
-    for half in stack_names(model):
-        if any(name.startswith(f"{half}.") and name.endswith(".self.weights") for name in known):
-            found.append(half)  # type: ignore[arg-type]
+    for stack_name in stack_names(model):
+        if any(name.startswith(f"{stack_name}.") and name.endswith(".self.weights") for name in known):
+            found.append(stack_name)  # type: ignore[arg-type]
     return [*found, *(["cross"] if any(name.endswith(".cross.weights") for name in known) else [])]  # type: ignore[list-item]
 
 
 def name_pattern(model: Model, kind: Kind | None = None, what: str = "weights") -> str:
-    """The names of one kind of attention; without a kind, the model's main one: cross-attention if there is any."""
+    """The pattern of the activation names of one kind of attention, by default the last of `attention_kinds`."""
     has = attention_kinds(model)
     if not has:
         raise ValueError(f"a {model.family} model of this kind has no attention to look at")
@@ -43,31 +43,31 @@ def name_pattern(model: Model, kind: Kind | None = None, what: str = "weights") 
 
 @torch.no_grad()
 def attention_weights(
-    model: Model, reading: ModelInput, kind: Kind | None = None, layer: int | None = None
+    model: Model, inputs: ModelInput, kind: Kind | None = None, layer: int | None = None
 ) -> dict[str, Tensor]:
-    """The weights (H, T, S) by name, of every layer or one; causal ones are exactly 0 after each position."""
+    """The attention weights (H, T, S) of every layer or one, by activation name."""
     which = name_pattern(model, kind)
     found = matching_names(list(activation_names(model)), which)
     if layer is not None:
         found = [found[_checked_index(layer, len(found))]]
     with capture(model, found) as acts:
-        model(reading.batch)
+        model(inputs.batch)
     return {name: acts[name][0].float().cpu() for name in found}
 
 
-def axis_labels(reading: ModelInput, name: str) -> tuple[list[str], list[str]]:
-    """What stands beside the rows and the columns of a map: "decoder.0.cross.weights" looks from target to source."""
-    half = name.split(".")[0]
+def axis_labels(inputs: ModelInput, name: str) -> tuple[list[str], list[str]]:
+    """The tokens of the rows (queries) and the columns (keys) of attention weights with this activation name."""
+    stack_name = name.split(".")[0]
     if ".cross." in name:
-        return reading.targets or reading.tokens, reading.source
-    return reading.labels(half), reading.labels(half)
+        return inputs.targets or inputs.tokens, inputs.source
+    return inputs.labels(stack_name), inputs.labels(stack_name)
 
 
 def rollout(weights: Tensor, *, residual: float = 0.5) -> Tensor:
-    """How much of each input (column) has come to each position (row) by each layer (Abnar & Zuidema 2020, section 3).
+    """Attention rollout (Abnar & Zuidema 2020, section 3): the share of each input (column) in each position (row).
 
-    Weights (L, H, T, T) -> (L, T, T): heads averaged, the residual connection as a share of looking at oneself, one
-    layer after the other. Rows sum to 1.
+    Weights (L, H, T, T) -> (L, T, T), after each layer: the mean over heads, plus the identity for the `residual`
+    connection, multiplied over the layers. Rows sum to 1.
     """
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         raise ValueError(f"rollout takes the self-attention (layers, heads, T, T), not {tuple(weights.shape)}")
@@ -80,25 +80,26 @@ def rollout(weights: Tensor, *, residual: float = 0.5) -> Tensor:
     return torch.stack(found)
 
 
-def attention_rollout(model: Model, reading: ModelInput, half: str | None = None) -> Tensor:
-    """`rollout` of a text, (L, T, T)."""
+def attention_rollout(model: Model, inputs: ModelInput, stack_name: str | None = None) -> Tensor:
+    """`rollout` of the self-attention over an input, (L, T, T)."""
     has = [kind for kind in attention_kinds(model) if kind != "cross"]
     if not has:
         raise ValueError(f"a {model.family} model has no self-attention to roll out")
-    kind = half or has[-1]
-    return rollout(torch.stack(list(attention_weights(model, reading, kind).values())))  # type: ignore[arg-type]
+    kind = stack_name or has[-1]
+    return rollout(torch.stack(list(attention_weights(model, inputs, kind).values())))  # type: ignore[arg-type]
 
 
-def alignment(model: Model, reading: ModelInput, layer: int | None = None, head: int | None = None) -> Tensor:
-    """Where in the source each target was looked for, (T, S): the mean over heads and layers unless one is chosen.
+def alignment(model: Model, inputs: ModelInput, layer: int | None = None, head: int | None = None) -> Tensor:
+    """The alignment of target and source, (T, S): cross-attention weights, the mean over heads and layers unless one is
+    chosen.
 
-    Row t is what the model looked at to say target t. Of a recurrent model it is the alignment of Bahdanau et al.
+    Row t has the weights with which target t was predicted; of a recurrent model, those of Bahdanau et al. 2015.
     """
     if "cross" not in attention_kinds(model):
         raise ValueError(
             f"a {model.family} model of this kind looks at no source: only encoder-decoders with attention do"
         )
-    found = torch.stack(list(attention_weights(model, reading, "cross", layer).values()))  # (L, H, T, S)
+    found = torch.stack(list(attention_weights(model, inputs, "cross", layer).values()))  # (L, H, T, S)
     if head is not None:
         return found[:, _checked_index(head, found.shape[1], "head")].mean(dim=0)
     return found.mean(dim=(0, 1))
@@ -106,16 +107,16 @@ def alignment(model: Model, reading: ModelInput, layer: int | None = None, head:
 
 @torch.no_grad()
 def head_importance(
-    model: Model, batch: Batch, kind: Kind | None = None, *, how: Literal["zero", "mean"] = "zero"
+    model: Model, batch: Batch, kind: Kind | None = None, *, ablation: Literal["zero", "mean"] = "zero"
 ) -> Tensor:
-    """How much each head matters here, (L, H): how far the output moves without it (Michel et al. 2019 take the loss).
+    """Head importance by ablation, (L, H): how far the output distribution moves without each head.
 
-    The mean over positions of KL(with || without) in nats, from one run for each head; `how` says what stands in for
-    what the head brings: zero, or the mean over positions.
+    The mean over positions of KL(with || without) in nats, from one forward pass per head (Michel et al. 2019 take the
+    loss). The head's output is replaced by zero, or by its mean over positions.
     """
     places = matching_names(list(activation_names(model)), name_pattern(model, kind, "heads"))
-    if how not in ABLATIONS:
-        raise ValueError(f"how is {how!r}: zero and mean are known")
+    if ablation not in ABLATIONS:
+        raise ValueError(f"ablation is {ablation!r}: zero and mean are known")
     n_heads = int(activation_names(model)[places[0]][1])
     scores = torch.zeros(len(places), n_heads)
     with capture(model, edit={place: lambda x: x for place in places}):  # the same arithmetic on both sides
@@ -123,7 +124,7 @@ def head_importance(
     for layer, place in enumerate(places):
         for head in range(n_heads):
             same: dict[str, Edit] = {other: lambda x: x for other in places if other != place}
-            with capture(model, edit={**same, place: ABLATIONS[how]([head])}):
+            with capture(model, edit={**same, place: ABLATIONS[ablation]([head])}):
                 without = _log_probabilities(model, batch)
             scores[layer, head] = (whole.exp() * (whole - without)).nansum(dim=-1).mean().clamp(min=0)
     return scores
@@ -141,7 +142,7 @@ def _log_probabilities(model: Model, batch: Batch) -> Tensor:
 
 
 def attention_entropy(weights: Tensor) -> Tensor:
-    """How widely each head looks, in bits: (..., T, S) -> (...), the mean over targets; 0 is one position alone."""
+    """The entropy of attention weights in bits, (..., T, S) -> (...), the mean over queries; 0: all on one key."""
     bits = -(weights * weights.clamp(min=1e-30).log2()).sum(dim=-1)
     return bits.mean(dim=-1)
 

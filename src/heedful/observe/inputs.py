@@ -1,4 +1,4 @@
-"""A text as a model reads it: the batch of one row, and what to write beside each position of a picture."""
+"""A text or an image as a model's input: the batch of one row, and a label for each position."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ MAX_CHARACTERS = 100_000  # characters: more is a mistake, or an attack
 
 @dataclass(frozen=True)
 class ModelInput:
-    """`tokens` are what the positions of the decoder read, or of the only half; `source` what an encoder beside it
-    reads; `targets` are the token that each position of an encoder-decoder's target goes on with.
+    """A batch of one row with the tokens at its positions as text, for the axes of figures.
+
+    `tokens` are the input of the decoder, or of the only stack; of an encoder-decoder, `source` is the input of the
+    encoder, and `targets` are what the decoder is to predict, `targets[t]` after `tokens[t]`.
     """
 
     batch: Batch
@@ -36,9 +38,9 @@ class ModelInput:
     ids: list[int] = field(default_factory=list)
     target_ids: list[int] = field(default_factory=list)  # the ids of `targets`
 
-    def labels(self, half: str) -> list[str]:
-        """What the positions of a half read: those of an encoder beside a decoder are the source's."""
-        return self.source if half == "encoder" and self.source else self.tokens
+    def labels(self, stack_name: str) -> list[str]:
+        """The input tokens of the encoder or the decoder."""
+        return self.source if stack_name == "encoder" and self.source else self.tokens
 
 
 def text_input(
@@ -50,15 +52,15 @@ def text_input(
     target: str | Sequence[int] | None = None,
     max_tokens: int | None = None,
 ) -> ModelInput:
-    """`text` for any model that reads text; one without a tokenizer reads numbers, "3 1 4".
+    """The input for a text, of any family that reads text; without a tokenizer the text is token ids, "3 1 4".
 
-    `second` is sentence B of a BERT. An encoder-decoder writes its own target, greedily, up to `max_tokens`, unless
-    `target` gives one, as a text or as the ids that were written.
+    `second` is sentence B of a BERT. An encoder-decoder generates its target greedily, up to `max_tokens`, unless
+    `target` gives one, as text or as token ids.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"the text has {len(text):,} characters: at most {MAX_CHARACTERS:,} can be looked at")
     if isinstance(model, ViT):
-        raise ValueError("this model reads images: use read_image, or give the command an image file")
+        raise ValueError("this model reads images: use image_input, or give the command an image file")
     if second is not None and not isinstance(model, EncoderModel):
         raise ValueError(f"a {model.family} model reads one text: a second is for BERT and its kin")
     if target is not None and not isinstance(model, EncoderDecoderModel | Seq2Seq):
@@ -82,7 +84,7 @@ def text_input(
 
 
 def image_input(model: Model, image: Tensor) -> ModelInput:
-    """An image (C, height, width) from -1 to 1 for a vision model; the positions are [CLS] and the patches."""
+    """The input for an image (C, height, width) from -1 to 1, of a ViT; the positions are [CLS] and the patches."""
     if not isinstance(model, ViT):
         raise ValueError(f"a {model.family} model does not read images as they are")
     size = model.config.patch_size
@@ -92,13 +94,13 @@ def image_input(model: Model, image: Tensor) -> ModelInput:
 
 
 def has_segments(model: Model) -> bool:
-    """Whether it tells a first text from a second: DistilBERT and RoBERTa do not."""
+    """Whether the model has segment embeddings for sentence A and B; DistilBERT and RoBERTa have none."""
     segment = getattr(model, "segment", None)
     return segment is not None and len(segment.weight) > 1
 
 
 def token_label(tokenizer: Tokenizer | None, id: int) -> str:
-    """What to write for a token: its text with the space before it; blanks alone are made visible."""
+    """A token as a label: its text with the space before it; whitespace alone is made visible."""
     if tokenizer is None or id >= tokenizer.vocab_size:
         return str(id)
     raw = tokenizer.token(id)
@@ -107,14 +109,14 @@ def token_label(tokenizer: Tokenizer | None, id: int) -> str:
     try:
         text = tokenizer.decode_bytes([id]).decode()
     except UnicodeDecodeError:
-        return f"⟨{tokenizer.decode_bytes([id]).hex(' ')}⟩"  # a part of a character
-    except ValueError:  # no bytes in this tokenizer
+        return f"⟨{tokenizer.decode_bytes([id]).hex(' ')}⟩"  # bytes of an incomplete character
+    except ValueError:  # the tokenizer has no byte-level tokens
         text = raw.replace("▁", " ")
     return text if text.strip() else "".join(VISIBLE_BLANKS.get(c, c) for c in text) or VISIBLE_BLANKS[""]
 
 
 def token_ids(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]:
-    """The ids of a text; of numbers where there is no tokenizer."""
+    """The ids of a text, with special tokens; without a tokenizer the text is the ids."""
     if tokenizer is None:
         most: int = model.config.vocab_size
         try:
@@ -152,22 +154,22 @@ def _encoder_decoder_input(
         most = min(most, max_tokens or most, model.longest or most)
         written = greedy_target(model, source, most, ends)
         ended = bool(ends) and len(written) < most
-    inputs = [model.start_id, *written]
-    said = written + ends[:1] if ended else written
-    inputs = inputs[: len(said)] if said else inputs  # without an end nothing is said after the last token
-    model.check_length(len(inputs))
-    batch = Batch(torch.tensor([inputs], device=model.device), source=source)
-    says = [token_label(writer, i) for i in said]
-    return ModelInput(batch, [token_label(writer, i) for i in inputs], labels, says, inputs, said)
+    decoder_ids = [model.start_id, *written]
+    target_ids = written + ends[:1] if ended else written
+    decoder_ids = decoder_ids[: len(target_ids)] if target_ids else decoder_ids  # without <eos> the last has no target
+    model.check_length(len(decoder_ids))
+    batch = Batch(torch.tensor([decoder_ids], device=model.device), source=source)
+    targets = [token_label(writer, i) for i in target_ids]
+    return ModelInput(batch, [token_label(writer, i) for i in decoder_ids], labels, targets, decoder_ids, target_ids)
 
 
 def greedy_target(
     model: EncoderDecoderModel | Seq2Seq, source: Tensor, max_tokens: int, ends: Sequence[int]
 ) -> list[int]:
-    """The greedy answer to a source (1, S), without the token that ends it."""
-    never = [ids[0] for ids in model.generation.get("bad_words_ids") or () if len(ids) == 1]
-    how = Sampling(temperature=0, logit_bias=dict.fromkeys(never, -100.0))
-    return generate_batch(cast(Speaker, model), Batch(source=source), max_tokens, how, stop=ends)[0]
+    """The target that greedy decoding gives for a source (1, S), without <eos>."""
+    banned = [ids[0] for ids in model.generation.get("bad_words_ids") or () if len(ids) == 1]
+    sampling = Sampling(temperature=0, logit_bias=dict.fromkeys(banned, -100.0))
+    return generate_batch(cast(Speaker, model), Batch(source=source), max_tokens, sampling, stop=ends)[0]
 
 
 def _eos_ids(model: Model, tokenizer: Tokenizer | None) -> list[int]:

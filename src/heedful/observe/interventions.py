@@ -1,7 +1,6 @@
-"""Changes for `capture(edit=...)`: ablation and patching. Each makes a function of one tensor.
+"""Interventions for `capture(edit=...)`: zero ablation, mean ablation and activation patching.
 
-zeroed()      nothing comes from here        averaged()    the same from every position, their mean
-replaced(x)   as it was in another run
+Each function returns an edit, a function from an activation to its replacement of the same shape.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from heedful.observe.capture import Edit
 
 
 def zero_ablation(heads: Sequence[int] | None = None) -> Edit:
-    """Zero, of these heads alone where they are given: of (B, H, T, D) or (B, H, T, S)."""
+    """Replace by zero; with `heads`, only these heads of (B, H, T, D) or (B, H, T, S)."""
     return _of_heads(heads, torch.zeros_like)
 
 
 def mean_ablation(heads: Sequence[int] | None = None) -> Edit:
-    """The mean over batch and positions in place of each: what is left is what all inputs have in common."""
+    """Replace by the mean over batch and positions; with `heads`, only these heads."""
 
     def mean(x: Tensor) -> Tensor:
         positions = (0, *range(1 if x.ndim < 4 else 2, x.ndim - 1))
@@ -30,7 +29,7 @@ def mean_ablation(heads: Sequence[int] | None = None) -> Edit:
 
 
 def activation_patch(by: Tensor, positions: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> Edit:
-    """Activations of another run (activation patching, Vig et al. 2020), at these positions alone where given."""
+    """Activation patching (Vig et al. 2020): replace by the activation of another run, at all or some positions."""
 
     def put(x: Tensor) -> Tensor:
         if by.shape[1:] != x.shape[1:] or by.shape[0] not in (1, x.shape[0]):

@@ -1,4 +1,4 @@
-"""What a model already knows halfway: the logit lens, nearest tokens, and embeddings by layer.
+"""The logit lens, hidden states by layer, features made of them, and nearest tokens.
 
 B batch, T positions, E width, L layers, K best tokens
 """
@@ -24,18 +24,18 @@ MIN_LAYERS = {"second_to_last": 1, "sum_all": 1, "sum_last_four": 4, "concat_las
 
 @dataclass(frozen=True)
 class Lens:
-    """The most likely tokens after every layer. Row 0 is what enters the first; the last row is what the model says."""
+    """The likeliest tokens after every layer; row 0 is the input of the first layer, the last row the output."""
 
     layers: list[str]
     ids: Tensor  # (L, T, K), best first
     probabilities: Tensor  # (L, T, K)
-    final: Tensor  # (L, T): the probability, after each layer, of the token that is best at the end
+    final: Tensor  # (L, T): the probability after each layer of the token that is likeliest at the output
     entropy: Tensor  # (L, T), in bits
 
 
 @torch.no_grad()
 def logit_lens(model: Model, batch: Batch, k: int = 5) -> Lens:
-    """The residual stream of row 0 after each layer, read by the last norm and the head (nostalgebraist 2020)."""
+    """The logit lens (nostalgebraist 2020): final norm and head on the residual stream of row 0 after each layer."""
     stack, head = getattr(model, stack_names(model)[-1], None), getattr(model, "head", None)
     if not isinstance(stack, Stack) or not isinstance(head, LanguageHead | MaskedHead):
         raise ValueError(f"the logit lens needs blocks and a head over a vocabulary; this {model.family} has not both")
@@ -59,20 +59,21 @@ def logit_lens(model: Model, batch: Batch, k: int = 5) -> Lens:
     return Lens(layers, *stacked)
 
 
-def _residual_stream(model: Model, half: str | None = None) -> list[str]:
-    """The names of the residual stream: before the first layer, and after each."""
-    half = half or stack_names(model)[-1]
+def _residual_stream(model: Model, stack_name: str | None = None) -> list[str]:
+    """The activation names of the residual stream: before the first layer, and after each."""
+    stack_name = stack_name or stack_names(model)[-1]
     known = list(activation_names(model))
-    if not any(name.endswith(".after") and name.startswith(half) for name in known):
+    if not any(name.endswith(".after") and name.startswith(stack_name) for name in known):
         raise ValueError(f"a {model.family} model has no layers: nothing changes its embeddings")
-    after = matching_names(known, f"{half}.*.after")
-    return [f"{half}.0.before", *after] if f"{half}.0.before" in known else [f"{half}.embeddings", *after]
+    after = matching_names(known, f"{stack_name}.*.after")
+    first = f"{stack_name}.0.before"
+    return [first if first in known else f"{stack_name}.embeddings", *after]
 
 
 @torch.no_grad()
-def hidden_states(model: Model, batch: Batch, half: str | None = None) -> Tensor:
-    """The embeddings of every token by layer (L + 1, B, T, E): as they come in, then after each layer."""
-    places = _residual_stream(model, half or stack_names(model)[0])
+def hidden_states(model: Model, batch: Batch, stack_name: str | None = None) -> Tensor:
+    """The hidden states by layer (L + 1, B, T, E): the input of the first layer, then the output of each."""
+    places = _residual_stream(model, stack_name or stack_names(model)[0])
     with capture(model, places) as acts:
         model(batch)
     found = [acts[place] for place in places]
@@ -82,13 +83,12 @@ def hidden_states(model: Model, batch: Batch, half: str | None = None) -> Tensor
 
 
 def features(model: Model, batch: Batch, which: str = "last") -> Tensor:
-    """One vector for each token (B, T, E), or (B, T, 4 E) of "concat_last_four", made of its layers; see `combined`."""
+    """A feature vector for each token (B, T, E), or (B, T, 4 E) of "concat_last_four"; see `combine_layers`."""
     return combine_layers(hidden_states(model, batch), which)
 
 
 def combine_layers(layers: Tensor, which: str) -> Tensor:
-    """One of FEATURES, or a layer by its number ("0" is what comes after the first), of embeddings by layer
-    (L + 1, ..., E)."""
+    """One of FEATURES, or the output of a layer by its number, from hidden states by layer (L + 1, ..., E)."""
     n_layers = len(layers) - 1
     if which.isdecimal():
         if int(which) >= n_layers:
@@ -109,9 +109,9 @@ def combine_layers(layers: Tensor, which: str) -> Tensor:
     return made[which]()
 
 
-def embedding_matrix(model: Model, half: str | None = None) -> Tensor:
-    """The embedding of every token (V, E) of a half, the first unless given."""
-    own = {"encoder": "source_embed", "decoder": "target_embed"}[half or stack_names(model)[0]]
+def embedding_matrix(model: Model, stack_name: str | None = None) -> Tensor:
+    """The token embeddings (V, E) of the encoder or decoder, the first of them unless given."""
+    own = {"encoder": "source_embed", "decoder": "target_embed"}[stack_name or stack_names(model)[0]]
     table = getattr(model, own, None) or getattr(model, "embed", None)
     weight = getattr(table, "weight", None)
     if not isinstance(table, nn.Module) or weight is None:
@@ -119,9 +119,11 @@ def embedding_matrix(model: Model, half: str | None = None) -> Tensor:
     return table(torch.arange(len(weight), device=model.device)).detach().float()
 
 
-def nearest_tokens(model: Model, vector: Tensor, k: int = 10, *, half: str | None = None) -> list[tuple[int, float]]:
-    """The tokens whose embeddings point most in a vector's direction (E,), with the cosines, best first."""
-    rows = embedding_matrix(model, half)
+def nearest_tokens(
+    model: Model, vector: Tensor, k: int = 10, *, stack_name: str | None = None
+) -> list[tuple[int, float]]:
+    """The tokens with the highest cosine similarity to a vector (E,), and the similarities, best first."""
+    rows = embedding_matrix(model, stack_name)
     if vector.shape != rows.shape[1:]:
         raise ValueError(f"a vector of {tuple(vector.shape)}, and the embeddings have {rows.shape[1]} dimensions")
     ids, cosines = nearest(rows, vector.to(rows), min(k, len(rows)))

@@ -1,4 +1,4 @@
-"""How a model tells positions apart: what it adds, by how much it rotates, or what distance adds to the scores.
+"""The position encoding of a model: added vectors, rotary angles, or a bias of the attention scores by distance.
 
 T positions, E width, R rotated dimensions, H heads
 """
@@ -19,7 +19,7 @@ from heedful.observe.names import stack_names
 
 @dataclass(frozen=True)
 class PositionEncoding:
-    """`values` are (T, E) of what is added, (T, R/2) cosines of what is rotated, (H, 2 T - 1) of a bias by distance."""
+    """`values` are added vectors (T, E), cosines of rotary angles (T, R/2), or biases by distance (H, 2 T - 1)."""
 
     kind: Literal["sinusoidal", "learned", "rotary", "bias"]
     values: Tensor
@@ -28,7 +28,7 @@ class PositionEncoding:
 
 @torch.no_grad()
 def position_encoding(model: Model, n: int = 50) -> PositionEncoding:
-    """Of the first n positions; of a vision model, of all its patches."""
+    """The encoding of the first n positions; of a ViT, of all its patches."""
     if n < 1:
         raise ValueError(f"{n} positions: there must be 1 at least")
     added = getattr(model, "position", None)

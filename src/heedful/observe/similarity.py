@@ -1,8 +1,8 @@
-"""Why attention projects before it compares: what is alike depends on the space in which one looks.
+"""Cosine similarity before and after a projection: why attention projects to queries and keys before it compares.
 
-Latent semantic indexing (Deerwester et al. 1990) is the old example: two users who have seen no film in common are at
-right angles as rows of a table, and nearly parallel in the space of its concepts. Queries and keys are such spaces,
-learned, one pair for each head.
+Latent semantic indexing (Deerwester et al. 1990) is the classic example: two users who have seen no film in common are
+orthogonal as rows of a ratings table, and nearly parallel in the space of its concepts. Queries and keys are such
+spaces, learned, one pair for each head.
 
     N rows, M columns, K concepts, T positions
 """
@@ -21,26 +21,26 @@ from heedful.observe.names import activation_names, stack_names
 
 
 def cosine_similarity(rows: Tensor, others: Tensor | None = None) -> Tensor:
-    """The cosine of the angle between every row (N, E) and every other (M, E), themselves unless given: (N, M)."""
+    """The cosine similarity of every row (N, E) with every one of `others` (M, E), by default themselves: (N, M)."""
     others = rows if others is None else others
     return F.normalize(rows.float(), dim=-1) @ F.normalize(others.float(), dim=-1).transpose(-2, -1)
 
 
 @dataclass(frozen=True)
 class ConceptSpace:
-    """A table (N, M) as rows in concepts, strengths, concepts in columns: U S Vᵀ cut off after K."""
+    """The truncated SVD U S Vᵀ of a table (N, M) with K singular values."""
 
     rows: Tensor  # (N, K)
     strengths: Tensor  # (K,)
     columns: Tensor  # (M, K)
 
     def project(self, rows: Tensor) -> Tensor:
-        """Rows of the table, old or new (..., M), as points in the space of concepts (..., K)."""
+        """Project rows of the table, known or new (..., M), into the concept space (..., K)."""
         return rows.to(self.columns) @ self.columns
 
 
 def latent_semantic_indexing(table: Tensor, k: int) -> ConceptSpace:
-    """The k strongest concepts of a table of ratings or word counts, by singular value decomposition."""
+    """The concept space of a table of ratings or word counts: its truncated SVD of rank k."""
     if table.ndim != 2 or not 1 <= k <= min(table.shape):
         raise ValueError(f"{k} concepts of a table {tuple(table.shape)}: 1 to its smaller side are possible")
     u, s, v = torch.linalg.svd(table.double(), full_matrices=False)
@@ -49,7 +49,7 @@ def latent_semantic_indexing(table: Tensor, k: int) -> ConceptSpace:
 
 @torch.no_grad()
 def projection_similarity(model: Model, batch: Batch, layer: int, head: int) -> tuple[Tensor, Tensor]:
-    """Cosines between the positions of row 0 (T, T): of what enters a layer, and of a head's queries with its keys."""
+    """Cosine similarities (T, T) of the positions of row 0: of a layer's input, and of a head's queries with keys."""
     base = f"{stack_names(model)[-1]}.{layer}"
     if f"{base}.self.queries" not in activation_names(model):
         raise ValueError(f"there is no self-attention in layer {layer} of this {model.family} model")

@@ -1,4 +1,4 @@
-"""What `heedful show` can show of a model and a text, each as a picture and as a page."""
+"""The views of `heedful show`: each computes something of a model and a text, and gives a figure and an HTML page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -30,37 +30,40 @@ ENDINGS = (".html", *figures.ENDINGS)
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What to show of what. `reading` is missing where no text is needed."""
+    """The model, the input (None for views that need none), and what to show of it."""
 
     model: Model
     tokenizer: Tokenizer | None
     name: str
-    reading: ModelInput | None = None
+    inputs: ModelInput | None = None
     text: str = ""
     kind: look.Kind | None = None
     layer: int | None = None
     head: int | None = None
-    how: str | None = None
+    ablation: Literal["zero", "mean"] | None = None
     length: int | None = None
 
     @property
-    def read(self) -> ModelInput:
-        if self.reading is None:
+    def model_input(self) -> ModelInput:
+        """The input; ValueError where none was given."""
+        if self.inputs is None:
             raise ValueError("give a text to look at")
-        return self.reading
+        return self.inputs
 
     def title(self, more: str = "") -> str:
+        """A title that begins with the model's name."""
         return f"{self.name}: {more}" if more else self.name
 
 
 @dataclass(frozen=True)
 class Visualization:
-    """A picture; the page with it, or a page of its own that one can play with."""
+    """A figure and an interactive HTML page of the same, both made when they are needed."""
 
     draw: Callable[[], Figure]
     page: Callable[[], str]
 
     def save(self, path: Path) -> None:
+        """Write the page (.html) or the figure (.png, .svg, .pdf)."""
         ending = path.suffix.lower()
         if ending not in ENDINGS:
             raise ValueError(f"{path}: what is shown is written as {', '.join(ENDINGS)}")
@@ -70,33 +73,35 @@ class Visualization:
             figures.save_figure(self.draw(), path)
 
 
-def _plain(
-    wish: ViewOptions,
+def _heatmap_view(
+    options: ViewOptions,
     title: str,
     draw: Callable[[], Figure],
     matrices: list[HeatmapData],
     tables: list[str] | None = None,
 ) -> Visualization:
-    return Visualization(draw, lambda: heatmap_page(title, wish.text, matrices, tables=tables or []))
+    return Visualization(draw, lambda: heatmap_page(title, options.text, matrices, tables=tables or []))
 
 
-def attention_view(wish: ViewOptions) -> Visualization:
-    """The heads of one layer, the last unless given; on a page, of every layer."""
-    maps = look.attention_weights(wish.model, wish.read, wish.kind, wish.layer)
+def attention_view(options: ViewOptions) -> Visualization:
+    """The attention weights of the heads of a layer, the last unless given; on the page, of every layer."""
+    maps = look.attention_weights(options.model, options.model_input, options.kind, options.layer)
     name = list(maps)[-1]
-    rows, columns = look.axis_labels(wish.read, name)
-    weights, heads = _heads(maps[name], wish.head)
+    rows, columns = look.axis_labels(options.model_input, name)
+    weights, heads = _heads(maps[name], options.head)
 
     def draw() -> Figure:
-        title = wish.title(name.removesuffix(".weights"))
+        title = options.title(name.removesuffix(".weights"))
         if len(heads) == 1:
             return heatmaps.heatmap(
                 weights[0], rows, columns, title=f"{title}, head {heads[0]}", scale="weight", top=1.0
             )
         return heatmaps.head_heatmaps(weights, rows, columns, [f"head {h}" for h in heads], title=title)
 
-    told = {key: look.axis_labels(wish.read, key) for key in maps}
-    return Visualization(draw, lambda: attention_page(wish.title("attention"), wish.text, maps, told, head=wish.head))
+    told = {key: look.axis_labels(options.model_input, key) for key in maps}
+    return Visualization(
+        draw, lambda: attention_page(options.title("attention"), options.text, maps, told, head=options.head)
+    )
 
 
 def _heads(weights: Tensor, head: int | None) -> tuple[Tensor, list[int]]:
@@ -107,34 +112,38 @@ def _heads(weights: Tensor, head: int | None) -> tuple[Tensor, list[int]]:
     return weights[head : head + 1], [head]
 
 
-def heads_view(wish: ViewOptions) -> Visualization:
-    """Every head of every layer, small."""
-    maps = look.attention_weights(wish.model, wish.read, wish.kind, wish.layer)
-    told = {key: look.axis_labels(wish.read, key) for key in maps}
-    kind = wish.kind or look.attention_kinds(wish.model)[-1]
+def heads_view(options: ViewOptions) -> Visualization:
+    """A thumbnail of every head of every layer."""
+    maps = look.attention_weights(options.model, options.model_input, options.kind, options.layer)
+    told = {key: look.axis_labels(options.model_input, key) for key in maps}
+    kind = options.kind or look.attention_kinds(options.model)[-1]
 
     def draw() -> Figure:
-        return heatmaps.head_thumbnails(torch.stack(list(maps.values())), title=wish.title(f"{kind} attention"))
+        return heatmaps.head_thumbnails(torch.stack(list(maps.values())), title=options.title(f"{kind} attention"))
 
-    return Visualization(draw, lambda: attention_page(wish.title("every head"), wish.text, maps, told, overview=True))
+    return Visualization(
+        draw, lambda: attention_page(options.title("every head"), options.text, maps, told, overview=True)
+    )
 
 
-def rollout_view(wish: ViewOptions) -> Visualization:
-    """How much of each input has come to each position by a layer, the last unless given; over the image of a ViT."""
-    if wish.kind == "cross":
+def rollout_view(options: ViewOptions) -> Visualization:
+    """Attention rollout after a layer, the last unless given; of a ViT, from the patches to [CLS], over the image."""
+    if options.kind == "cross":
         raise ValueError("rollout follows self-attention: choose encoder or decoder")
-    by_layer = look.attention_rollout(wish.model, wish.read, wish.kind)
-    layer = len(by_layer) - 1 if wish.layer is None else wish.layer
+    by_layer = look.attention_rollout(options.model, options.model_input, options.kind)
+    layer = len(by_layer) - 1 if options.layer is None else options.layer
     if not 0 <= layer < len(by_layer):
         raise ValueError(f"there is no layer {layer}: this model has 0 to {len(by_layer) - 1}")
-    images = wish.read.batch.images
+    images = options.model_input.batch.images
     if images is not None:
-        return _over_image(wish, images[0].cpu(), by_layer[layer])
-    labels = wish.read.labels(wish.kind or [k for k in look.attention_kinds(wish.model) if k != "cross"][-1])
-    title = wish.title(f"attention rollout after layer {layer}")
+        return _over_image(options, images[0].cpu(), by_layer[layer])
+    labels = options.model_input.labels(
+        options.kind or [k for k in look.attention_kinds(options.model) if k != "cross"][-1]
+    )
+    title = options.title(f"attention rollout after layer {layer}")
     rolled, names = by_layer[layer], ("position", "input")
-    return _plain(
-        wish,
+    return _heatmap_view(
+        options,
         title,
         lambda: heatmaps.heatmap(
             rolled, labels, labels, title=title, row_name=names[0], column_name=names[1], gamma=0.5
@@ -143,37 +152,39 @@ def rollout_view(wish: ViewOptions) -> Visualization:
     )
 
 
-def _over_image(wish: ViewOptions, image: Tensor, rolled: Tensor) -> Visualization:
-    """What has come to [CLS] from each patch."""
-    size = wish.model.config.patch_size
-    said, heat = _said(wish), rolled[0, 1:].view(image.shape[-2] // size, image.shape[-1] // size)
+def _over_image(options: ViewOptions, image: Tensor, rolled: Tensor) -> Visualization:
+    """The share of each patch in [CLS]."""
+    size = options.model.config.patch_size
+    prediction, heat = _prediction(options), rolled[0, 1:].view(image.shape[-2] // size, image.shape[-1] // size)
 
     def draw() -> Figure:
-        return heatmaps.image_overlay(image, heat, title=wish.name, prediction=said)
+        return heatmaps.image_overlay(image, heat, title=options.name, prediction=prediction)
 
     rows, columns = ([str(i + 1) for i in range(n)] for n in heat.shape)
     patches = HeatmapData(
         heat, rows, columns, "how much of each patch came to [CLS]", "row", "column", "share", cell=32
     )
-    return Visualization(draw, lambda: heatmap_page(wish.title("rollout"), said, [patches], [figures.svg(draw())]))
+    return Visualization(
+        draw, lambda: heatmap_page(options.title("rollout"), prediction, [patches], [figures.svg(draw())])
+    )
 
 
-def _said(wish: ViewOptions) -> str:
-    """The classifier's word for an image."""
+def _prediction(options: ViewOptions) -> str:
+    """The predicted label of an image and its probability; empty without a classifier."""
     with torch.no_grad():
-        logits = wish.model(wish.read.batch).logits
+        logits = options.model(options.model_input.batch).logits
     if logits is None:
         return ""
     chance, best = logits[0].softmax(dim=-1).max(dim=-1)
-    labels = wish.model.config.labels
+    labels = options.model.config.labels
     return f"{labels[int(best)] if labels else int(best)} ({100 * float(chance):.0f} %)"
 
 
-def alignment_view(wish: ViewOptions) -> Visualization:
-    """Where in the source each target was looked for: the mean over heads and layers unless one is chosen."""
-    weights = look.alignment(wish.model, wish.read, wish.layer, wish.head)
-    rows, columns = wish.read.targets, wish.read.source
-    title = wish.title("alignment")
+def alignment_view(options: ViewOptions) -> Visualization:
+    """The alignment of target and source: the mean over heads and layers unless one is chosen."""
+    weights = look.alignment(options.model, options.model_input, options.layer, options.head)
+    rows, columns = options.model_input.targets, options.model_input.source
+    title = options.title("alignment")
 
     def draw() -> Figure:
         return heatmaps.heatmap(
@@ -186,22 +197,24 @@ def alignment_view(wish: ViewOptions) -> Visualization:
             scale="weight",
         )
 
-    maps = look.attention_weights(wish.model, wish.read, "cross", wish.layer)
-    told = {key: look.axis_labels(wish.read, key) for key in maps}
+    maps = look.attention_weights(options.model, options.model_input, "cross", options.layer)
+    told = {key: look.axis_labels(options.model_input, key) for key in maps}
     if len(maps) > 1:
         maps["all layers"] = torch.stack(list(maps.values())).mean(dim=0)
         told["all layers"] = rows, columns
-    return Visualization(draw, lambda: attention_page(title, wish.text, maps, told, head=wish.head))
+    return Visualization(draw, lambda: attention_page(title, options.text, maps, told, head=options.head))
 
 
-def ablation_view(wish: ViewOptions) -> Visualization:
-    """How far the output moves without each head."""
-    scores = look.head_importance(wish.model, wish.read.batch, wish.kind, how=wish.how or "zero")  # type: ignore[arg-type]
+def ablation_view(options: ViewOptions) -> Visualization:
+    """The importance of each head by ablation."""
+    scores = look.head_importance(
+        options.model, options.model_input.batch, options.kind, ablation=options.ablation or "zero"
+    )
     layers, count = [str(i) for i in range(len(scores))], [str(i) for i in range(scores.shape[1])]
-    title = wish.title("what each head is worth here")
+    title = options.title("what each head is worth here")
     rows = [[f"layer {i}", *(f"{x:.4f}" for x in row)] for i, row in enumerate(scores.tolist())]
-    return _plain(
-        wish,
+    return _heatmap_view(
+        options,
         title,
         lambda: heatmaps.heatmap(
             scores, layers, count, title=title, row_name="layer", column_name="head", scale="KL (nats)"
@@ -211,12 +224,12 @@ def ablation_view(wish: ViewOptions) -> Visualization:
     )
 
 
-def lens_view(wish: ViewOptions) -> Visualization:
-    """What each layer would say."""
-    found = logit_lens(wish.model, wish.read.batch)
-    writer = None if wish.tokenizer is None else wish.tokenizer.target
+def lens_view(options: ViewOptions) -> Visualization:
+    """The logit lens: the likeliest token after each layer."""
+    found = logit_lens(options.model, options.model_input.batch)
+    writer = None if options.tokenizer is None else options.tokenizer.target
     pieces = [[token_label(writer, i) for i in row] for row in found.ids[:, :, 0].tolist()]
-    title = wish.title("what each layer would say")
+    title = options.title("what each layer would say")
     rows = [[layer, *(f"{p:.3f}" for p in row)] for layer, row in zip(found.layers, found.final.tolist(), strict=True)]
     best = [
         [
@@ -225,37 +238,37 @@ def lens_view(wish: ViewOptions) -> Visualization:
         ]
         for layer in zip(found.ids.tolist(), found.probabilities.tolist(), strict=True)
     ]
-    said = HeatmapData(
-        found.probabilities[:, :, 0].flip(0), found.layers[::-1], wish.read.tokens, "", "after layer", "at",
+    data = HeatmapData(
+        found.probabilities[:, :, 0].flip(0), found.layers[::-1], options.model_input.tokens, "", "after layer", "at",
         "probability", top=1.0, words=pieces[::-1], notes=best[::-1],
     )  # fmt: skip
-    return _plain(
-        wish,
+    return _heatmap_view(
+        options,
         title,
-        lambda: heatmaps.lens_heatmap(found, wish.read.tokens, pieces, title=title),
-        [said],
-        [html_table(["p of the last layer's token, after layer", *wish.read.tokens], rows)],
+        lambda: heatmaps.lens_heatmap(found, options.model_input.tokens, pieces, title=title),
+        [data],
+        [html_table(["p of the last layer's token, after layer", *options.model_input.tokens], rows)],
     )
 
 
-def similarity_view(wish: ViewOptions) -> Visualization:
-    """How alike the tokens are: as they come in, halfway, and at the end."""
-    if wish.kind is not None and wish.kind not in stack_names(wish.model):
+def similarity_view(options: ViewOptions) -> Visualization:
+    """Cosine similarities of the tokens' hidden states: embeddings, a middle layer, the last; or one layer."""
+    if options.kind is not None and options.kind not in stack_names(options.model):
         raise ValueError(
-            f"this model has no {wish.kind} whose embeddings are seen: {', '.join(stack_names(wish.model))}"
+            f"this model has no {options.kind} whose embeddings are seen: {', '.join(stack_names(options.model))}"
         )
-    half = wish.kind or stack_names(wish.model)[0]
-    layers = hidden_states(wish.model, wish.read.batch, half)[:, 0].cpu()
+    stack_name = options.kind or stack_names(options.model)[0]
+    layers = hidden_states(options.model, options.model_input.batch, stack_name)[:, 0].cpu()
     last = len(layers) - 1
-    chosen = sorted({0, last // 2, last}) if wish.layer is None else [wish.layer + 1]
+    chosen = sorted({0, last // 2, last}) if options.layer is None else [options.layer + 1]
     if not all(0 <= i <= last for i in chosen):
-        raise ValueError(f"there is no layer {wish.layer}: this model has 0 to {last - 1}")
+        raise ValueError(f"there is no layer {options.layer}: this model has 0 to {last - 1}")
     called = ["as they come in" if i == 0 else f"after layer {i - 1}" for i in chosen]
-    title = wish.title("how alike its tokens are")
-    labels = wish.read.labels(half)
+    title = options.title("how alike its tokens are")
+    labels = options.model_input.labels(stack_name)
     alike = [cosine_similarity(layers[i]) for i in chosen]
-    return _plain(
-        wish,
+    return _heatmap_view(
+        options,
         title,
         lambda: heatmaps.similarity_heatmaps(alike, called, labels, title=title),
         [
@@ -265,21 +278,25 @@ def similarity_view(wish: ViewOptions) -> Visualization:
     )
 
 
-def projection_view(wish: ViewOptions) -> Visualization:
-    """How alike the tokens are as they enter a layer, the last unless given, and to a head's queries and keys."""
-    half = stack_names(wish.model)[-1]
-    layers = [name for name in activation_names(wish.model) if name.startswith(half) and name.endswith(".self.queries")]
+def projection_view(options: ViewOptions) -> Visualization:
+    """Cosine similarities of the tokens before a layer (default: the last), and of a head's queries with its keys."""
+    stack_name = stack_names(options.model)[-1]
+    layers = [
+        name
+        for name in activation_names(options.model)
+        if name.startswith(stack_name) and name.endswith(".self.queries")
+    ]
     if not layers:
         raise ValueError(
-            f"a {wish.model.family} model has no self-attention: its queries and keys are what is compared"
+            f"a {options.model.family} model has no self-attention: its queries and keys are what is compared"
         )
-    layer, head = len(layers) - 1 if wish.layer is None else wish.layer, wish.head or 0
-    both = projection_similarity(wish.model, wish.read.batch, layer, head)
+    layer, head = len(layers) - 1 if options.layer is None else options.layer, options.head or 0
+    both = projection_similarity(options.model, options.model_input.batch, layer, head)
     called = [f"before layer {layer}", f"queries and keys of head {head}"]
-    title = wish.title("how alike its tokens are, before and after projection")
-    labels = wish.read.labels(half)
-    return _plain(
-        wish,
+    title = options.title("how alike its tokens are, before and after projection")
+    labels = options.model_input.labels(stack_name)
+    return _heatmap_view(
+        options,
         title,
         lambda: heatmaps.similarity_heatmaps([x.cpu() for x in both], called, labels, title=title),
         [
@@ -289,48 +306,48 @@ def projection_view(wish: ViewOptions) -> Visualization:
     )
 
 
-def token_view(wish: ViewOptions) -> Visualization:
-    """The text cut into tokens; of a language model, with its surprise at each."""
-    read = wish.read
-    if read.batch.images is not None:
-        raise ValueError(f"{wish.name} reads images, which are not cut into tokens of a vocabulary")
-    labels = read.source or read.tokens  # what was given, not what an encoder-decoder answered
-    ids: list[int] = (read.batch.ids if read.batch.source is None else read.batch.source)[0].tolist()
-    bits = [None] * len(labels) if read.source else surprisals(wish.model, read)
-    title = wish.title(f"{len(labels)} tokens")
+def token_view(options: ViewOptions) -> Visualization:
+    """The tokens of the text; of a causal language model, with the surprisal of each."""
+    inputs = options.model_input
+    if inputs.batch.images is not None:
+        raise ValueError(f"{options.name} reads images, which are not cut into tokens of a vocabulary")
+    labels = inputs.source or inputs.tokens  # what was given, not what an encoder-decoder answered
+    ids: list[int] = (inputs.batch.ids if inputs.batch.source is None else inputs.batch.source)[0].tolist()
+    bits = [None] * len(labels) if inputs.source else surprisals(options.model, inputs)
+    title = options.title(f"{len(labels)} tokens")
     told = list(zip(labels, ids, bits, strict=True))
     rows = [(i, label, n, *([] if b is None else [f"{b:.2f}"])) for i, (label, n, b) in enumerate(told)]
     head = ["position", "token", "id", *(["surprise (bits)"] if any(b is not None for b in bits) else [])]
     return Visualization(
         lambda: charts.token_chart(labels, ids, bits, title=title),
-        lambda: token_page(title, wish.text, told, [html_table(head, rows)]),
+        lambda: token_page(title, options.text, told, [html_table(head, rows)]),
     )
 
 
 @torch.no_grad()
-def surprisals(model: Model, reading: ModelInput) -> list[float | None]:
-    """-log2 p of each token after those before it; None of the first, and of models that do not go on with a text."""
-    nothing: list[float | None] = [None] * len(reading.tokens)
-    logits = model(reading.batch).logits if isinstance(model, DecoderModel) else None
+def surprisals(model: Model, inputs: ModelInput) -> list[float | None]:
+    """The surprisal -log2 p of each token given those before it; None for the first, and without a causal model."""
+    nothing: list[float | None] = [None] * len(inputs.tokens)
+    logits = model(inputs.batch).logits if isinstance(model, DecoderModel) else None
     if logits is None:
         return nothing
-    ids = reading.batch.ids[0]
+    ids = inputs.batch.ids[0]
     told = logits[0, :-1].float().log_softmax(dim=-1)
     known = ids[1:].clamp(max=told.shape[-1] - 1)
     return [None, *(told.gather(1, known[:, None])[:, 0] / -math.log(2)).tolist()]
 
 
-def position_view(wish: ViewOptions) -> Visualization:
-    """How the model tells positions apart."""
-    n = 50 if wish.length is None else wish.length
-    found = position_encoding(wish.model, n)
-    title = wish.title(found.about)
+def position_view(options: ViewOptions) -> Visualization:
+    """The position encoding: added vectors, rotary cosines, or attention bias by distance."""
+    n = 50 if options.length is None else options.length
+    found = position_encoding(options.model, n)
+    title = options.title(found.about)
     if found.kind == "bias":
         reach = found.values.shape[1]
         x = list(range(-n + 1, reach - n + 1))
         heads = [str(i) for i in range(len(found.values))]
-        return _plain(
-            wish,
+        return _heatmap_view(
+            options,
             title,
             lambda: charts.line_chart(x, found.values, title=title, x_name="distance", y_name="added to the score"),
             [
@@ -351,8 +368,8 @@ def position_view(wish: ViewOptions) -> Visualization:
     rows, width = found.values.shape
     labels = [str(i) for i in range(rows)], [str(i) for i in range(width)]
     most, cell = heatmaps.robust_max(found.values), max(2, min(8, 900 // width))
-    return _plain(
-        wish,
+    return _heatmap_view(
+        options,
         title,
         lambda: heatmaps.position_heatmap(found.values, title=title, column_name=across),
         [HeatmapData(found.values, *labels, "", "position", across, signed=True, top=most, cell=cell)],
@@ -360,7 +377,7 @@ def position_view(wish: ViewOptions) -> Visualization:
 
 
 def format_names(model: Model) -> str:
-    """All names that can be captured, with their shapes, as lines of text."""
+    """The activation names of a model with their shapes, as lines of text."""
     found = {name: f"({', '.join(map(str, shape))})" for name, shape in activation_names(model).items()}
     width = max(map(len, found))
     return "\n".join(f"{name:<{width}}  {shape}" for name, shape in found.items())
