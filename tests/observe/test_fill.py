@@ -74,11 +74,11 @@ def test_a_first_bracket_may_name_models():
         ("tiny", "shakespeare"),
         ("he", "she"),
     )
-    assert [s.said for s in template.sentences] == [
+    assert [s.label for s in template.sentences] == [
         "tiny: he was _.", "tiny: she was _.", "shakespeare: he was _.", "shakespeare: she was _."
     ]  # fmt: skip
     assert template.sentences[3].name == "shakespeare / she"
-    assert [s.model for s in template.of("tiny").sentences] == ["tiny", "tiny"]
+    assert [s.model for s in template.for_model("tiny").sentences] == ["tiny", "tiny"]
     for text in (" [tiny|shakespeare] _", "[big|small] feet _", "a [tiny|shakespeare] _"):
         assert parse_template(text, models.__contains__, models).models == ()
     with pytest.raises(ValueError, match=r"names the model tiny, and 'shakspeare' is none \(near it: shakespeare\)"):

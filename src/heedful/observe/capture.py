@@ -29,11 +29,11 @@ from heedful.nn.attention import Watch
 from heedful.observe.names import HookPoint, hook_points
 
 Edit = Callable[[Tensor], Tensor]
-COPIED = (".keys", ".values")  # views of a cache, whose memory is written again
+COPIED = (".keys", ".values")  # views of the KV cache, which later steps overwrite
 
 
 class Activations(Mapping[str, Tensor]):
-    """What was captured, by name. After several calls of the model a name has several tensors: `steps`."""
+    """Recorded activations by name; after several calls of the model a name has several tensors, `steps`."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
         self._kept: dict[str, list[Tensor]] = {name: [] for name in wanted}
@@ -47,17 +47,17 @@ class Activations(Mapping[str, Tensor]):
         return kept[0]
 
     def steps(self, name: str) -> list[Tensor]:
-        """One tensor for each call of the model."""
+        """The tensors of an activation, one for each call of the model."""
         if name not in self._kept:
             raise KeyError(f"{name} was not asked for; these were: {', '.join(self._kept) or 'none'}")
         return self._kept[name]
 
     def layers(self, pattern: str) -> Tensor:
-        """All that match as one tensor, the first dimension counts them: (layers, B, H, T, S) of weights."""
+        """The activations that match, stacked: (L, B, H, T, S) of attention weights."""
         return torch.stack([self[name] for name in matching_names(list(self._kept), pattern)])
 
     def clear(self) -> None:
-        """Forget what was captured so far."""
+        """Drop the activations recorded so far."""
         for kept in self._kept.values():
             kept.clear()
 
@@ -76,12 +76,12 @@ def capture(
     *,
     graph: bool = False,
 ) -> Iterator[Activations]:
-    """Keep what the patterns name; `edit` replaces what its patterns name by what a function makes of it.
+    """Record the activations that match the patterns; `edit` maps patterns to functions that replace an activation.
 
-    An edit returns a tensor of the same shape. `graph` keeps what gradients need.
+    An edit returns a tensor of the same shape. With `graph` activations are not detached, for gradients.
     """
-    places = hook_points(model)
-    known = list(places)
+    points = hook_points(model)
+    known = list(points)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     kept = {name for pattern in wanted for name in matching_names(known, pattern)}
     edits: dict[str, list[Edit]] = {}
@@ -92,13 +92,13 @@ def capture(
     with ExitStack() as stack:
         for name in known:
             if name in kept or name in edits:
-                spy = _Hook(places[name], edits.get(name, []), acts._kept.get(name), graph)
-                _attach(model, spy, stack)
+                hook = _Hook(points[name], edits.get(name, []), acts._kept.get(name), graph)
+                _attach(model, hook, stack)
         yield acts
 
 
 def matching_names(known: Sequence[str], pattern: str) -> list[str]:
-    """The names that a pattern means; ValueError with the nearest if there is none."""
+    """The names that match a pattern; ValueError with the closest ones if there is none."""
     found = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
     if found:
         return found
@@ -108,78 +108,80 @@ def matching_names(known: Sequence[str], pattern: str) -> list[str]:
 
 
 class _Hook:
-    """Sees one place: edits what passes, and keeps it."""
+    """Edits and records the activation at one hook point."""
 
-    def __init__(self, place: HookPoint, edits: list[Edit], kept: list[Tensor] | None, graph: bool) -> None:
-        self.place, self.edits, self.kept, self.graph = place, edits, kept, graph
+    def __init__(self, point: HookPoint, edits: list[Edit], kept: list[Tensor] | None, graph: bool) -> None:
+        self.point, self.edits, self.kept, self.graph = point, edits, kept, graph
         self.pieces: list[Tensor] = []
 
-    def see(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
+        """The activation after the edits; recorded if it is wanted."""
         for change in self.edits:
             made = change(x)
             if not isinstance(made, Tensor) or made.shape != x.shape:
                 got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-                raise ValueError(f"the edit of {self.place.name} made {got} of {tuple(x.shape)}: keep the shape")
+                raise ValueError(f"the edit of {self.point.name} made {got} of {tuple(x.shape)}: keep the shape")
             x = made.to(x.dtype)
         if self.kept is not None:
             kept = x if self.graph else x.detach()
-            kept = kept.clone() if self.place.name.endswith(COPIED) else kept
-            (self.kept if self.place.within is None else self.pieces).append(kept)
+            kept = kept.clone() if self.point.name.endswith(COPIED) else kept
+            (self.kept if self.point.within is None else self.pieces).append(kept)
         return x
 
     def begin(self) -> None:
+        """A call of the enclosing module begins."""
         self.pieces = []
 
     def end(self) -> None:
-        """Put together what one call of the model computed in pieces; what does not change is kept once."""
+        """Record the pieces of one call as one tensor: concatenated, or the first where they are all the same."""
         if self.pieces and self.kept is not None:
-            along = self.place.joined
+            along = self.point.joined
             self.kept.append(self.pieces[0] if along is None else torch.cat(self.pieces, dim=along))
         self.pieces = []
 
     def of_output(self, out: Any) -> Any:
-        """The output to go on with; the same object where nothing is edited."""
-        item = self.place.item
+        """The module's output with the activation replaced; the same object where nothing is edited."""
+        item = self.point.item
         if item is None:
-            return self.see(out)
-        seen = self.see(out[item])
+            return self.apply(out)
+        seen = self.apply(out[item])
         if not self.edits:
             return out
         parts = [*out[:item], seen, *out[item + 1 :]]
         return type(out)(*parts) if hasattr(out, "_fields") else tuple(parts)
 
 
-def _attach(model: Model, spy: _Hook, stack: ExitStack) -> None:
-    """Let a spy see its place until `stack` closes."""
-    place = spy.place
-    if place.method is not None:
-        stack.enter_context(_hooked_method(model, place.method, spy))
+def _attach(model: Model, hook: _Hook, stack: ExitStack) -> None:
+    """Install a hook until `stack` closes."""
+    point = hook.point
+    if point.method is not None:
+        stack.enter_context(_hooked_method(model, point.method, hook))
         return
-    if place.watch is not None:
-        stack.enter_context(_explicit_attention(place.watch))
-    call = stack.enter_context(_hooked_method(model, place.during)) if place.during is not None else None
-    hooks = []
-    if place.within is not None:
-        hooks.append(place.within.register_forward_pre_hook(lambda _module, _inputs: spy.begin()))
-        hooks.append(place.within.register_forward_hook(lambda _module, _inputs, _out: spy.end()))
-    if place.side == "input":
-        hooks.append(place.module.register_forward_pre_hook(lambda _m, inputs: (spy.see(inputs[0]), *inputs[1:])))
+    if point.watch is not None:
+        stack.enter_context(_explicit_attention(point.watch))
+    call = stack.enter_context(_hooked_method(model, point.during)) if point.during is not None else None
+    handles = []
+    if point.within is not None:
+        handles.append(point.within.register_forward_pre_hook(lambda _module, _inputs: hook.begin()))
+        handles.append(point.within.register_forward_hook(lambda _module, _inputs, _out: hook.end()))
+    if point.side == "input":
+        handles.append(point.module.register_forward_pre_hook(lambda _m, inputs: (hook.apply(inputs[0]), *inputs[1:])))
     else:
-        hooks.append(
-            place.module.register_forward_hook(
-                lambda _m, _inputs, out: spy.of_output(out) if call is None or call.depth else out
+        handles.append(
+            point.module.register_forward_hook(
+                lambda _m, _inputs, out: hook.of_output(out) if call is None or call.depth else out
             )
         )
-    for hook in hooks:
-        stack.callback(hook.remove)
+    for handle in handles:
+        stack.callback(handle.remove)
 
 
 class _HookedMethod:
-    """Knows when a method of a model runs, and shows spies what it returns: no hook of PyTorch's does."""
+    """A method of a model, wrapped to know when it runs and to hook its return value; PyTorch hooks modules alone."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run, self.depth, self.n_users = run, 0, 0
-        self.spies: list[_Hook] = []
+        self.hooks: list[_Hook] = []
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         self.depth += 1
@@ -187,36 +189,38 @@ class _HookedMethod:
             out = self.run(*given, **named)
         finally:
             self.depth -= 1
-        for spy in self.spies:
-            out = spy.of_output(out)
+        for hook in self.hooks:
+            out = hook.of_output(out)
         return out
 
 
 @contextmanager
-def _hooked_method(model: Model, method: str, spy: _Hook | None = None) -> Iterator[_HookedMethod]:
-    """The method replaced on this one model, until the last of those who look has gone."""
+def _hooked_method(model: Model, method: str, hook: _Hook | None = None) -> Iterator[_HookedMethod]:
+    """Wrap a method of this model until the last user of the wrapper is done."""
     call = model.__dict__.get(method)
     if not isinstance(call, _HookedMethod):
         call = _HookedMethod(getattr(model, method))
         setattr(model, method, call)
     call.n_users += 1
-    call.spies += [] if spy is None else [spy]
+    call.hooks += [] if hook is None else [hook]
     try:
         yield call
     finally:
         call.n_users -= 1
-        if spy is not None:
-            call.spies.remove(spy)
+        if hook is not None:
+            call.hooks.remove(hook)
         if call.n_users == 0:
             delattr(model, method)
 
 
-_explicit: WeakKeyDictionary[Watch, tuple[int, bool]] = WeakKeyDictionary()  # how many look, and if it was on before
+_explicit: WeakKeyDictionary[Watch, tuple[int, bool]] = (
+    WeakKeyDictionary()
+)  # number of users, and the state before the first
 
 
 @contextmanager
 def _explicit_attention(watch: Watch) -> Iterator[None]:
-    """The explicit path, until the last of those who look has gone."""
+    """Switch an attention layer to the explicit computation until the last user is done."""
     count, before = _explicit.get(watch, (0, watch.on))
     _explicit[watch] = (count + 1, before)
     watch.on = True

@@ -1,8 +1,8 @@
-"""The blanks of a template filled by several models: "[bert-books|shakespeare]: My lord, _".
+"""Fill a template with several models and compare them: "[bert-books|shakespeare]: My lord, _".
 
-The models are the template's first bracket, so that everything that compares sentences compares models: a model's
-association scores are those of an alternative. They are compared by words that all of them know. A model of characters
-knows letters alone; beside one that knows words it spells those out.
+The models are the alternatives of the template's first bracket, so that whatever compares sentences compares models.
+They are compared on the words in the vocabulary of all. A character-level model beside word-level ones scores their
+words spelled out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heedful.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class FillRequest:
-    """A model to be asked for its sentences: about these words, or all it knows; `rescore` as `fill` has it."""
+    """One call of `fill_template`: the model's name, the words (None: its vocabulary), and `rescore`."""
 
     model: str
     words: Sequence[str] | None
@@ -34,11 +34,13 @@ def fill_by_models(
     words: Sequence[str] | None = None,
     n: int | None = 30,
 ) -> Filled:
-    """`fill` by each of the models that a template names."""
+    """`fill_template` with each of the models that a template names, merged into one result."""
     steps = compare_models(template, words, n)
     ask = next(steps)
     while True:
-        part = fill_template(*models[ask.model], template.of(ask.model), words=ask.words, n=None, rescore=ask.rescore)
+        part = fill_template(
+            *models[ask.model], template.for_model(ask.model), words=ask.words, n=None, rescore=ask.rescore
+        )
         try:
             ask = steps.send(part)
         except StopIteration as end:
@@ -49,7 +51,8 @@ def fill_by_models(
 def compare_models(
     template: Template, words: Sequence[str] | None, n: int | None
 ) -> Generator[FillRequest, Filled, Filled]:
-    """The questions to the models of a template, one after the other; for whoever has them, wherever they are."""
+    """A generator that yields the calls of `fill_template` it needs, is sent their results, and returns the merged one;
+    so the caller decides where the models run."""
     parts: dict[str, Filled] = {}
     for name in template.models:
         parts[name] = yield FillRequest(name, words, False if words is None else None)
@@ -66,8 +69,10 @@ def compare_models(
         chosen = [word for word, _ in zip(known, range(RESCORED), strict=False)]
         if not chosen:
             raise ValueError("these models have no word in common: give the words to compare")
-    # Causal models read each word with what follows the blank, where there are not too many of them.
-    rescored = template.goes_on and len(chosen) <= RESCORED and any(p.method == "next" for p in parts.values())
+    # Causal models score each word together with the text after the blank, if there are few enough words.
+    rescored = (
+        template.has_text_after_blank and len(chosen) <= RESCORED and any(p.method == "next" for p in parts.values())
+    )
     if not spelled and not rescored:
         return found
     for name, part in parts.items():
@@ -80,8 +85,7 @@ def compare_models(
 
 
 def merge_fills(template: Template, parts: Sequence[Filled], n: int | None) -> Filled:
-    """What several models found, one's sentences under the other's: of the words that all of them know, the likeliest
-    n of each sentence; None: all."""
+    """Concatenate the sentences of several models: the words known to all, or the likeliest n of each sentence."""
     known = [{word: i for i, word in enumerate(part.words)} for part in parts]
     words = [word for word in known[0] if all(word in places for places in known)]
     if not words:
@@ -93,7 +97,7 @@ def merge_fills(template: Template, parts: Sequence[Filled], n: int | None) -> F
         kept = list(dict.fromkeys(order.flatten().tolist()))
         words, logprobs = [words[i] for i in kept], logprobs[:, kept]
     methods = {part.method for part in parts}
-    if "both" in methods:  # a causal model's are probabilities among these words: so are all, then
+    if "both" in methods:  # normalized over these words, so all must be
         return Filled(template, words, logprobs.log_softmax(dim=-1), "both")
     if len(methods) > 1:
         methods = {"pieces"} if methods == {"masked", "pieces"} else {"mixed"}

@@ -1,9 +1,10 @@
-"""Fill in the blank: how likely each word is in every sentence of a template, and what that word goes with.
+"""Fill in the blank: the probability of each word in every sentence of a template, and its association with the
+alternatives.
 
-    masked models   the probability of the word at [MASK]; a word of several pieces has as many masks, which are filled
-                    from left to right (the chain rule)
-    causal models   the probability of the word after what stands before the blank; where words follow the blank, each
-                    candidate is scored with them too, and probabilities are those among the candidates
+    masked models   p(word | the sentence with [MASK]); a word of several tokens has as many masks, filled from left to
+                    right (the chain rule)
+    causal models   p(word | the text before the blank); where text follows the blank, each candidate is scored together
+                    with it, and probabilities are normalized over the candidates
 
 Words are compared by log ratios: how much more likely a word is in one sentence than in another, or than in the mean
 of all (Pearce 2021, "What Have Language Models Learned?").
@@ -29,10 +30,10 @@ from heedful.nn.head import MaskedHead
 from heedful.observe.template import Sentence, Template, parse_template
 from heedful.text.tokenizer import Tokenizer
 
-RESCORED = 200  # more candidates are not scored with what follows: each is a row of its own
-MAX_WORDS = 1_000  # that a user gives
-BUDGET = 2**25  # logits in memory at a time
-NO_WORD = re.compile(r"##|\[unused|<0x[0-9A-F]{2}>$")  # the rest of a word, nothing, a byte
+RESCORED = 200  # more candidates than this are not scored with the text after the blank: each is a row of its own
+MAX_WORDS = 1_000  # given by the user
+BUDGET = 2**25  # logits in one batch
+NO_WORD = re.compile(r"##|\[unused|<0x[0-9A-F]{2}>$")  # continuations, unused and byte tokens
 METHODS = {
     "masked": "probability at the mask",
     "pieces": "probability at the mask; words of several pieces filled from left to right",
@@ -44,7 +45,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Filled:
-    """Words and how likely each is in every sentence."""
+    """Words and their log-probabilities in every sentence of a template."""
 
     template: Template
     words: list[str]
@@ -53,10 +54,12 @@ class Filled:
 
     @property
     def sentences(self) -> tuple[Sentence, ...]:
+        """The sentences of the template, the rows of `logprobs`."""
         return self.template.sentences
 
     @property
     def probabilities(self) -> Tensor:
+        """exp(logprobs), (N, W)."""
         return self.logprobs.exp()
 
     def top(self, sentence: int = 0, k: int = 10) -> list[tuple[str, float]]:
@@ -69,15 +72,15 @@ class Filled:
         return self.logprobs[a] - self.logprobs[b]
 
     def mean(self) -> Tensor:
-        """The mean of the log probabilities over all sentences, (W,)."""
+        """The mean log-probability over all sentences, (W,)."""
         return self.logprobs.mean(dim=0)
 
     def against_mean(self) -> Tensor:
-        """How much likelier each word is in each sentence than in the mean of all, (N, W)."""
+        """The log-probability of each word in each sentence above its mean over all, (N, W)."""
         return self.logprobs - self.mean()
 
     def association(self, slot: int) -> Tensor:
-        """The same for each alternative of a bracket, whatever the other brackets say: (A, W)."""
+        """Association scores (A, W): log p above the mean for each alternative of a bracket, averaged over the rest."""
         rows = [
             self.logprobs[[s.choices[slot] == choice for s in self.sentences]].mean(dim=0)
             for choice in self.template.slots[slot]
@@ -101,10 +104,10 @@ def fill_template(
     n: int | None = 30,
     rescore: bool | None = None,
 ) -> Filled:
-    """How likely each word is at the blank of every sentence.
+    """The log-probability of each word at the blank of every sentence.
 
-    Without `words`, the likeliest n of each sentence, of all that are one token; None: all there are. `rescore` scores
-    a causal model's candidates with what follows the blank; None: where words follow.
+    Without `words`, the likeliest n single-token words of each sentence (n=None: all). `rescore` scores a causal
+    model's candidates with the text after the blank; None: where there is any.
     """
     found = parse_template(template) if isinstance(template, str) else template
     given = None if words is None else _checked(words)
@@ -132,17 +135,17 @@ def _checked(words: Sequence[str]) -> list[str]:
 
 @lru_cache(maxsize=4)
 def word_tokens(tokenizer: Tokenizer) -> tuple[dict[int, str], dict[int, str]]:
-    """Tokens that are a word: those with a space before them, and those without; of WordPiece, all are both."""
+    """Tokens that are whole words, with a space before them and without; of WordPiece both are the same."""
     spaced: dict[int, str] = {}
     bare: dict[int, str] = {}
     for index, text in sorted(_texts(tokenizer).items()):
-        if any(c.isalnum() for c in text) and "\ufffd" not in text:  # no part of a character
+        if any(c.isalnum() for c in text) and "\ufffd" not in text:  # not part of a character
             (spaced if text.startswith(" ") else bare)[index] = text.strip()
-    return (spaced or bare), bare  # without spaces in its tokens a tokenizer has only one kind
+    return (spaced or bare), bare  # a tokenizer without spaces in its tokens has one kind only
 
 
 def _texts(tokenizer: Tokenizer) -> dict[int, str]:
-    """The text of every ordinary token that can begin a word, with its space; all at once, there may be 250,000."""
+    """The text of every token that can begin a word, with its space; decoded in one batch, as there may be 250,000."""
     special = set(tokenizer.special_tokens.values())
     raw = {
         index: piece
@@ -156,7 +159,7 @@ def _texts(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def candidate_tokens(tokenizer: Tokenizer, sentence: Sentence) -> dict[int, str]:
-    """The tokens that can stand at a sentence's blank, and the word each is."""
+    """The single-token words that fit a sentence's blank: id to word."""
     spaced, bare = word_tokens(tokenizer)
     if sentence.before.strip():
         return spaced if sentence.before.endswith((" ", "\n")) else bare or spaced
@@ -165,7 +168,7 @@ def candidate_tokens(tokenizer: Tokenizer, sentence: Sentence) -> dict[int, str]
 
 
 def _choose(scores: Tensor, tables: list[dict[int, str]], n: int | None) -> tuple[list[str], Tensor]:
-    """Words and their scores (N, W), from log probabilities (N, V): the best n of each sentence, all together."""
+    """The union of the n likeliest words of each sentence, and their scores (N, W), from log-probabilities (N, V)."""
     words: dict[str, None] = {}
     of_word = [{word: index for index, word in reversed(table.items())} for table in tables]
     for row, known in zip(scores, of_word, strict=True):
@@ -203,21 +206,21 @@ def _fill_masked(
 
 
 class _Blanks:
-    """Sentences whose blanks are filled with pieces and masks."""
+    """The sentences with tokens and [MASK]s in their blanks."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, sentences: Sequence[Sentence], mask: int) -> None:
         self.model, self.mask, self.frame = model, mask, SpecialTokenTemplate(tokenizer)
         self.around = [(tokenizer.encode(s.before.rstrip()), tokenizer.encode(s.after)) for s in sentences]
 
     def logprobs(self, shown: Sequence[Sequence[int]], step: int) -> Tensor:
-        """Log probabilities (N, V) of piece `step`, or of the last where there are fewer."""
+        """Log-probabilities (N, V) of the token `step` of each blank, or of its last one."""
         rows = [self.frame.wrap([*a, *p, *b]).tolist() for (a, b), p in zip(self.around, shown, strict=True)]
         begin = len(self.frame.before)
         at = [begin + len(a) + min(step, len(p) - 1) for (a, _), p in zip(self.around, shown, strict=True)]
         return _logprobs_at(self.model, rows, at)
 
     def chain(self, pieces: Sequence[Sequence[int]]) -> Tensor:
-        """log p of the first piece, plus that of the second when the first is known, and so on, (N,)."""
+        """log p of several tokens by the chain rule, from left to right, (N,)."""
         total = torch.zeros(len(pieces), device=self.model.device)
         for step in range(max(map(len, pieces))):
             found = self.logprobs([[*p[:step], *[self.mask] * (len(p) - step)] for p in pieces], step)
@@ -236,7 +239,7 @@ def _pieces(tokenizer: Tokenizer, sentence: Sentence, word: str) -> list[int]:
 
 
 def _logprobs_at(model: Model, rows: list[list[int]], at: list[int]) -> Tensor:
-    """Log probabilities (N, V) at one position of each row."""
+    """Log-probabilities (N, V) at one position of each row."""
     model.check_length(max(map(len, rows)))
     found = []
     per = max(1, BUDGET // (model.config.vocab_size * max(map(len, rows))))
@@ -267,12 +270,14 @@ def _fill_causal(
 ) -> Filled:
     sentences = template.sentences
     begin = SpecialTokenTemplate(tokenizer).before
-    if not begin and not all(s.before.strip() for s in sentences):  # a blank at the beginning is after something too
+    if not begin and not all(s.before.strip() for s in sentences):  # a blank at the beginning needs a token before it
         begin = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
     if rescore is None:
-        rescore = template.goes_on
+        rescore = template.has_text_after_blank
     if words is None:
-        whole = " " if word_tokens(tokenizer)[0] is not word_tokens(tokenizer)[1] else ""  # the space is the word's
+        whole = (
+            " " if word_tokens(tokenizer)[0] is not word_tokens(tokenizer)[1] else ""
+        )  # the space belongs to the word
         rows = [[*begin, *tokenizer.encode(s.before.rstrip(whole) if whole else s.before)] for s in sentences]
         if not all(rows):
             raise ValueError("nothing stands before the blank, and this model has no token to begin a text with")
@@ -296,11 +301,11 @@ def _continuations(
     words: list[str],
     rescore: bool,
 ) -> Tensor:
-    """log p(word and, if asked for, what follows | what stands before), (W,)."""
+    """log p(word | text before the blank), with `rescore` of the word and the text after it, (W,)."""
     base = [*begin, *tokenizer.encode(sentence.before.rstrip(" "))]
     texts = [sentence.with_word(word) if rescore else sentence.before + word for word in words]
     rows = [[*begin, *tokenizer.encode(text)] for text in texts]
-    # A word may be written together with the end of what is before it: what is common to all is given.
+    # The tokenizer may merge a word with the text before it: the common prefix of all rows is the context.
     given = min(_common(base, row) for row in rows)
     if given == 0:
         raise ValueError("nothing stands before the blank, and this model has no token to begin a text with")

@@ -19,7 +19,7 @@ def report_text(found: Filled, k: int = 12) -> str:
     """For the terminal: the likeliest words of every sentence, then the words that tell the sentences apart."""
     lines = [METHODS[found.method], ""]
     for i, sentence in enumerate(found.sentences):
-        lines.append(sentence.said)
+        lines.append(sentence.label)
         lines += [f"  {100 * chance:8.3f} %  {word}" for word, chance in found.top(i, k if i < 8 else 3)]
         lines.append("")
     for head, rows in _contrasts(found, max(3, k // 2)):
@@ -62,7 +62,7 @@ def report_page(found: Filled, name: str) -> str:
     tables = []
     for i, sentence in enumerate(found.sentences):
         rows = [(word, f"{100 * chance:.3f} %") for word, chance in found.top(i, SHOWN)]
-        tables.append(html_table([sentence.said, "probability"], rows))
+        tables.append(html_table([sentence.label, "probability"], rows))
     for head, scores in _contrasts(found, SHOWN // 2):
         tables.append(
             html_table([head, "log ratio", "times"], [(w, f"{s:+.3f}", f"{math.exp(s):.2f}") for w, s in scores])

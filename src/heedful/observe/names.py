@@ -40,7 +40,7 @@ from heedful.nn.stack import Stack
 
 Shape = tuple[str | int, ...]
 WATCHED = ("queries", "keys", "values", "scores", "weights", "heads")
-STACK_INPUTS = {"encoder": ("source_embed", "embed_source"), "decoder": ("target_embed", "embed_target")}
+SIDES = {"encoder": ("source_embed", "embed_source"), "decoder": ("target_embed", "embed_target")}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def activation_names(model: Model) -> dict[str, Shape]:
 
 def stack_names(model: Model) -> list[str]:
     """ "encoder", "decoder" or both; CBOW's bag of words counts as an encoder."""
-    return [stack_name for stack_name in STACK_INPUTS if hasattr(model, stack_name)] or ["encoder"]
+    return [stack_name for stack_name in SIDES if hasattr(model, stack_name)] or ["encoder"]
 
 
 def _hook_points(model: Model) -> Iterator[HookPoint]:
@@ -95,7 +95,7 @@ def _length(stack_name: str) -> str:
 
 
 def _inputs(model: Model, stack_name: str) -> Iterator[HookPoint]:
-    own, method = STACK_INPUTS[stack_name]
+    own, method = SIDES[stack_name]
     shape: Shape = ("B", _length(stack_name), getattr(model.config, "d_embed", None) or model.config.d_model)
     during = method if isinstance(model, EncoderDecoderModel) else None
     for name in (own, "embed", "patch"):

@@ -1,9 +1,9 @@
-"""Sentences with a blank and with alternatives: "In [Texas|New York], they like to buy _."
+"""Templates of sentences with a blank and alternatives: "In [Texas|New York], they like to buy _."
 
-One `_` (or several together) that touches no letter is the blank. [a|b] stands for a or b; an alternative may be empty.
-Every combination becomes a sentence. A backslash makes the character after it ordinary: \\_ \\[ \\| \\] \\\\.
-A bracket at the very beginning whose alternatives are names of models, "[bert-books|shakespeare]: My lord, _", has no
-words: each of these models fills all sentences.
+One `_` (or several together) with no letter beside it is the blank. [a|b] is a or b; an alternative may be empty. Every
+combination is a sentence. A backslash escapes the character after it: \\_ \\[ \\| \\] \\\\.
+A bracket at the very beginning may name models instead of words, "[bert-books|shakespeare]: My lord, _": each of them
+fills all sentences.
 After "What Have Language Models Learned?" (Pearce 2021).
 """
 
@@ -22,8 +22,8 @@ MARKS = "_[]|\\"
 
 @dataclass(frozen=True)
 class Sentence:
-    """One combination: what stands before and after its blank, and which alternative each bracket has in it; `model`
-    where the template names models."""
+    """One combination: the text before and after the blank, the alternative chosen for each bracket, and the model, if
+    the template names models."""
 
     before: str
     after: str
@@ -35,32 +35,35 @@ class Sentence:
 
     @property
     def name(self) -> str:
-        """What tells it from the others."""
+        """The chosen alternatives, which tell it from the other sentences."""
         return " / ".join(choice or "∅" for choice in self.choices) or str(self)
 
     @property
-    def said(self) -> str:
-        """The sentence, and whose it is."""
+    def label(self) -> str:
+        """The sentence, with the name of its model in front."""
         return f"{self.model}: {self}" if self.model else str(self)
 
     def with_word(self, word: str) -> str:
+        """The sentence with a word in its blank."""
         return f"{self.before}{word}{self.after}"
 
 
 @dataclass(frozen=True)
 class Template:
+    """A parsed template: all its sentences."""
+
     text: str
     slots: tuple[tuple[str, ...], ...]  # the alternatives of each bracket
     sentences: tuple[Sentence, ...]
     models: tuple[str, ...] = ()  # those it names, which are the alternatives of the first bracket then
 
     @property
-    def goes_on(self) -> bool:
-        """Whether words follow a blank."""
+    def has_text_after_blank(self) -> bool:
+        """Whether letters or digits follow the blank of any sentence."""
         return any(c.isalnum() for sentence in self.sentences for c in sentence.after)
 
-    def of(self, model: str) -> Template:
-        """The part that one of its models fills."""
+    def for_model(self, model: str) -> Template:
+        """The sentences of one of its models."""
         return Template(self.text, self.slots, tuple(s for s in self.sentences if s.model == model), (model,))
 
 
@@ -68,8 +71,8 @@ BLANK = object()  # in the list of a template's parts
 
 
 def parse_template(text: str, is_model: Callable[[str], bool] | None = None, models: Collection[str] = ()) -> Template:
-    """The sentences that a template means; ValueError says what is wrong with it, and where. `is_model` tells which
-    names a first bracket may have; `models` are the usual ones, for a hint."""
+    """Parse a template; ValueError says what is wrong with it, and where. `is_model` tells which names in a first
+    bracket are models; `models` are the known ones, for a hint."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"the template has {len(text):,} characters: at most {MAX_CHARACTERS:,} are read")
     if not text.strip():
@@ -88,7 +91,7 @@ def parse_template(text: str, is_model: Callable[[str], bool] | None = None, mod
 
 
 def _models(text: str, is_model: Callable[[str], bool], models: Collection[str]) -> tuple[tuple[str, ...], int]:
-    """The models that a bracket at the beginning names, and where the sentence begins; none where it has words."""
+    """The models named by a bracket at the beginning, () where it has words, and the index of the sentence."""
     if not text.startswith("["):
         return (), 0
     found, end = _bracket(text, 0)
@@ -115,7 +118,7 @@ def _models(text: str, is_model: Callable[[str], bool], models: Collection[str])
 
 
 def _parts(text: str, place: int = 0) -> list[object]:
-    """Pieces of text (str), the alternatives of brackets (tuple), and BLANK where a blank is outside of brackets."""
+    """Text (str), alternatives of brackets (tuple), and BLANK, in order."""
     parts: list[object] = []
     piece = ""
     while place < len(text):
@@ -145,7 +148,7 @@ def _parts(text: str, place: int = 0) -> list[object]:
 
 
 def _bracket(text: str, begin: int) -> tuple[tuple[str, ...], int]:
-    """The alternatives of the bracket that opens at `begin`, and where the text goes on."""
+    """The alternatives of the bracket that opens at `begin`, and the index after it."""
     found, piece, place = [], "", begin + 1
     while place < len(text):
         mark = text[place]

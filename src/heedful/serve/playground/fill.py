@@ -126,7 +126,7 @@ async def fill_by_served_models(
     while True:
         given = None if wanted.words is None else list(wanted.words)
         part = await fill_by_model(
-            http, wanted.model, template.of(wanted.model), given, None, wanted.rescore is not False
+            http, wanted.model, template.for_model(wanted.model), given, None, wanted.rescore is not False
         )
         with client_errors():
             try:
@@ -151,7 +151,7 @@ def fill_in_slices(
     key = ("fill", template.sentences, tuple(words or ()), n, rescore)
     found: Filled | None = inspector.cache_get(key)
     causal = isinstance(model, DecoderModel)
-    rescore = rescore and causal and template.goes_on
+    rescore = rescore and causal and template.has_text_after_blank
     if found is None and (words is None or not causal):
         found = fill_template(model, tokenizer, template, words=words, n=n, rescore=False if causal else None)
         if rescore and len(found.words) <= RESCORED:
