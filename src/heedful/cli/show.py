@@ -11,10 +11,11 @@ from heedful.cli.arguments import MODEL
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from heedful.loaded import Loaded
     from heedful.models.base import Model
     from heedful.observe.inputs import ModelInput
 
-# What can be shown, and the options that choose among it.
+# The views, and the options that each of them understands.
 WHAT: dict[str, tuple[str, ...]] = {
     "attention": ("layer", "head", "kind"),
     "heads": ("layer", "kind"),
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     if options.what not in WITHOUT_TEXT:
         if options.text is None:
             raise ValueError(f"give a text to look at: heedful show {options.model} TEXT --what {options.what}")
-        inputs = _read(loaded, options)
+        inputs = _model_input(loaded, options)
     view_options = ViewOptions(
         loaded.model, loaded.tokenizer, loaded.name, inputs, text, options.kind, options.layer, options.head,
         options.ablate, options.length,
@@ -101,20 +102,19 @@ def _check(options: argparse.Namespace) -> None:
                 raise ValueError(f"{options.what} are a model's own: leave the {name} out")
 
 
-def _read(loaded: object, options: argparse.Namespace) -> ModelInput:
-    from heedful.loaded import Loaded
+def _model_input(loaded: Loaded, options: argparse.Namespace) -> ModelInput:
+    """The text, or of a ViT the image file, as the model's input."""
     from heedful.models.vit import ViT
     from heedful.observe.inputs import image_input, text_input
 
-    assert isinstance(loaded, Loaded)
     if isinstance(loaded.model, ViT):
         if Path(options.text).suffix.lower() not in IMAGES:
             raise ValueError(f"{loaded.name} reads images: give a file ({', '.join(IMAGES)})")
-        return image_input(loaded.model, _image(loaded.model, Path(options.text)))
+        return image_input(loaded.model, _load_image(loaded.model, Path(options.text)))
     return text_input(loaded.model, loaded.tokenizer, options.text, second=options.second, target=options.target)
 
 
-def _image(model: Model, path: Path) -> Tensor:
+def _load_image(model: Model, path: Path) -> Tensor:
     """A file's pixels from -1 to 1 in the model's size; grey where it has one channel."""
     import torch
 
