@@ -30,7 +30,6 @@ from torch.backends import mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from heedful.kernels.cpu.block_op import rehearsed
 from heedful.models.base import Batch, Model
 from heedful.nn.embed import Embedding
 from heedful.nn.lora import NF4
@@ -179,7 +178,7 @@ def measure_memory(
     `optimizer_memory` is the result of `measure_optimizer`, if the caller has it already."""
     settings = recipe.train
     optimizer_memory = optimizer_memory or measure_optimizer(model, recipe, device=device)
-    with MemoryTracker.for_model(_traced_device(device), model) as tracker, rehearsed():
+    with MemoryTracker.for_model(_traced_device(device), model) as tracker:
         fake_model, fake_objective = tracker.fake_copy(model).train(), tracker.fake_copy(objective)
         fake_batch = tracker.fake_batch(batch)
         for module in fake_model.modules():

@@ -3,49 +3,48 @@
 Attention is computed as in FlashAttention (Dao et al. 2022): the weights of a few queries at a time, and again in the
 backward pass.
 
-    B batch, T positions, M = B T rows, E model width, F hidden width, H heads, G key/value heads, D head size
+    B batch, T positions, E model width, F hidden width, H heads, G key/value heads, D head size
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 
 from heedful.kernels.cpu.library import library, pointer
+from heedful.kernels.cpu.ops import is_traced, register
 from heedful.kernels.cpu.structs import BLOCK_PARTS, LONG, BlockArguments, BlockPointers
 
 PARTS = BLOCK_PARTS
 MAX_WORKSPACE = 2**26  # numbers, about, for the weight gradients of all threads: each sums up its own first
-PLAIN = (nn.Parameter, Tensor)
-rehearsing = False  # see `rehearsed`
+TENSORS = (Tensor, nn.Parameter, FakeTensor)  # no other subclass
 
 
 def supports_input(x: Tensor) -> bool:
-    """Whether the block kernels can run on x here and now: float32 on a CPU, no dispatch mode, no autocast."""
+    """Whether the block kernels can run on x here and now: float32 on a CPU, no autocast, no compiler."""
     return (
         x.dtype == torch.float32
         and x.device.type == "cpu"
         and x.numel() > 0
-        and (rehearsing or type(x) is Tensor)
+        and type(x) in TENSORS
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
-        and (rehearsing or torch._C._len_torch_dispatch_stack() == 0)
         and library() is not None
     )
 
 
 def supports_weight(p: Tensor | None) -> bool:
-    """Whether the kernels can read this parameter."""
-    return p is None or (
-        p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() and (rehearsing or type(p) in PLAIN)
-    )
+    """Whether the kernels can read this parameter; its type as a parameter does not tell whether its data is fake."""
+    return p is None or (p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() and type(p) in TENSORS)
 
 
 def fits_workspace(n_weights: int) -> bool:
@@ -64,63 +63,109 @@ def fused_block(
     mask          (B or 1, 1, T or 1, T) bool, True where attention is allowed, or None
     cos, sin      (B or 1, 1, T, R/2) rotary embedding, or None
     causal        whether a position attends only to itself and those before it, beside what the mask says
+    activation    0 ReLU, 1 GELU, 2 GELU by tanh, 3 SiLU
     """
-    hidden, gated = weights[2 * PARTS.index("up")], weights[2 * PARTS.index("gate")] is not None
-    assert hidden is not None
-    arguments = BlockArguments(
-        *x.shape, len(hidden), n_heads, n_kv_heads, d_head, rms, activation, gated, causal, torch.get_num_threads(),
-        scale, eps,
-    )  # fmt: skip
     if mask is not None:
         mask = mask.expand(-1, -1, x.shape[1], -1).contiguous()
-        arguments.mask_stride = 0 if len(mask) == 1 else mask.stride(0)
     if cos is not None and sin is not None:
         cos, sin = cos.float().contiguous(), sin.float().contiguous()
-        arguments.n_rotated_pairs, arguments.rotation_stride = cos.shape[-1], 0 if len(cos) == 1 else cos.stride(0)
-        arguments.interleaved = interleaved
-    y: Tensor = _Block.apply(x.contiguous(), arguments, mask, cos, sin, *weights)  # type: ignore[no-untyped-call]
+    settings = n_heads, n_kv_heads, d_head, rms, activation, causal, interleaved, scale, eps
+    y: Tensor = _Block.apply(x.contiguous(), settings, mask, cos, sin, *weights)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Block(torch.autograd.Function):
+    """Calls the operators where someone traces, else the functions behind them: the dispatcher takes 50 µs for these
+    many arguments, as long as a small block."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, arguments: BlockArguments, mask: Tensor | None, cos: Tensor | None, sin: Tensor | None,
+        ctx: Any, x: Tensor, settings: tuple[Any, ...], mask: Tensor | None, cos: Tensor | None, sin: Tensor | None,
         *weights: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        n_kept, n_workspace = LONG(), LONG()
-        lib = library()
-        assert lib is not None
-        lib.block_sizes(ctypes.byref(arguments), ctypes.byref(n_kept), ctypes.byref(n_workspace))
-        y, kept, workspace = torch.empty_like(x), x.new_empty(n_kept.value), _workspace(n_workspace.value)
-        ctx.arguments, ctx.n_workspace = arguments, n_workspace.value
+        arguments = _arguments(x, weights, mask, cos, sin, *settings)
+        n_kept, ctx.n_workspace = _sizes(arguments)
+        ctx.settings, ctx.arguments = settings, arguments
+        workspace = _workspace(x, ctx.n_workspace)
+        if is_traced(x):
+            y, kept = torch.ops.heedful.block_forward(x, weights, mask, cos, sin, workspace, *settings)
+        else:
+            y, kept = _call_forward(arguments, n_kept, x, weights, mask, cos, sin, workspace)
         ctx.save_for_backward(x, kept, mask, cos, sin, *weights)
-        if not rehearsing:
-            _point(arguments, workspace, x, kept, mask, cos, sin, weights)
-            arguments.y = y.data_ptr()
-            lib.block_forward(ctypes.byref(arguments))
-        return y
+        return y  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
         x, kept, mask, cos, sin, *weights = ctx.saved_tensors
-        arguments, workspace, wanted = ctx.arguments, _workspace(ctx.n_workspace), ctx.needs_input_grad[5:]
-        d_y, d_x = d_y.contiguous(), torch.empty_like(x)
-        found = [torch.empty_like(w) if want else None for w, want in zip(weights, wanted, strict=True)]
-        if not rehearsing:
-            lib = library()
-            assert lib is not None
-            _point(arguments, workspace, x, kept, mask, cos, sin, weights)
-            arguments.gradients = BlockPointers(*map(pointer, found))
-            arguments.d_y, arguments.d_x = d_y.data_ptr(), d_x.data_ptr()
-            lib.block_backward(ctypes.byref(arguments))
-        return d_x, None, None, None, None, *found
+        needed, d_y = ctx.needs_input_grad, d_y.contiguous()
+        workspace = _workspace(x, ctx.n_workspace)
+        if not is_traced(x):
+            d_x, *found = _call_backward(ctx.arguments, d_y, x, kept, weights, mask, cos, sin, workspace, needed[5:])
+            return d_x, None, None, None, None, *found
+        wanted = [needed[0], *needed[5:]]
+        d_x, *found = torch.ops.heedful.block_backward(
+            d_y, x, kept, weights, mask, cos, sin, workspace, *ctx.settings, wanted
+        )
+        gradients = iter(found)
+        return d_x, None, None, None, None, *[next(gradients) if want else None for want in needed[5:]]
+
+
+_local = threading.local()
+
+
+def _workspace(x: Tensor, size: int) -> Tensor:
+    """Memory for one call, reused by the next: new memory costs more than what is computed in it.
+
+    There is one per thread; fake tensors have one per FakeTensorMode, so that estimates count it once too.
+    """
+    owner: Any = x.fake_mode if isinstance(x, FakeTensor) else _local
+    workspace: Tensor | None = getattr(owner, "heedful_workspace", None)
+    if workspace is None or len(workspace) < size:
+        workspace = owner.heedful_workspace = torch.empty(size, dtype=torch.float32)
+    return workspace
+
+
+# --- the operators ---------------------------------------------------------------------------------------------------
+
+_SETTINGS = (
+    "int n_heads, int n_kv_heads, int d_head, bool rms, int activation, bool causal, bool interleaved, float scale, "
+    "float eps"
+)
+_INPUTS = "Tensor?[] weights, Tensor? mask, Tensor? cos, Tensor? sin, Tensor(a!) workspace"
+
+
+def _arguments(
+    x: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None, cos: Tensor | None, sin: Tensor | None,
+    n_heads: int, n_kv_heads: int, d_head: int, rms: bool, activation: int, causal: bool, interleaved: bool,
+    scale: float, eps: float,
+) -> BlockArguments:  # fmt: skip
+    """Everything but the addresses."""
+    up, gated = weights[2 * PARTS.index("up")], weights[2 * PARTS.index("gate")] is not None
+    assert up is not None
+    arguments = BlockArguments(
+        *x.shape, len(up), n_heads, n_kv_heads, d_head, rms, activation, gated, causal, torch.get_num_threads(), scale,
+        eps,
+    )  # fmt: skip
+    if mask is not None:
+        arguments.mask_stride = 0 if len(mask) == 1 else mask.stride(0)
+    if cos is not None:
+        arguments.n_rotated_pairs, arguments.rotation_stride = cos.shape[-1], 0 if len(cos) == 1 else cos.stride(0)
+        arguments.interleaved = interleaved
+    return arguments
+
+
+def _sizes(arguments: BlockArguments) -> tuple[int, int]:
+    """How many numbers forward keeps, and how many either pass needs as workspace."""
+    n_kept, n_workspace, lib = LONG(), LONG(), library()
+    assert lib is not None
+    lib.block_sizes(ctypes.byref(arguments), ctypes.byref(n_kept), ctypes.byref(n_workspace))
+    return n_kept.value, n_workspace.value
 
 
 def _point(
-    arguments: BlockArguments, workspace: Tensor, x: Tensor, kept: Tensor, mask: Tensor | None, cos: Tensor | None,
-    sin: Tensor | None, weights: Any,
+    arguments: BlockArguments, x: Tensor, kept: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None,
+    cos: Tensor | None, sin: Tensor | None, workspace: Tensor,
 ) -> None:  # fmt: skip
     """Fill in the addresses, which hold as long as the tensors do."""
     arguments.x, arguments.kept, arguments.workspace = x.data_ptr(), kept.data_ptr(), workspace.data_ptr()
@@ -128,24 +173,94 @@ def _point(
     arguments.weights = BlockPointers(*map(pointer, weights))
 
 
-_local = threading.local()
+def _call_forward(arguments: BlockArguments, n_kept: int, x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+    lib = library()
+    assert lib is not None
+    y, kept = torch.empty_like(x), x.new_empty(n_kept)
+    _point(arguments, x, kept, *inputs)
+    arguments.y = y.data_ptr()
+    lib.block_forward(ctypes.byref(arguments))
+    return y, kept
 
 
-@contextmanager
-def rehearsed() -> Iterator[None]:
-    """Inside, tensors have no memory: outputs and workspace are allocated, and the kernels are not called."""
-    global rehearsing
-    before, rehearsing = rehearsing, True
-    real, _local.workspace = getattr(_local, "workspace", None), None
-    try:
-        yield
-    finally:
-        rehearsing, _local.workspace = before, real
+def _call_backward(
+    arguments: BlockArguments, d_y: Tensor, x: Tensor, kept: Tensor, weights: Sequence[Tensor | None],
+    mask: Tensor | None, cos: Tensor | None, sin: Tensor | None, workspace: Tensor, wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    lib = library()
+    assert lib is not None
+    d_x, *found = _gradients_like(x, weights, wanted)
+    _point(arguments, x, kept, weights, mask, cos, sin, workspace)
+    arguments.gradients = BlockPointers(*map(pointer, found))
+    arguments.d_y, arguments.d_x = d_y.data_ptr(), pointer(d_x)
+    lib.block_backward(ctypes.byref(arguments))
+    return [d_x, *found]
 
 
-def _workspace(size: int) -> Tensor:
-    """Memory for one call, reused by the next: new memory costs more than what is computed in it."""
-    workspace: Tensor | None = getattr(_local, "workspace", None)
-    if workspace is None or len(workspace) < size:
-        workspace = _local.workspace = torch.empty(size, dtype=torch.float32)
-    return workspace
+def _block_forward(
+    x: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None, cos: Tensor | None, sin: Tensor | None,
+    workspace: Tensor, *settings: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    arguments = _arguments(x, weights, mask, cos, sin, *settings)
+    return _call_forward(arguments, _sizes(arguments)[0], x, weights, mask, cos, sin, workspace)
+
+
+def _block_forward_shape(
+    x: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None, cos: Tensor | None, sin: Tensor | None,
+    workspace: Tensor, *settings: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    n_kept, _ = _sizes(_arguments(x, weights, mask, cos, sin, *settings))
+    return torch.empty_like(x), x.new_empty(n_kept)
+
+
+def _gradients_like(x: Tensor, weights: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Memory for the gradients of x and of the weights that are wanted."""
+    pairs = zip(weights, wanted, strict=True)
+    return [torch.empty_like(x), *[torch.empty_like(w) if want and w is not None else None for w, want in pairs]]
+
+
+def _block_backward(
+    d_y: Tensor, x: Tensor, kept: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None, cos: Tensor | None,
+    sin: Tensor | None, workspace: Tensor, *rest: Any,
+) -> list[Tensor]:  # fmt: skip
+    *settings, wanted = rest
+    arguments = _arguments(x, weights, mask, cos, sin, *settings)
+    found = _call_backward(arguments, d_y, x, kept, weights, mask, cos, sin, workspace, wanted[1:])
+    return [t for t in found if t is not None]
+
+
+def _block_backward_shape(d_y: Tensor, x: Tensor, kept: Tensor, weights: Any, *rest: Any) -> list[Tensor]:
+    return [t for t in _gradients_like(x, weights, rest[-1][1:]) if t is not None]
+
+
+register(f"block_forward(Tensor x, {_INPUTS}, {_SETTINGS}) -> (Tensor, Tensor)", _block_forward, _block_forward_shape)
+register(
+    f"block_backward(Tensor d_y, Tensor x, Tensor kept, {_INPUTS}, {_SETTINGS}, bool[] wanted) -> Tensor[]",
+    _block_backward,
+    _block_backward_shape,
+)
+
+
+# As papers count: products with every weight, and of all queries with all keys and values; nothing that is done twice.
+
+
+def _attention_flops(x: Sequence[int], n_heads: int, d_head: int) -> int:
+    return 4 * x[0] * n_heads * x[1] ** 2 * d_head
+
+
+@register_flop_formula(torch.ops.heedful.block_forward)  # type: ignore[untyped-decorator]
+def _block_forward_flops(x: Sequence[int], weights: Sequence[Any], *given: Any, **_: Any) -> int:
+    n_heads, d_head = given[4], given[6]
+    products = 2 * x[0] * x[1] * sum(math.prod(w) for w in weights if w is not None and len(w) == 2)
+    return products + _attention_flops(x, n_heads, d_head)
+
+
+@register_flop_formula(torch.ops.heedful.block_backward)  # type: ignore[untyped-decorator]
+def _block_backward_flops(d_y: Any, x: Sequence[int], kept: Any, weights: Sequence[Any], *given: Any, **_: Any) -> int:
+    n_heads, d_head, wanted = given[4], given[6], given[-1]
+    total = 2 * _attention_flops(x, n_heads, d_head)
+    qkv = [2 * PARTS.index(part) for part in ("query", "key", "value")]
+    for i, w in enumerate(weights):
+        if w is not None and len(w) == 2:  # the gradient of the input, and that of the weight
+            total += 2 * x[0] * x[1] * math.prod(w) * ((wanted[0] or i not in qkv) + wanted[1 + i])
+    return total

@@ -8,12 +8,16 @@ They multiply nearly as fast as memory delivers the weights; RESULTS.md has them
 from __future__ import annotations
 
 import ctypes
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from heedful.kernels.cpu.library import library, pointer
+from heedful.kernels.cpu.ops import is_traced, register
 from heedful.kernels.cpu.structs import PackedMatrix
 
 __all__ = ["PRECISIONS", "PackedMatrix", "pack_int4_panels", "pack_panels", "packed_linear", "packed_matrix"]
@@ -39,17 +43,51 @@ def pack_int4_panels(steps: Tensor) -> Tensor:
 def packed_matrix(
     precision: str, weight: Tensor, n_inputs: int, n_outputs: int, bias: Tensor | None, scales: Tensor | None
 ) -> PackedMatrix:
-    """The argument of `packed_linear`; the tensors must outlive it."""
+    """The argument of `packed_linear`; it keeps the tensors alive, a copy of the struct does not."""
     kind = PRECISIONS.index(precision)
-    return PackedMatrix(kind, n_inputs, n_outputs, weight.data_ptr(), pointer(scales), pointer(bias))
+    matrix = PackedMatrix(kind, n_inputs, n_outputs, weight.data_ptr(), pointer(scales), pointer(bias))
+    matrix.tensors = weight, scales, bias
+    return matrix
 
 
 def packed_linear(matrix: PackedMatrix, x: Tensor) -> Tensor:
     """x (..., K) in float32 -> x Wᵀ + b (..., N)."""
+    if is_traced(x):
+        y: Tensor = torch.ops.heedful.packed_linear(x, *matrix.tensors, matrix.kind, matrix.n_outputs)
+        return y
+    return _multiply(matrix, x)
+
+
+def _multiply(matrix: PackedMatrix, x: Tensor) -> Tensor:
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-1], matrix.n_outputs)
     lib = library()
     assert lib is not None and x.shape[-1] == matrix.n_inputs and x.dtype == torch.float32
     n_rows = x.numel() // matrix.n_inputs
-    lib.packed_linear(ctypes.byref(matrix), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads())
+    if not lib.packed_linear(ctypes.byref(matrix), x.data_ptr(), n_rows, y.data_ptr(), torch.get_num_threads()):
+        raise MemoryError(f"no memory for a product of {n_rows} rows")
     return y
+
+
+def _packed_linear(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, kind: int, n_outputs: int
+) -> Tensor:
+    return _multiply(packed_matrix(PRECISIONS[kind], weight, x.shape[-1], n_outputs, bias, scales), x)
+
+
+def _packed_linear_shape(
+    x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, kind: int, n_outputs: int
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], n_outputs)
+
+
+register(
+    "packed_linear(Tensor x, Tensor weight, Tensor? scales, Tensor? bias, int kind, int n_outputs) -> Tensor",
+    _packed_linear,
+    _packed_linear_shape,
+)
+
+
+@register_flop_formula(torch.ops.heedful.packed_linear)  # type: ignore[untyped-decorator]
+def _packed_linear_flops(x: list[int], *given: Any, out_shape: list[int], **_: Any) -> int:
+    return 2 * math.prod(x) * out_shape[-1]

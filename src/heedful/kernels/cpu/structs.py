@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 
+from torch import Tensor
+
 POINTER, LONG, INT, FLOAT, DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float, ctypes.c_double
 
 ABI_VERSION = 1  # as in structs.h
@@ -16,6 +18,8 @@ BlockPointers = POINTER * (2 * len(BLOCK_PARTS))  # a weight and a bias of each 
 
 class PackedMatrix(ctypes.Structure):
     """A packed weight (N, K) with its scales and bias."""
+
+    tensors: tuple[Tensor, Tensor | None, Tensor | None]  # the weight, scales and bias that are pointed to
 
     _fields_ = (
         ("kind", LONG), ("n_inputs", LONG), ("n_outputs", LONG), ("weight", POINTER), ("scales", POINTER),
