@@ -61,9 +61,10 @@ INLINE float score_keys(const float *query, const HeadCache *cache, long begin, 
   return v_highest(most);
 }
 
-// e^(score - highest) in place; returns the sum. Masked positions are 0.
+// e^(score - highest) in place; returns the sum. Masked positions are 0, and so are all where every score is -∞.
 INLINE float exponentiate(float *scores, const uint8_t *allowed, long n, float highest) {
   vec total = v_zero();
+  if (highest == -INFINITY) highest = 0;
   FOR_LANES(n) {
     lanes here = first_lanes(n - k), seen = allowed ? load_bools(here, allowed + k) : here;
     vec at = v_keep(seen, v_exp(v_sub(v_load_lanes(here, scores + k), v_set(highest))));
@@ -77,7 +78,8 @@ void attend_head(const float *query, const HeadCache *cache, long begin, const u
                  long n_keys, long d_head, float scale, float *scores, float *o) {
   long n_ahead = cache->prefetched ? n_keys - AHEAD : 0, stride = cache->value_stride;
   float highest = score_keys(query, cache, begin, allowed, bias, n_keys, d_head, scale, scores, n_ahead);
-  vec normalizer = v_set(1 / exponentiate(scores, allowed, n_keys, highest));
+  float sum = exponentiate(scores, allowed, n_keys, highest);
+  vec normalizer = v_set(sum == 0 ? 0 : 1 / sum);  // a query that sees nothing gets 0
   for (long d = 0; d < d_head; d += 4 * LANES) {
     long n = (d_head - d) / LANES;
     vec a = v_zero(), b = a, c = a, e = a;

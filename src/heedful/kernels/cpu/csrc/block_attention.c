@@ -81,6 +81,7 @@ static void softmax(const Block *b, const uint8_t *mask, long t, long m, float *
     vec most = v_set(-INFINITY), total = v_zero();
     FOR_LANES(end) most = v_select(visible(b, mask, t + i, k), v_max(most, v_load(s + k)), most);
     float highest = v_highest(most);
+    if (highest == -INFINITY) highest = 0;
     FOR_LANES(end) {
       vec at = v_exp(v_mul(v_sub(v_load(s + k), v_set(highest)), scale));
       at = v_keep(visible(b, mask, t + i, k), at);
