@@ -13,6 +13,7 @@ import torch
 import heedful
 from heedful.cli import main
 from heedful.cli.models import short_count
+from heedful.kernels.cpu.library import status
 
 
 def heedful_command(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -52,6 +53,12 @@ def test_info_of_a_published_size(capsys):
     out = says(capsys, "info", "gpt3-175b")
     assert "174,604,259,328" in out and "2,048" in out and "bfloat16 349 GB" in out
     assert "n_layers      96" in out and "d_model       12288" in out
+
+
+def test_info_without_a_model_says_what_runs_here(capsys):
+    out = says(capsys, "info")
+    assert f"PyTorch {torch.__version__}" in out and str(status()).removeprefix("C kernels: ") in out
+    assert f"threads    {torch.get_num_threads()}" in out and "cache " in out
 
 
 def test_info_of_a_model_that_ships(capsys):

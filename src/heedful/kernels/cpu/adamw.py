@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.kernels.cpu.library import library
+from heedful.kernels.cpu.library import library, prepare
 from heedful.kernels.cpu.structs import LONG, POINTER, AdamWSettings
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def can(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels take these."""
+    """Whether the kernels take these tensors: plain, contiguous float32 on a CPU."""
     return library() is not None and all([_plain(t) for t in tensors])
 
 
@@ -33,7 +33,7 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
     lib = library()
     if lib is None or not can(tensors):
         return torch.nn.utils.get_total_norm(tensors)
-    total: float = lib.sum_of_squares(len(tensors), _places(tensors), _sizes(tensors), torch.get_num_threads())
+    total: float = lib.sum_of_squares(len(tensors), _addresses(tensors), _sizes(tensors), torch.get_num_threads())
     return torch.tensor(total**0.5)
 
 
@@ -44,14 +44,20 @@ def scale_(tensors: list[Tensor], factor: Tensor | float) -> None:
         # A float32 factor: with a float64 tensor PyTorch would multiply the tensors one by one.
         torch._foreach_mul_(tensors, factor.float() if isinstance(factor, Tensor) else factor)
     else:
-        lib.scale_tensors(len(tensors), _places(tensors), _sizes(tensors), float(factor), torch.get_num_threads())
+        lib.scale_tensors(len(tensors), _addresses(tensors), _sizes(tensors), float(factor), torch.get_num_threads())
 
 
 class AdamW(torch.optim.AdamW):
     """torch's AdamW, its state and its numbers to within rounding, with the kernels where they take the parameters."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if any([p.is_cpu for group in self.param_groups for p in group["params"]]):
+            prepare()  # a training compiles them here, not in its first step
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
+        """One optimizer step."""
         ready = closure is None and all([self._ready(group) for group in self.param_groups])
         if not ready:  # torch's own also makes the state, in the first step
             return super().step(closure)
@@ -81,12 +87,12 @@ class AdamW(torch.optim.AdamW):
         lists = [weights, [p.grad for p in weights]]
         lists += [[state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")]
         settings = AdamWSettings(group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-        places = [_places(tensors) for tensors in lists]
-        lib.adamw_step(len(weights), *places, _sizes(weights), ctypes.byref(settings), torch.get_num_threads())
-        torch.autograd.graph.increment_version(weights)  # whoever saved them for a backward pass is told
+        addresses = [_addresses(tensors) for tensors in lists]
+        lib.adamw_step(len(weights), *addresses, _sizes(weights), ctypes.byref(settings), torch.get_num_threads())
+        torch.autograd.graph.increment_version(weights)  # a backward pass that saved them raises
 
 
-def _places(tensors: Sequence[Tensor]) -> Any:
+def _addresses(tensors: Sequence[Tensor]) -> Any:
     return (POINTER * len(tensors))(*[t.data_ptr() for t in tensors])
 
 
