@@ -73,6 +73,6 @@ register(
 )
 
 
-@register_flop_formula(torch.ops.heedful.single_query_attention)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.heedful.single_query_attention)
 def _attend_flops(q: list[int], k: list[int], *given: Any, **_: Any) -> int:
     return 4 * math.prod(q) * k[2]

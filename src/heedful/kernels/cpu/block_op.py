@@ -92,7 +92,7 @@ class _Block(torch.autograd.Function):
         else:
             y, kept = _call_forward(arguments, n_kept, x, weights, mask, cos, sin, workspace)
         ctx.save_for_backward(x, kept, mask, cos, sin, *weights)
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     @once_differentiable
@@ -248,14 +248,14 @@ def _attention_flops(x: Sequence[int], n_heads: int, d_head: int) -> int:
     return 4 * x[0] * n_heads * x[1] ** 2 * d_head
 
 
-@register_flop_formula(torch.ops.heedful.block_forward)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.heedful.block_forward)
 def _block_forward_flops(x: Sequence[int], weights: Sequence[Any], *given: Any, **_: Any) -> int:
     n_heads, d_head = given[4], given[6]
     products = 2 * x[0] * x[1] * sum(math.prod(w) for w in weights if w is not None and len(w) == 2)
     return products + _attention_flops(x, n_heads, d_head)
 
 
-@register_flop_formula(torch.ops.heedful.block_backward)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.heedful.block_backward)
 def _block_backward_flops(d_y: Any, x: Sequence[int], kept: Any, weights: Sequence[Any], *given: Any, **_: Any) -> int:
     n_heads, d_head, wanted = given[4], given[6], given[-1]
     total = 2 * _attention_flops(x, n_heads, d_head)

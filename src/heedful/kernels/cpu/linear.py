@@ -88,6 +88,6 @@ register(
 )
 
 
-@register_flop_formula(torch.ops.heedful.packed_linear)  # type: ignore[untyped-decorator]
+@register_flop_formula(torch.ops.heedful.packed_linear)
 def _packed_linear_flops(x: list[int], *given: Any, out_shape: list[int], **_: Any) -> int:
     return 2 * math.prod(x) * out_shape[-1]
