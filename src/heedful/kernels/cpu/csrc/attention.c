@@ -74,12 +74,11 @@ INLINE float exponentiate(float *scores, const uint8_t *allowed, long n, float h
   return v_sum(total);
 }
 
-void attend_head(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed, const float *bias,
-                 long n_keys, long d_head, float scale, float *scores, float *o) {
-  long n_ahead = cache->prefetched ? n_keys - AHEAD : 0, stride = cache->value_stride;
-  float highest = score_keys(query, cache, begin, allowed, bias, n_keys, d_head, scale, scores, n_ahead);
-  float sum = exponentiate(scores, allowed, n_keys, highest);
-  vec normalizer = v_set(sum == 0 ? 0 : 1 / sum);  // a query that sees nothing gets 0
+// o = normalizer · Σ weight · value. Masked positions are not read; whether there are any is known when it is compiled.
+INLINE void sum_values(const HeadCache *cache, long begin, const uint8_t *allowed, const int masked,
+                       const float *weights, float normalizer, long n_keys, long d_head, long n_ahead, float *o) {
+  long stride = cache->value_stride;
+  vec by = v_set(normalizer);
   for (long d = 0; d < d_head; d += 4 * LANES) {
     long n = (d_head - d) / LANES;
     vec a = v_zero(), b = a, c = a, e = a;
@@ -88,18 +87,35 @@ void attend_head(const float *query, const HeadCache *cache, long begin, const u
     for (long t = 0; t < n_keys; t++) {
       if (t < n_ahead) prefetch_next(&ahead, cache, stride, n > 3 ? 64 : n * 16);
       const float *at = next_position(&values, cache, stride) + d;
-      if (allowed && !allowed[t]) continue;
-      vec weight = v_set(scores[t]);
+      if (masked && !allowed[t]) continue;
+      vec weight = v_set(weights[t]);
       a = v_fma(weight, v_load(at), a);
       if (n > 1) b = v_fma(weight, v_load(at + LANES), b);
       if (n > 2) c = v_fma(weight, v_load(at + 2 * LANES), c);
       if (n > 3) e = v_fma(weight, v_load(at + 3 * LANES), e);
     }
-    v_store(o + d, v_mul(a, normalizer));
-    if (n > 1) v_store(o + d + LANES, v_mul(b, normalizer));
-    if (n > 2) v_store(o + d + 2 * LANES, v_mul(c, normalizer));
-    if (n > 3) v_store(o + d + 3 * LANES, v_mul(e, normalizer));
+    v_store(o + d, v_mul(a, by));
+    if (n > 1) v_store(o + d + LANES, v_mul(b, by));
+    if (n > 2) v_store(o + d + 2 * LANES, v_mul(c, by));
+    if (n > 3) v_store(o + d + 3 * LANES, v_mul(e, by));
   }
+}
+
+// Inlined, so that what is known of the cache where it is called (a single block) is used.
+INLINE void attend_inline(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed,
+                          const float *bias, long n_keys, long d_head, float scale, float *scores, float *o) {
+  long n_ahead = cache->prefetched ? n_keys - AHEAD : 0;
+  float highest = score_keys(query, cache, begin, allowed, bias, n_keys, d_head, scale, scores, n_ahead);
+  float sum = exponentiate(scores, allowed, n_keys, highest);
+  float normalizer = sum == 0 ? 0 : 1 / sum;  // a query that sees nothing gets 0
+  if (allowed) sum_values(cache, begin, allowed, 1, scores, normalizer, n_keys, d_head, n_ahead, o);
+  else sum_values(cache, begin, 0, 0, scores, normalizer, n_keys, d_head, n_ahead, o);
+}
+
+void attend_head(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed, const float *bias,
+                 long n_keys, long d_head, float scale, float *scores, float *o) {
+  const HeadCache copy = *cache;  // its fields stay in registers
+  attend_inline(query, &copy, begin, allowed, bias, n_keys, d_head, scale, scores, o);
 }
 
 // Queries (B, H, D), keys and values (B, G, S, D), with the strides given: of rows and heads of q; rows, heads and
@@ -115,8 +131,8 @@ EXPORT void single_query_attention(const float *q, const float *k, const float *
     long row = j / n_heads, h = j % n_heads, kv = h / share;
     HeadCache cache = {k + row * strides[2] + kv * strides[3], v + row * strides[5] + kv * strides[6], strides[4],
                        strides[7], FIRST_BLOCK, SINGLE_BLOCK, 0, 1};
-    attend_head(q + row * strides[0] + h * strides[1], &cache, 0, allowed ? allowed + row * strides[8] : 0,
-                bias ? bias + row * strides[9] + h * strides[10] : 0, n_keys, d_head, scale, scores + j * n_keys,
-                out + j * d_head);
+    attend_inline(q + row * strides[0] + h * strides[1], &cache, 0, allowed ? allowed + row * strides[8] : 0,
+                  bias ? bias + row * strides[9] + h * strides[10] : 0, n_keys, d_head, scale, scores + j * n_keys,
+                  out + j * d_head);
   }
 }

@@ -15,7 +15,7 @@ typedef struct {
   int prefetched;  // whether they come from memory and are prefetched, rather than from a cache
 } HeadCache;
 
-// o (D) = softmax(scale · q Kᵀ + bias) V over the positions from `begin` on. `allowed` (n_keys) bools and `bias` (n_keys)
-// may be none; `scores` is scratch for (n_keys). D is a multiple of 16. Masked positions are not read.
+// o (D) = softmax(scale · q Kᵀ + bias) V over the positions from `begin` on. `allowed` (n_keys) bools and `bias`
+// (n_keys) may be none; `scores` is scratch for (n_keys). D is a multiple of 16. Masked positions are not read.
 void attend_head(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed, const float *bias,
                  long n_keys, long d_head, float scale, float *scores, float *o);

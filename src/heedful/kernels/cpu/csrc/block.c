@@ -50,7 +50,9 @@ static Block open_block(const BlockArguments *a, long *n_kept, long *n_workspace
 }
 
 // How many numbers forward keeps, and how many either pass needs as workspace; only the sizes of `a` are read.
-EXPORT void block_sizes(const BlockArguments *a, long *n_kept, long *n_workspace) { open_block(a, n_kept, n_workspace); }
+EXPORT void block_sizes(const BlockArguments *a, long *n_kept, long *n_workspace) {
+  open_block(a, n_kept, n_workspace);
+}
 
 // --- work of a thread ------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ void attend_backward(const Block *b, long sequence, long kv_head, float *scratch
 // Numbers of scratch memory that both need.
 long attention_scratch(const Block *b);
 
-// Rows begin to end: normed[which] = norm(x), and its gradient: to = past + that of x; the norm's own goes to `partial`.
+// Rows begin to end: normed[which] = norm(x). Backward: to = past + the gradient of x; those of the norm's weights go
+// to `partial`.
 void normalize_rows(const Block *b, int which, const float *x, long begin, long end);
 void normalize_rows_backward(const Block *b, int which, const float *x, const float *past, float *to, long begin,
                              long end);

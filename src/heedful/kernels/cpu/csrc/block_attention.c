@@ -1,5 +1,5 @@
-// Attention of a block forward and backward. As in FlashAttention (Dao et al. 2022) the weights never exist all at once:
-// those of a few queries at a time, and again in the backward pass from the log-sum-exp of their scores.
+// Attention of a block forward and backward. As in FlashAttention (Dao et al. 2022) the weights never exist all at
+// once: those of a few queries at a time, and again in the backward pass from the log-sum-exp of their scores.
 //
 //     T positions, D head size
 

@@ -7,7 +7,8 @@ void normalize_rows(const Block *b, int which, const float *x, long begin, long 
   long n = b->a.width;
   for (long row = begin; row < end; row++) {
     float *stats = b->stats[which] + 2 * row;
-    stats[1] = normalize_row(b->a.rms, weight, bias, (float)b->a.eps, x + row * n, b->normed[which] + row * n, n, stats);
+    float *y = b->normed[which] + row * n;
+    stats[1] = normalize_row(b->a.rms, weight, bias, (float)b->a.eps, x + row * n, y, n, stats);
   }
 }
 

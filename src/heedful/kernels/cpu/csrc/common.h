@@ -1,5 +1,5 @@
-// What several kernels share: exp, activations with their derivatives, LayerNorm and RMSNorm of a row, rotary embeddings.
-// NaN and infinity come out as PyTorch's operators have them.
+// What several kernels share: exp, activations with their derivatives, LayerNorm and RMSNorm of a row, rotary
+// embeddings. NaN and infinity come out as PyTorch's operators have them.
 
 #pragma once
 #include <omp.h>

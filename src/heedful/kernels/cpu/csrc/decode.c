@@ -95,8 +95,8 @@ static void update_cache(const DecodeLayer *l, const LayerCache *cache, const De
   }
 }
 
-// Queries of (M, (H + 2G) D) over the cache -> (M, H D). `runs` are the first tokens of the runs; each thread has scratch
-// for its scores.
+// Queries of (M, (H + 2G) D) over the cache -> (M, H D). `runs` are the first tokens of the runs; each thread has
+// scratch for its scores.
 static void attend_cached(const DecodeLayer *l, const LayerCache *m, const DecodeStep *s, const float *qkv, float *out,
                           const long *runs, long n_runs, float *scratch, long scratch_size) {
   long share = l->n_heads / l->n_kv_heads, n = l->d_head, row_size = (l->n_heads + 2 * l->n_kv_heads) * n;

@@ -91,8 +91,8 @@ static int row_cutoff(const float *x, long n, float maximum, float inverse_tempe
 }
 
 // The fewest logits of each row (M, N), greatest first, that together have the probability top_p: all above
-// cutoffs[row], and of those that equal it the ones up to the index last[row]. Where the maximum is not finite there are
-// no probabilities, and the cutoff is NaN. 0 where there is no memory.
+// cutoffs[row], and of those that equal it the ones up to the index last[row]. Where the maximum is not finite there
+// are no probabilities, and the cutoff is NaN. 0 where there is no memory.
 EXPORT int top_p_cutoff(const float *x, const float *maxima, long n_rows, long n, float inverse_temperature,
                         double top_p, float *cutoffs, long *last, int threads) {
   int done = 1;

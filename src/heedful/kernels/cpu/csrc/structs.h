@@ -12,7 +12,8 @@
 enum { FLOAT32, FLOAT16, BFLOAT16, INT8, INT4 };   // PackedMatrix.kind
 enum { NO_NORM, LAYER_NORM, RMS_NORM };            // NormWeights.kind
 enum { PRE_NORM, POST_NORM, PARALLEL };            // DecodeLayer.residual
-enum { ATTENTION_NORM, FEEDFORWARD_NORM, QUERY, KEY, VALUE, OUTPUT, UP, GATE, DOWN, N_PARTS };  // BlockArguments.weights
+// Parts of a block: BlockArguments.weights
+enum { ATTENTION_NORM, FEEDFORWARD_NORM, QUERY, KEY, VALUE, OUTPUT, UP, GATE, DOWN, N_PARTS };
 
 // A weight (N, K) packed as linear.c reads it.
 typedef struct {

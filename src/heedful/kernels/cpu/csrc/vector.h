@@ -18,7 +18,7 @@ INLINE lanes first_lanes(long n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1u
 INLINE vec v_zero(void) { return _mm512_setzero_ps(); }
 INLINE vec v_set(float x) { return _mm512_set1_ps(x); }
 INLINE vec v_load(const float *from) { return _mm512_loadu_ps(from); }
-INLINE vec v_load_lanes(lanes some, const float *from) { return _mm512_maskz_loadu_ps(some, from); }  // the others are 0
+INLINE vec v_load_lanes(lanes some, const float *from) { return _mm512_maskz_loadu_ps(some, from); }  // others are 0
 INLINE void v_store(float *to, vec x) { _mm512_storeu_ps(to, x); }
 INLINE void v_store_lanes(float *to, lanes some, vec x) { _mm512_mask_storeu_ps(to, some, x); }
 
