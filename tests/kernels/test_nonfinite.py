@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import heedful
 from heedful.kernels import packed
 from heedful.kernels.cpu import adamw
 from heedful.kernels.cpu.attention import single_query_attention
@@ -19,14 +17,16 @@ from heedful.kernels.cpu.decode_op import SINGLE_BLOCK, DecodeLayer, DecodeStep,
 from heedful.kernels.cpu.library import library
 from heedful.kernels.cpu.sampling import page_masses, row_argmax, top_p_cutoff
 from heedful.kernels.cpu.structs import LONG
-from heedful.kernels.pack import pack
-from heedful.models.base import Batch
 
 pytestmark = pytest.mark.skipif(
     library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
 )
 NAN, INF = torch.nan, torch.inf
 VALUES = pytest.mark.parametrize("value", [NAN, INF, -INF], ids=str)
+PANELS = {
+    "float32": packed.Float32Panels, "float16": packed.Float16Panels, "bfloat16": packed.BFloat16Panels,
+    "int8": packed.Int8Panels, "int4": packed.Int4Panels,
+}  # fmt: skip
 ACTIVATIONS = {
     "relu": F.relu,
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x * 0.5**0.5)),  # oneDNN's, which F.gelu may be, says NaN at infinity
@@ -56,11 +56,11 @@ def test_products_of_floats(kind, value):
     x[1, 7] = value
     x[3, 7], x[3, 32] = value, -value
     with torch.no_grad():
-        ours = packed.product(weight.to(dtype), bias, kind)(x)
+        ours = PANELS[kind](weight.to(dtype), bias)(x)
         rounded = x.bfloat16().float() if kind == "bfloat16" else x
         assert same(ours, F.linear(rounded, weight.to(dtype).float(), bias), 1e-2)
         weight[4, 5] = value
-        ours = packed.product(weight.to(dtype), bias, kind)(x)
+        ours = PANELS[kind](weight.to(dtype), bias)(x)
         assert same(ours, F.linear(rounded, weight.to(dtype).float(), bias), 1e-2)
 
 
@@ -71,7 +71,7 @@ def test_products_of_integers(kind, value):
     weight, x = numbers(64, 96), numbers(5, 96, seed=2)
     x[1, 7] = value
     with torch.no_grad():
-        ours, theirs = packed.product(weight, None, kind)(x), F.linear(x, weight)
+        ours, theirs = PANELS[kind](weight, None)(x), F.linear(x, weight)
         assert not ours[1].isfinite().any() and ours[[0, 2, 3, 4]].isfinite().all()
         if value != value:
             assert ours[1].isnan().all()
@@ -123,20 +123,23 @@ def test_a_query_that_sees_nothing_gets_zeros():
 # --- decoding: norms, activations, residuals -------------------------------------------------------------------------
 
 
-def decode_once(x: Tensor, *, activation: int, norm: str, weights: dict[str, Tensor], bias: Tensor | None) -> Tensor:
+def decode_once(
+    x: Tensor, *, activation: int, norm: str, weights: dict[str, Tensor],
+    cache: tuple[Tensor, Tensor] | None = None, position: int = 0,
+) -> Tensor:  # fmt: skip
     """One token of one row through one pre-norm block of the kernels."""
-    panels = {name: packed.product(w, None, "float32") for name, w in weights.items()}
+    panels = {name: packed.Float32Panels(w, None) for name, w in weights.items()}
     layer = DecodeLayer(activation=activation, n_heads=2, n_kv_heads=2, d_head=16, scale=0.25)
     weight = torch.ones(32)
     for name in ("attention_norm", "feedforward_norm"):
         setattr(layer, name, NormWeights(2 if norm == "rms" else 1, 32, weight.data_ptr(), None, 1e-5))
     for name, product in panels.items():
         setattr(layer, name, product.matrix)
-    keys, values, tables = torch.zeros(1, 2, 4, 16), torch.zeros(1, 2, 4, 16), torch.zeros(1, 1, dtype=torch.long)
-    cache = LayerCache(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1))
+    keys, values = cache or (torch.zeros(1, 2, 4, 16), torch.zeros(1, 2, 4, 16))
+    tables, out = torch.zeros(1, 1, dtype=torch.long), x.clone()
+    caches = (LayerCache * 1)(LayerCache(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1)))
     step = DecodeStep(width=32, block_tables=tables.data_ptr(), max_blocks=1, block_size=SINGLE_BLOCK)
-    out = x.clone()
-    decode((DecodeLayer * 1)(layer), (LayerCache * 1)(cache), step, (LONG * 1)(0), (LONG * 1)(0), None, out)
+    decode((DecodeLayer * 1)(layer), caches, step, (LONG * 1)(0), (LONG * 1)(position), None, out)
     return out
 
 
@@ -154,22 +157,24 @@ def test_decoding(where, activation, norm, value):
         weights["up"][5] = 0
         weights["up"][5, 0] = value
     with torch.no_grad():
-        ours = decode_once(x, activation=list(ACTIVATIONS).index(activation), norm=norm, weights=weights, bias=None)
+        ours = decode_once(x, activation=list(ACTIVATIONS).index(activation), norm=norm, weights=weights)
         normalize = partial(F.layer_norm if norm == "layer" else F.rms_norm, normalized_shape=(32,), eps=1e-5)
         middle = x + F.linear(F.linear(normalize(x), weights["qkv"])[:, 64:], weights["output"])
         hidden = ACTIVATIONS[activation](F.linear(normalize(middle), weights["up"]))
         assert same(ours, middle + F.linear(hidden, weights["down"]))
 
 
-@torch.no_grad()
-def test_a_nan_in_a_cache_reaches_the_logits():
-    model = heedful.create("gpt2", d_model=32, d_ff=64, n_heads=2, n_layers=2, vocab_size=50, max_len=32).eval()
-    model = pack(model, "float32")
-    state = model.start(Batch(torch.tensor([[3, 4, 5]])))[1]
-    other = copy.deepcopy(state)
-    state.caches[0].keys[0, 0, 1, 0] = NAN  # a score is NaN then, as it is in PyTorch
-    assert model.step(torch.tensor([[7]]), state).isnan().all()
-    assert model.step(torch.tensor([[7]]), other).isfinite().all()
+@VALUES
+def test_what_is_in_the_cache_reaches_the_output(value):
+    weights = {"qkv": numbers(96, 32), "output": numbers(32, 32, seed=1)}
+    weights |= {"up": numbers(48, 32, seed=2), "down": numbers(32, 48, seed=3)}
+    x, keys, values = numbers(1, 32, seed=4), numbers(1, 2, 4, 16, seed=5), numbers(1, 2, 4, 16, seed=6)
+    given = {"activation": 3, "norm": "rms", "weights": weights}
+    assert decode_once(x, **given, cache=(keys.clone(), values.clone()), position=2).isfinite().all()
+    values[0, 0, 3] = value  # after the last position: not read
+    assert decode_once(x, **given, cache=(keys.clone(), values.clone()), position=2).isfinite().all()
+    keys[0, 0, 1, 0] = NAN  # once such a score was a weight near 0
+    assert decode_once(x, **given, cache=(keys.clone(), values.clone()), position=2).isnan().all()
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------

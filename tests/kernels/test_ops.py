@@ -84,7 +84,7 @@ def test_gradients_that_nobody_wants_are_not_computed():
 
 @torch.no_grad()
 def test_products_and_attention():
-    x, layer = torch.randn(3, 5, 32), packed.product(torch.randn(70, 32), None, "float32")
+    x, layer = torch.randn(3, 5, 32), packed.Float32Panels(torch.randn(70, 32), None)
     q, k = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 9, 16)
     real = layer(x), single_query_attention(q, k, k, None, None, None)
     with Calls() as calls, FlopCounterMode(display=False) as counted:
