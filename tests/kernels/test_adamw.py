@@ -29,7 +29,7 @@ def draw(seed: int) -> list[torch.Tensor]:
 def test_norm_and_scale(threads):
     tensors = draw(0)
     exact = torch.cat([t.flatten() for t in tensors]).double().norm().item()
-    assert kernels.can(tensors)
+    assert kernels.supports_tensors(tensors)
     assert abs(float(kernels.total_norm(tensors)) / exact - 1) < 1e-6
     kernels.scale_(tensors, 0.25)
     assert all(torch.equal(t, 0.25 * before) for t, before in zip(tensors, draw(0), strict=True))
@@ -76,7 +76,7 @@ def test_adamw_is_torchs(threads):
 
 def test_what_the_kernels_do_not_take_is_torchs():
     weights = [torch.nn.Parameter(torch.ones(4, 3).double()), torch.nn.Parameter(torch.ones(3, 4).T)]
-    assert not kernels.can(weights[:1]) and not kernels.can(weights[1:])
+    assert not kernels.supports_tensors(weights[:1]) and not kernels.supports_tensors(weights[1:])
     optimizer = kernels.AdamW(weights, lr=0.1)
     for _ in range(3):
         for p in weights:

@@ -1,7 +1,7 @@
 """The norm of a list of tensors, scaling them, and AdamW on them, by one call each of the C kernels.
 
 PyTorch goes from tensor to tensor, and a small model has a hundred of a few hundred numbers each. The kernels take a
-list of contiguous float32 tensors on a CPU (`can`); any other list goes to PyTorch's operators.
+list of contiguous float32 tensors on a CPU (`supports_tensors`); any other list goes to PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from heedful.kernels.cpu.structs import LONG, POINTER, AdamWSettings
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def can(tensors: Sequence[Tensor]) -> bool:
+def supports_tensors(tensors: Sequence[Tensor]) -> bool:
     """Whether the kernels take these tensors: plain, contiguous float32 on a CPU."""
     return library() is not None and all([_plain(t) for t in tensors])
 
@@ -31,7 +31,7 @@ def _plain(t: Tensor) -> bool:
 def total_norm(tensors: list[Tensor]) -> Tensor:
     """The norm of all tensors as one vector, a scalar on their device."""
     lib = library()
-    if lib is None or not can(tensors):
+    if lib is None or not supports_tensors(tensors):
         return torch.nn.utils.get_total_norm(tensors)
     total: float = lib.sum_of_squares(len(tensors), _addresses(tensors), _sizes(tensors), torch.get_num_threads())
     return torch.tensor(total**0.5)
@@ -40,7 +40,7 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
 def scale_(tensors: list[Tensor], factor: Tensor | float) -> None:
     """Multiply all tensors by one number, in place."""
     lib = library()
-    if lib is None or not can(tensors):
+    if lib is None or not supports_tensors(tensors):
         # A float32 factor: with a float64 tensor PyTorch would multiply the tensors one by one.
         torch._foreach_mul_(tensors, factor.float() if isinstance(factor, Tensor) else factor)
     else:
@@ -74,9 +74,9 @@ class AdamW(torch.optim.AdamW):
             and not group["maximize"]
             and not isinstance(group["lr"], Tensor)
             and all([self.state[p] for p in weights])
-            and can(weights)
-            and can([p.grad for p in weights])
-            and can([self.state[p]["step"] for p in weights])
+            and supports_tensors(weights)
+            and supports_tensors([p.grad for p in weights])
+            and supports_tensors([self.state[p]["step"] for p in weights])
         )
 
     def _step(self, group: dict[str, Any]) -> None:
