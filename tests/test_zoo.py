@@ -69,7 +69,7 @@ def test_reversal_writes_new_sequences_backwards():
 
 def digits(kind, part):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
-    from heedful.recipes.inputs import read as read_data
+    from heedful.recipes.inputs import load_data as read_data
     from heedful.train.recipe import Recipe
 
     return getattr(read_data(Recipe.from_dict(read_recipe(shipped_recipes()[kind])), None), part)

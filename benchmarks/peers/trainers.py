@@ -42,7 +42,7 @@ def nanogpt_batches(ids: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def heedful(text: Path, folder: str, precision: str, compiled: bool) -> Train:
-    from heedful.recipes.build import assemble
+    from heedful.recipes.build import build_training
     from heedful.train.recipe import Recipe
     from heedful.train.trainer import Trainer
 
@@ -61,7 +61,7 @@ def heedful(text: Path, folder: str, precision: str, compiled: bool) -> Train:
             "optimizer": {"name": "adamw", "lr": LR, "betas": list(BETAS), "weight_decay": DECAY},
         }
     )  # fmt: skip
-    ready = assemble(recipe)
+    ready = build_training(recipe)
     trainer = Trainer(ready.model, ready.objective, ready.train, None, ready.recipe)
 
     def train(n: int) -> None:

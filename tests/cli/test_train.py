@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import heedful
 from heedful.cli import main
 from heedful.data.loader import BatchLoader
-from heedful.recipes.build import assemble
+from heedful.recipes.build import build_training
 from heedful.train.recipe import Recipe, read_recipe, shipped_recipes
 from support.trainings import (
     WORDS,
@@ -169,7 +169,7 @@ def test_sources_are_mixed_by_weight(here, capfd):
     assert main(["train", str(recipe), *settings(*TINY[:3], "log.samples=false", "model.dropout=0")]) == 0
     model = heedful.load("runs/mix-1")
     a, b = (model.tokenizer.encode(letter)[0] for letter in "ab")
-    data = assemble(Recipe.from_dict(read_recipe(here / "runs/mix-1/recipe.toml")), model.tokenizer).train
+    data = build_training(Recipe.from_dict(read_recipe(here / "runs/mix-1/recipe.toml")), model.tokenizer).train
     loader = BatchLoader(data, batch_size=8, seed=1)
     tokens = torch.cat([batch.ids[:, 0] for step in range(60) for batch in loader.step(step)])
     assert (tokens == a).float().mean() == pytest.approx(0.75, abs=0.05)

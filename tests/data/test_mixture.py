@@ -112,7 +112,7 @@ def test_fingerprints_differ_with_weights():
 
 
 def test_what_two_sources_hold_out_is_validated_whole(tmp_path, monkeypatch):
-    from heedful.recipes.inputs import read
+    from heedful.recipes.inputs import load_data
     from heedful.text import characters
     from heedful.train.recipe import Recipe
 
@@ -123,7 +123,7 @@ def test_what_two_sources_hold_out_is_validated_whole(tmp_path, monkeypatch):
     sources = [{"path": str(tmp_path / f"{name}.txt"), "weight": 1.0} for name in texts]
     recipe = Recipe.from_dict({"data": {"source": sources, "length": 20, "share": 0.2}})
     tokenizer = characters(texts.values(), special=("<unk>",))
-    validation = read(recipe, tokenizer).validation
+    validation = load_data(recipe, tokenizer).validation
     batch = validation.batch([Draw(0, i) for i in range(len(validation))], seed=0)
     seen = tokenizer.decode(batch.targets[batch.targets >= 0].tolist())
     # The last fifth of each; the first character of each is read and not foreseen.

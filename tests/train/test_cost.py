@@ -158,10 +158,10 @@ def test_counting_changes_nothing():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_memory_of_every_family_is_what_the_allocator_gives(family):
     model, objective, batch = lesson(family)
-    rehearsed = beyond_weights(cost.measure_memory(model, objective, batch, recipe()))
+    traced = beyond_weights(cost.measure_memory(model, objective, batch, recipe()))
     # oneDNN does not tell what its LSTM keeps; everything else is exact but for a few bytes
     tolerance = 0.1 if family == "seq2seq" else 0.01
-    assert rehearsed == pytest.approx(real_peak(model, objective, batch, recipe()), rel=tolerance)
+    assert traced == pytest.approx(real_peak(model, objective, batch, recipe()), rel=tolerance)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -174,8 +174,8 @@ def test_memory_follows_the_settings(settings, dropout):
     model = tiny("gpt", n_layers=4, d_model=64, d_head=16, d_ff=256, vocab_size=1000, dropout=dropout)
     batch = Batch(ids(16, 64), targets=ids(16, 64))
     told = recipe(train=settings)
-    rehearsed = beyond_weights(cost.measure_memory(model, causal, batch, told))
-    assert rehearsed == pytest.approx(real_peak(model, causal, batch, told), rel=0.05)
+    traced = beyond_weights(cost.measure_memory(model, causal, batch, told))
+    assert traced == pytest.approx(real_peak(model, causal, batch, told), rel=0.05)
 
 
 def test_parts_after_the_first_have_gradients_from_the_beginning():
@@ -194,11 +194,11 @@ def test_optimizer_state_is_that_of_a_real_step(name):
     model, objective, batch = lesson("gpt")
     told = recipe(optimizer={"name": name})
     optimizer = optimizers.make_optimizer(model, told.optimizer)
-    rehearsed = cost.measure_memory(model, objective, batch, told)
+    traced = cost.measure_memory(model, objective, batch, told)
     objective(model, batch).sum.backward()
     optimizer.step()
     states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
-    assert rehearsed.optimizer == sum(t.nbytes for t in states)
+    assert traced.optimizer == sum(t.nbytes for t in states)
 
 
 def test_lora_needs_little_beside_the_frozen_weights():
@@ -284,7 +284,7 @@ def test_rates():
     assert free is None or free > 0
 
 
-def test_a_model_without_known_parts_can_be_rehearsed_too():
+def test_a_model_without_known_parts_can_be_traced_too():
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()

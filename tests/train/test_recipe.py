@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from heedful.models.registry import FAMILIES
-from heedful.recipes.build import choose_model, make_objective, new_model
-from heedful.recipes.inputs import Read
+from heedful.recipes.build import choose_model, new_model, recipe_objective
+from heedful.recipes.inputs import RecipeData
 from heedful.recipes.launch import AUTOMATIC
 from heedful.train import optimizers
 from heedful.train.adapters import adapt
@@ -34,11 +34,11 @@ def test_a_recipe_that_ships_is_valid_and_builds_its_model(name):
     assert recipe.about and len(recipe.about) < 120 and "\n" not in recipe.about
     if "init_from" in recipe.model or recipe.objective.name == "distill":
         return  # its model is somewhere else
-    data = Read(None, None, n_tokens=10**6, settings=ASKED[recipe.data.kind])  # type: ignore[arg-type]
+    data = RecipeData(None, None, n_tokens=10**6, settings=ASKED[recipe.data.kind])  # type: ignore[arg-type]
     model = new_model(choose_model(recipe, data), device="meta")
     adapt(model, recipe.adapter)
     optimizers.make_optimizer(model, recipe.optimizer)
-    assert model.n_parameters() > 0 and make_objective(recipe, None) is not None
+    assert model.n_parameters() > 0 and recipe_objective(recipe, None) is not None
     last = optimizers.lr_factor(recipe.schedule, recipe.train.steps - 1, recipe.train.steps)
     assert recipe.schedule.warmup < recipe.train.steps and 0 <= last <= 1
     if "max_len" not in data.settings and recipe.data.kind != "images":

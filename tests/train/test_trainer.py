@@ -270,7 +270,7 @@ def test_out_of_memory_says_what_to_set(problem):
     assert "--set train.accumulate=" in str(advice.value)
 
 
-def test_advice_that_cannot_be_rehearsed_is_what_usually_helps():
+def test_advice_that_cannot_be_measured_is_what_usually_helps():
     def advice(**train):
         with pytest.raises(ValueError) as told, out_of_memory_advice(recipe(train=train)):
             raise torch.OutOfMemoryError("CUDA out of memory")

@@ -15,10 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the estimate."""
-    from heedful.recipes.estimate import describe
-    from heedful.recipes.launch import resolve
+    from heedful.recipes.estimate import estimate_report
+    from heedful.recipes.launch import resolve_recipe
     from heedful.train.recipe import Recipe, merge_tables, parse_changes
 
-    _, recipe = resolve(options.what)
-    print(describe(Recipe.from_dict(merge_tables(recipe, parse_changes(options.set)))))
+    _, recipe = resolve_recipe(options.what)
+    print(estimate_report(Recipe.from_dict(merge_tables(recipe, parse_changes(options.set)))))
     return 0

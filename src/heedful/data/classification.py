@@ -111,13 +111,16 @@ class LabelledTexts:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest(self.kind, self.rows, self.segments, self.targets.numpy(), self.names)
 
     @property
     def lengths(self) -> np.ndarray:
+        """The length of each example in tokens, for batches of similar lengths."""
         return self.rows.lengths
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         rows = [self.rows[d.index] for d in draws]
         segments = None if self.segments is None else pad_rows([self.segments[d.index] for d in draws], 0)
         targets = self.targets[[d.index for d in draws]]
@@ -213,6 +216,7 @@ def _targets(
 
 
 def label_ids(said: Sequence[str], names: list[str], at: Sequence[str]) -> Tensor:
+    """The index of each label among `names` (N,); ValueError names the place of an unknown one."""
     number = {name: i for i, name in enumerate(names)}
     for name, place in zip(said, at, strict=True):
         if name not in number:

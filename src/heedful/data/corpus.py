@@ -1,4 +1,4 @@
-"""Text as tokens, and windows of it as examples; `prepare` makes the one from the other.
+"""Tokenized text, and windows of it as examples for a causal language model (prepare.py tokenizes).
 
 B batch, T tokens of a window, N tokens, D documents
 """
@@ -24,17 +24,17 @@ from heedful.models.base import Batch
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of documents that lie one after the other, and how many bytes of UTF-8 they were."""
+    """The tokens of concatenated documents, and their size in UTF-8 bytes."""
 
     tokens: np.ndarray  # (N,) unsigned integers
     starts: np.ndarray  # (D,) int64, the first is 0
     n_bytes: int
     fingerprint: str
-    notes: tuple[str, ...] = ()  # what was decided while reading, for printing
+    notes: tuple[str, ...] = ()  # decisions made while reading, for printing
 
     @classmethod
     def of(cls, documents: Sequence[Sequence[int]], n_bytes: int = 0) -> Corpus:
-        """From ids in memory, eos and all."""
+        """A corpus of token ids in memory, end-of-text tokens included."""
         parts = [np.asarray(ids, dtype=np.uint32) for ids in documents if len(ids)]
         tokens = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
         starts = np.cumsum([0, *map(len, parts[:-1])], dtype=np.int64)[: len(parts)]
@@ -43,18 +43,19 @@ class Corpus:
 
     @property
     def bytes_per_token(self) -> float:
+        """Mean UTF-8 bytes per token."""
         return self.n_bytes / max(len(self.tokens), 1)
 
 
 class TokenWindows:
-    """Windows of `length` tokens, each token's target the one after it.
+    """Windows of `length` tokens with next-token targets.
 
-    For training (`shifted`) the windows of every epoch begin at another offset, so that what stood at the edge of a
-    window stands inside one later; up to a window at either end is left out. For validation they follow each other from
-    the first token to the last, and the last window may be shorter.
+    For training (`shifted`) every epoch cuts the text at another random offset, so that tokens at a window's edge are
+    inside one later; up to a window at either end is left out. For validation windows follow each other from the first
+    token to the last, and the last one may be shorter.
 
-    Where there are several `documents`, Batch.documents numbers those of each row, so that attention stays inside each,
-    and the first token of a document is nobody's target.
+    With several `documents`, Batch.documents numbers those of each row, so that attention stays inside each, and the
+    first token of a document is no target.
     """
 
     def __init__(self, corpus: Corpus, length: int, *, shifted: bool = True, documents: bool = True) -> None:
@@ -62,7 +63,7 @@ class TokenWindows:
         if length < 1:
             raise ValueError(f"windows of {length} tokens: set data.length to at least 1")
         if n < 2:
-            raise ValueError(f"a text of {n} tokens: at least 2 are needed, one to read and one to foresee")
+            raise ValueError(f"a text of {n} tokens: at least 2 are needed, one to read and one to predict")
         if shifted and n < length + 1:
             raise ValueError(
                 f"the text has {n} tokens, and a window of {length} needs {length + 1}:"
@@ -70,7 +71,7 @@ class TokenWindows:
             )
         self.corpus, self.length, self.shifted = corpus, length, shifted
         self.documents = documents and len(corpus.starts) > 1
-        # However an epoch is shifted, it has as many windows as the others, and each is whole.
+        # Whatever its offset, every epoch has the same number of full windows.
         self._n = max(1, n // length - 1) if shifted else -(-(n - 1) // length)
         self._n_offsets = min(length, n - self._n * length) if shifted else 1
         self._offset = lru_cache(maxsize=4)(self._random_offset)
@@ -82,10 +83,12 @@ class TokenWindows:
 
     @property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return json_digest([self.corpus.fingerprint, self.length, self.shifted, self.documents])
 
     @property
     def lengths(self) -> None:
+        """None: all windows have one length."""
         return None
 
     @property
@@ -97,6 +100,7 @@ class TokenWindows:
         return int(random_bits(1, seed, 2, epoch)[0] % np.uint64(self._n_offsets))
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         begins = np.array([draw.index for draw in draws]) * self.length  # (B,)
         if self.shifted:
             begins += np.array([self._offset(seed, draw.epoch) for draw in draws])
@@ -119,9 +123,8 @@ class TokenWindows:
         )
 
     def _number_documents(self, begins: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
-        """(B, T) the documents of each row from 0 on, None if no row has a second; their first tokens are no targets.
-
-        Rows have few borders, so these are looked up, and not the document of every token.
+        """Document numbers (B, T), from 0 in each row; None if every row is one document. Sets the targets that are a
+        document's first token to IGNORED. Only the borders are looked up: rows have few.
         """
         starts = self.corpus.starts
         first = np.searchsorted(starts, begins, side="right")  # (B,) the first document that begins after the row does
@@ -140,12 +143,12 @@ class TokenWindows:
 
 
 def uniform_cross_entropy(vocab_size: int) -> float:
-    """Nats per token of who knows nothing but the vocabulary."""
+    """Cross-entropy of a uniform guess among V choices, ln V, in nats."""
     return math.log(vocab_size)
 
 
 def unigram_entropy(tokens: np.ndarray, n_most: int = 2**24) -> float:
-    """Nats per token of who knows how frequent each token is and nothing else; of a long text, from a part of it."""
+    """Entropy of the token frequencies (unigram model), in nats per token; of a long text, from a sample."""
     n_blocks = -(-len(tokens) // 2**16)
     stride = max(1, n_blocks // (n_most // 2**16))  # blocks spread over the whole text
     counts = np.zeros(1, dtype=np.int64)
@@ -158,5 +161,5 @@ def unigram_entropy(tokens: np.ndarray, n_most: int = 2**24) -> float:
 
 
 def json_digest(made_of: Any) -> str:
-    """A name for what JSON can write."""
+    """A digest of JSON data."""
     return hashlib.blake2b(json.dumps(made_of, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Text with something missing: BERT's hidden words, T5's hidden spans, CBOW's word among its neighbours.
+"""Corrupted text: BERT's masked tokens, T5's span corruption, and windows for CBOW.
 
-The text is a `Corpus`: the tokens of all documents in one array, perhaps a file, and where each begins. It is cut into
-windows, in each epoch elsewhere; what is hidden follows from the seed, the epoch and the window's number.
+The text is a `Corpus`, the concatenated tokens of all documents. It is cut into windows, at another offset in each
+epoch; what is masked follows from the seed, the epoch and the window's index.
 
     B batch, T positions, N tokens of the corpus, D documents
 """
@@ -25,9 +25,9 @@ from heedful.text import Tokenizer
 
 
 class DocumentWindows:
-    """Documents cut into windows of at most `size` and at least `least` tokens that cover everything.
+    """Documents cut into windows of `least` to `size` tokens that cover everything.
 
-    What the last window has to spare shifts the cuts, in each epoch by another amount if `shifted`.
+    If `shifted`, each document is cut at another random offset in each epoch.
     """
 
     def __init__(self, starts: np.ndarray, n_tokens: int, size: int, *, least: int, shifted: bool) -> None:
@@ -50,13 +50,13 @@ class DocumentWindows:
         document = np.searchsorted(self.totals, index, side="right")
         count, length = self.counts[document], self.lengths[document]
         number = index - (self.totals[document] - count)
-        rest = length - (count - 1) * self.size  # in the last window, if the first is full
+        rest = length - (count - 1) * self.size  # tokens of the last window, if the first is full
         low = np.maximum(0, self.least - rest)
         shift = low
         if self.shifted:
             high = np.minimum(self.size - rest, self.size - self.least)
             spare = np.maximum(high - low + 1, 1)
-            # One number for all windows of a document: without it they would overlap or leave gaps.
+            # One offset for all windows of a document, which would else overlap or leave gaps.
             keys = [(seed, d.epoch, x) for d, x in zip(draws, document.tolist(), strict=True)]
             shift = low + (np.array([_bits(*key) for key in keys]) % spare.astype(np.uint64)).astype(np.int64)
         begin = np.clip(number * self.size - shift, 0, length)
@@ -73,15 +73,15 @@ def _bits(seed: int, epoch: int, document: int) -> np.uint64:
 
 
 class MaskedWindows:
-    """BERT's lesson (Devlin et al. 2019, section 3.1): [CLS] A [SEP] B [SEP], some tokens hidden.
+    """BERT's pre-training data (Devlin et al. 2019, section 3.1): [CLS] A [SEP] B [SEP] with masked tokens.
 
-    A and B are spans of text that touch, or B comes from another document, half of the time each. A "sentence" is what
-    the paper makes of it, any span of text: a window of a document is cut in two at a random place. Of the tokens 15 %
-    are chosen; of these 80 % become [MASK], 10 % a random token, 10 % stay, and only they are targets. One window in
-    ten is cut short, as in the authors' code, so that a model sees short texts too.
+    B follows A in the text, or comes from another document, half of the time each. A "sentence" is any span of text, as
+    in the paper: a window of a document is cut in two at a random place. 15 % of the tokens are chosen as targets; of
+    these 80 % become [MASK], 10 % a random token, 10 % stay. One window in ten is shortened, as in the authors' code,
+    so that a model sees short texts too.
 
-    Without `pairs` a row is one stretch of text, [CLS] ... [SEP] (RoBERTa, DistilBERT), documents one after the other
-    with attention kept inside each. All rows are padded to `length`, which `objectives.masked` relies on.
+    Without `pairs` a row is one window, [CLS] ... [SEP] (RoBERTa, DistilBERT), of concatenated documents with attention
+    kept inside each. All rows are padded to `length`, which `objectives.masked` relies on.
     """
 
     lengths: None = None
@@ -124,6 +124,7 @@ class MaskedWindows:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         made = (
             self.length,
             self.pairs,
@@ -136,7 +137,8 @@ class MaskedWindows:
         return content_digest("masked", self.corpus.fingerprint, self.mask_id, self.cls_id, self.sep_id, *made)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
-        # Six numbers say what is read, three for each position what becomes of it.
+        """The examples of these draws as one padded batch."""
+        # Six random numbers choose the texts, three per position the masking.
         chance = np.stack([d.random(seed).random(6 + 3 * self.length) for d in draws])
         where, fates = chance[:, :6].T, chance[:, 6:].reshape(len(draws), 3, -1).transpose(1, 0, 2)
         begin, end, document = self.cuts.at(draws, seed)
@@ -161,7 +163,7 @@ class MaskedWindows:
         ids = np.where(inner, self.tokens[source].astype(np.int64), 0)
         ids[marks & real] = self.sep_id
         ids[:, 0] = self.cls_id
-        targets, ids = self._hide(ids, inner, fates)
+        targets, ids = self._mask(ids, inner, fates)
         full = bool(real.all())
         return Batch(
             torch.from_numpy(ids),
@@ -177,7 +179,7 @@ class MaskedWindows:
     def _second(
         self, where: np.ndarray, document: np.ndarray, begin: np.ndarray, n: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where B begins, how long it is, and whether it is another document's (1) or follows A (0)."""
+        """Start and length of B, and the label: 1 if it is from another document, 0 if it follows A."""
         strange = where[0] < 0.5
         cuts = self.cuts
         other = np.floor(where[1] * (len(cuts.begins) - 1)).astype(np.int64)
@@ -187,8 +189,8 @@ class MaskedWindows:
         begin_other = cuts.begins[other] + place
         return np.where(strange, begin_other, begin), np.where(strange, n_other, n), strange.astype(np.int64)
 
-    def _hide(self, ids: np.ndarray, inner: np.ndarray, fates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Targets, and ids with the chosen tokens hidden; in each row the same share is chosen."""
+    def _mask(self, ids: np.ndarray, inner: np.ndarray, fates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Targets, and ids with the chosen tokens masked; every row has the same fraction of targets."""
         lot, fate, token = fates
         n_chosen = np.maximum(1, np.round(self.share * inner.sum(axis=1))).astype(np.int64)
         lot = np.where(inner, lot, 2.0)
@@ -200,7 +202,7 @@ class MaskedWindows:
         return targets, np.where(chosen, hidden, ids)
 
     def _numbers(self, begin: np.ndarray, n: np.ndarray) -> Tensor:
-        """The document of each token; [CLS] goes with the first, [SEP] with the last."""
+        """The document number of each token; [CLS] belongs to the first document, [SEP] to the last."""
         place = np.clip(np.arange(self.length) - 1, 0, n[:, None] - 1)
         number = np.searchsorted(self.corpus.starts, begin[:, None] + place, side="right")
         return torch.from_numpy(number - number[:, :1])
@@ -215,12 +217,12 @@ def _needed(token: int | None, name: str) -> int:
 
 
 class SpanCorruption:
-    """T5's lesson (Raffel et al. 2020, section 3.1.4): spans of text are hidden, the target says what they were.
+    """T5's span corruption (Raffel et al. 2020, section 3.1.4): spans become sentinels, the target restores them.
 
         Thank you <X> me to your party <Y> week.       ->       <X> for inviting <Y> last <Z>
 
-    15 % of the tokens are hidden, in spans of 3 on average. As many tokens are read that the source has `length`
-    after the spans shrank to a sentinel each and </s> was added. Documents follow each other, as in the authors' code.
+    15 % of the tokens are corrupted, in spans of 3 on average. A window has as many tokens as give a source of `length`
+    after each span is replaced by a sentinel and </s> is added. Documents are concatenated, as in the authors' code.
     """
 
     lengths: None = None
@@ -237,7 +239,7 @@ class SpanCorruption:
         mean: float = 3.0,
         shifted: bool = True,
     ) -> None:
-        """`vocab_size` is the model's, whose last tokens serve where the tokenizer has no <extra_id_0>."""
+        """`vocab_size` is the model's: its last tokens are the sentinels if the tokenizer has no <extra_id_0>."""
         if tokenizer.eos_id is None:
             raise ValueError("this tokenizer has no token that ends a text, and the target must end")
         self.corpus, self.share, self.mean = corpus, share, mean
@@ -253,10 +255,12 @@ class SpanCorruption:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         made = (self.size, self.share, self.mean, self.start_id, self.eos_id, self.cuts.shifted)
         return content_digest("spans", self.corpus.fingerprint, self.sentinels, *made)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         begins, ends, _ = self.cuts.at(draws, seed)
         sources, targets = [], []
         for draw, begin, end in zip(draws, begins, ends, strict=True):
@@ -269,14 +273,14 @@ class SpanCorruption:
 
 
 def span_counts(n: int, share: float, mean: float) -> tuple[int, int]:
-    """How many of n tokens are hidden, and in how many spans."""
+    """How many of n tokens are corrupted, and in how many spans."""
     n_hidden = min(max(round(n * share), 1), n - 1)
     n_spans = max(round(n_hidden / mean), 1)
     return n_hidden, min(n_spans, n_hidden, n - n_hidden)
 
 
 def uncorrupted_length(length: int, share: float, mean: float) -> int:
-    """How many tokens to read so that the corrupted source has `length`: 568 for 512 in T5."""
+    """How many tokens give a corrupted source of `length`: 568 for 512 in T5."""
 
     def read(n: int) -> int:
         n_hidden, n_spans = span_counts(n, share, mean)
@@ -291,7 +295,7 @@ def uncorrupted_length(length: int, share: float, mean: float) -> int:
 
 
 def noise_mask(n: int, share: float, mean: float, random: np.random.Generator) -> np.ndarray:
-    """Which of n tokens are hidden: spans of random lengths between stretches of random lengths, text first."""
+    """A mask (n,) of the corrupted tokens: spans of random lengths, alternating with uncorrupted text."""
     n_hidden, n_spans = span_counts(n, share, mean)
     kept, hidden = (_parts(k, n_spans, random) for k in (n - n_hidden, n_hidden))
     sizes = np.stack([kept, hidden], axis=1).reshape(-1)
@@ -300,13 +304,13 @@ def noise_mask(n: int, share: float, mean: float, random: np.random.Generator) -
 
 
 def _parts(n: int, n_parts: int, random: np.random.Generator) -> np.ndarray:
-    """n as a sum of n_parts numbers above 0, every way as likely as any other."""
+    """A uniformly random composition of n into n_parts positive numbers."""
     cuts = np.sort(np.argsort(random.random(n - 1))[: n_parts - 1]) + 1
     return np.diff(np.concatenate([[0], cuts, [n]]))
 
 
 def corrupt_spans(tokens: np.ndarray, hidden: np.ndarray, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The source, hidden spans replaced by one sentinel each; and the target, the text between replaced likewise."""
+    """Source and target: in the source each corrupted span is a sentinel, in the target the text between spans."""
 
     def replaced(gone: np.ndarray) -> np.ndarray:
         first = gone & ~np.concatenate([[False], gone[:-1]])
@@ -318,7 +322,7 @@ def corrupt_spans(tokens: np.ndarray, hidden: np.ndarray, sentinels: np.ndarray)
 
 
 def find_sentinels(tokenizer: Tokenizer, vocab_size: int | None, n: int) -> np.ndarray:
-    """The ids of <extra_id_0>, <extra_id_1>, ...; without them the model's last tokens, from the very last down."""
+    """The ids of <extra_id_0>, <extra_id_1>, ...; without them the last ids of the vocabulary, descending."""
     named = [tokenizer.id(f"<extra_id_{i}>") for i in range(n)]
     if named[0] is None:
         size = vocab_size or 0
@@ -337,7 +341,7 @@ def find_sentinels(tokenizer: Tokenizer, vocab_size: int | None, n: int) -> np.n
 
 
 class CBOWWindows:
-    """CBOW's lesson (Mikolov et al. 2013): stretches of text in which every word is to be found from its neighbours."""
+    """Windows of text for CBOW (Mikolov et al. 2013): every word is predicted from its context."""
 
     lengths: None = None
 
@@ -353,9 +357,11 @@ class CBOWWindows:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("neighbours", self.corpus.fingerprint, self.length, self.cuts.shifted)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         begin, end, _ = self.cuts.at(draws, seed)
         n = end - begin
         source = np.clip(begin[:, None] + np.arange(n.max()), 0, len(self.tokens) - 1)  # (B, T)

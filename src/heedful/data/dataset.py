@@ -1,8 +1,8 @@
-"""What a trainer asks of data: examples by number.
+"""The interface between data and trainer: examples by index.
 
-Nothing remembers where training is. Which examples step s reads is a function of the seed and s (`order`), and what
-is random about an example (where to mask, what to corrupt) is a function of the seed, the epoch and its number. So
-resuming is free at any step, and the order is the same on any number of processes.
+Data has no state. Which examples step s reads is a function of the seed and s (loader.py), and what is random about an
+example (where to mask, what to corrupt) is a function of the seed, the epoch and its index. So training resumes at any
+step, and the order is the same on any number of processes.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ import numpy as np
 
 from heedful.models.base import Batch
 
-IGNORED = -100  # a target that does not count
+IGNORED = -100  # a position without a target (ignore_index)
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One example as one epoch shows it."""
+    """An example as it is sampled in one epoch."""
 
     epoch: int
     index: int
 
     def random(self, seed: int) -> np.random.Generator:
-        """The random numbers of this draw: the same on every machine, whatever was drawn before."""
+        """The random generator of this draw: the same on every machine, independent of earlier draws."""
         return np.random.Generator(np.random.Philox(key=[seed, (self.epoch << 40) + self.index]))
 
 
 class Dataset(Protocol):
-    """Examples by number; every kind of data has a class that keeps this."""
+    """Examples by index: the protocol of every kind of data."""
 
     def __len__(self) -> int:
-        """How many examples an epoch has."""
+        """The number of examples of an epoch."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Another one if the data, or how it is cut into examples, is another."""
+        """A digest of the data and of how it is cut into examples."""
         ...
 
     @property
     def lengths(self) -> np.ndarray | None:
-        """How long each example is, for batches of like lengths; None if all are alike."""
+        """The length of each example, for batches of similar lengths; None if all are equal."""
         ...
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
-        """These examples together, padded, with their targets; tensors on the CPU, the same for the same arguments."""
+        """These examples as one padded batch with targets, on the CPU; deterministic in its arguments."""
         ...
 
 

@@ -71,6 +71,7 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("pictures", self.pixels, self.labels, self.names, self.top)
 
     def part(self, indices: np.ndarray) -> ImageSet:
@@ -103,9 +104,11 @@ class LabelledImages:
 
     @property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("images", self.pictures.fingerprint, self.shift)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         indices = [d.index for d in draws]
         images = self.pictures.scaled(indices)
         if self.shift:
@@ -141,6 +144,7 @@ class PixelSequences:
 
     @property
     def start_id(self) -> int:
+        """The token before the first pixel of an image."""
         return len(self.palette)
 
     @property
@@ -153,9 +157,11 @@ class PixelSequences:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("pixels", self.ids, self.palette.numpy())
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         ids = torch.from_numpy(self.ids[[d.index for d in draws]].astype(np.int64))
         first = torch.full((len(ids), 1), self.start_id)
         return Batch(torch.cat([first, ids[:, :-1]], dim=1), targets=ids)

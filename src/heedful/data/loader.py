@@ -29,18 +29,18 @@ from heedful.data.dataset import Dataset, Draw
 from heedful.models.base import Batch
 
 AHEAD = 2  # steps that each worker prefetches
-LISTED = 2**20  # examples up to which a permutation is a list
+LISTED = 2**20  # examples up to which a permutation is stored as a list
 ROUNDS = 8
-POOL = 64  # batches among which examples of like length look for each other
+POOL = 64  # batches within which examples are sorted by length
 
 
 def random_bits(n: int, *key: int) -> np.ndarray:
-    """n random uint64 of a key. numpy promises these for all versions, which it does not of shuffles."""
+    """n random uint64 of a key. numpy guarantees this stream for all versions, unlike its shuffles."""
     return np.random.Philox(np.random.SeedSequence(key)).random_raw(n)
 
 
 class Permutation:
-    """The numbers 0 to n - 1 shuffled by a key: call it with places, get what lies there."""
+    """A keyed pseudorandom permutation of 0 ... n - 1, called with an array of indices."""
 
     def __init__(self, n: int, *key: int) -> None:
         self.n = n
@@ -53,14 +53,16 @@ class Permutation:
             self._n_right = -(-n // self._n_left)
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
+        """The images of these indices."""
         if self._list is not None:
             return self._list[places]
-        found = self._walk(places.astype(np.uint64))
+        found = self._encrypt(places.astype(np.uint64))
         while (outside := found >= self.n).any():
-            found[outside] = self._walk(found[outside])
+            found[outside] = self._encrypt(found[outside])
         return found.astype(np.int64)
 
-    def _walk(self, places: np.ndarray) -> np.ndarray:
+    def _encrypt(self, places: np.ndarray) -> np.ndarray:
+        """One pass of the Feistel network; results may be n or above."""
         n_left, n_right = np.uint64(self._n_left), np.uint64(self._n_right)
         left, right = np.divmod(places, n_right)
         for i, key in enumerate(self._keys):
@@ -72,18 +74,17 @@ class Permutation:
 
 
 def _hash(x: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele et al. 2014): every bit depends on every bit. Overflow is meant."""
+    """The finalizer of SplitMix64 (Steele et al. 2014): every bit depends on every bit. Overflow is intended."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 class BatchSampler:
-    """The draws of every step of training, over all processes.
+    """The examples of every step of training, over all processes.
 
-    With the examples' `lengths` a batch has examples of like length: each pool of 64 batches of the shuffled epoch is
-    sorted, cut into batches, and its batches are shuffled. (What an epoch leaves over for a last batch that straddles
-    its border, and the next one adds to it, are not alike.)
+    With `lengths`, a batch has examples of similar length: each pool of 64 batches of the shuffled epoch is sorted, cut
+    into batches, and the batches are shuffled. (A batch that straddles two epochs is not sorted.)
     """
 
     def __init__(
@@ -102,11 +103,12 @@ class BatchSampler:
             raise ValueError(f"{n_examples} examples with {len(lengths)} lengths")
         self.n_examples, self.batch_size, self.seed = n_examples, batch_size, seed
         self.lengths, self.shuffle = lengths, shuffle
-        # A batch needs two at most, of this epoch and the next; a list of a million takes a tenth of a second.
+        # A batch needs at most two, of this epoch and the next; a list of a million takes a tenth of a second.
         self._permutation = lru_cache(maxsize=2)(lambda epoch: Permutation(n_examples, seed, 0, epoch))
         self._pool = lru_cache(maxsize=4)(self._sorted_pool)
 
     def __call__(self, step: int) -> list[Draw]:
+        """The examples of a step."""
         draws: list[Draw] = []
         epoch, begin = divmod(step * self.batch_size, self.n_examples)
         while len(draws) < self.batch_size:
@@ -116,7 +118,7 @@ class BatchSampler:
         return draws
 
     def _examples(self, epoch: int, begin: int, end: int) -> np.ndarray:
-        """What lies at the places from begin to end of an epoch; no more than a batch."""
+        """Examples begin ... end of an epoch's order, at most a batch."""
         if self.lengths is None:
             return self._shuffled(epoch, begin, end)
         head = self._head(epoch)
@@ -126,7 +128,7 @@ class BatchSampler:
         return self._pool(epoch, pool)[first : first + end - begin]
 
     def _head(self, epoch: int) -> int:
-        """How many examples of this epoch fill up the last batch of the one before."""
+        """How many examples of this epoch complete the last batch of the previous one."""
         return min(-epoch * self.n_examples % self.batch_size, self.n_examples)
 
     def _shuffled(self, epoch: int, begin: int, end: int) -> np.ndarray:
@@ -139,7 +141,7 @@ class BatchSampler:
         members = self._shuffled(epoch, begin, min(begin + POOL * self.batch_size, self.n_examples))
         members = members[np.argsort(self.lengths[members], kind="stable")]
         n_whole = len(members) // self.batch_size
-        if self.shuffle:  # whole batches; what is left over stays at the end, where the next epoch fills it up
+        if self.shuffle:  # full batches; a remainder stays last, where the next epoch completes it
             batches = members[: n_whole * self.batch_size].reshape(n_whole, self.batch_size)
             order = np.argsort(random_bits(n_whole, self.seed, 1, epoch, number), kind="stable")
             members = np.concatenate([batches[order].reshape(-1), members[n_whole * self.batch_size :]])
@@ -147,7 +149,7 @@ class BatchSampler:
 
 
 class BatchLoader:
-    """What one process (`rank` of `world_size`) reads in each step, as `accumulate` batches."""
+    """Loads the batches of one process (`rank` of `world_size`): `accumulate` micro-batches per step."""
 
     def __init__(
         self,
@@ -176,16 +178,16 @@ class BatchLoader:
         self._parts = [slice(bounds[i], bounds[i + 1]) for i in mine]
 
     def draws(self, step: int) -> list[list[Draw]]:
-        """Which examples this process reads in a step."""
+        """The examples of this process in a step, by micro-batch."""
         draws = self.sampler(step)
         return [draws[part] for part in self._parts]
 
     def step(self, step: int) -> list[Batch]:
-        """This process's batches of a step."""
+        """The micro-batches of this process in a step."""
         return [self.dataset.batch(part, self.seed) for part in self.draws(step)]
 
     def steps(self, begin: int, end: int) -> Iterator[list[Batch]]:
-        """`step` of begin, begin + 1 ... end - 1, made ahead by the workers. What fails there fails here."""
+        """`step` of begin ... end - 1, prefetched by the workers; their exceptions are raised here."""
         if self.workers == 0:
             yield from map(self.step, range(begin, end))
             return
@@ -197,14 +199,14 @@ class BatchLoader:
                 batches = ahead.popleft().result()
                 ahead.extend(islice(made, 1))
                 yield batches
-        finally:  # also when the caller stops early, by an error or by Ctrl-C
+        finally:  # also when the caller stops early
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def validation_batches(
     dataset: Dataset, *, batch_size: int, seed: int, n_batches: int = 0, rank: int = 0, world_size: int = 1
 ) -> Iterator[Batch]:
-    """Every example once, as validation reads them: in order, or by length; the last batch may be smaller.
+    """Every example once, in order, or by length if lengths vary; the last batch may be smaller.
 
     `n_batches` of them (0: all), spread evenly over the data; each process of several takes every world_size-th.
     """

@@ -51,6 +51,7 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return json_digest([[d.fingerprint, w] for d, w in zip(self.datasets, self.weights, strict=True)])
 
     @property
@@ -81,6 +82,7 @@ class Mixture:
         return source, list(map(Draw, epoch.tolist(), place.tolist()))
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         source, found = self.find(draws, seed)
         rows, batches = [], []
         for k, dataset in enumerate(self.datasets):

@@ -84,13 +84,16 @@ class Pairs:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("pairs", self.sources, self.targets, self.start_id, self.eos_id)
 
     @cached_property
     def lengths(self) -> np.ndarray:
+        """The length of each example in tokens, for batches of similar lengths."""
         return np.maximum(self.sources.lengths, self.targets.lengths + 1)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         sources = [self.sources[d.index] for d in draws]
         targets = [self.targets[d.index] for d in draws]
         return pair_batch(sources, targets, self.start_id, self.eos_id)

@@ -1,4 +1,4 @@
-"""What the kinds of data share: rows of unequal length in one array, padding, fingerprints, and parts of a dataset.
+"""Shared by all datasets: ragged arrays, padding, content digests, subsets and random splits.
 
 B rows, T positions
 """
@@ -20,7 +20,7 @@ Ids = Sequence[int] | np.ndarray
 
 
 class RaggedArray:
-    """Rows of ids of unequal length, one after the other in one array: a million lists would be a million objects."""
+    """Rows of ids of unequal length, concatenated in one array: a million lists would be a million objects."""
 
     def __init__(self, rows: Iterable[Ids]) -> None:
         parts = [np.asarray(row, dtype=np.int32) for row in rows]
@@ -47,7 +47,7 @@ def pad_rows(rows: Sequence[Ids], fill: int, length: int | None = None) -> Tenso
 
 
 def row_lengths(rows: Sequence[Ids], length: int | None = None) -> Tensor | None:
-    """How long each row is (B,), or None if none is padded."""
+    """The length of each row (B,), None if no row is padded."""
     lengths = [len(row) for row in rows]
     if all(n == (max(lengths) if length is None else length) for n in lengths):
         return None
@@ -55,7 +55,7 @@ def row_lengths(rows: Sequence[Ids], length: int | None = None) -> Tensor | None
 
 
 def content_digest(*parts: Any) -> str:
-    """A fingerprint of arrays, texts and numbers, in this order."""
+    """A digest of arrays, texts and numbers, in order."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         if isinstance(part, RaggedArray):
@@ -63,7 +63,7 @@ def content_digest(*parts: Any) -> str:
         elif isinstance(part, np.ndarray):
             found.update(f"{part.dtype.str}{part.shape}".encode())
             flat = part.reshape(-1)
-            for begin in range(0, flat.size, 2**24):  # a file in memory only page by page
+            for begin in range(0, flat.size, 2**24):  # a memory-mapped file is read in parts
                 found.update(flat[begin : begin + 2**24].tobytes())
         else:
             found.update(f"{type(part).__name__}:{part!r};".encode())
@@ -71,7 +71,7 @@ def content_digest(*parts: Any) -> str:
 
 
 class Subset:
-    """Some examples of a dataset as a dataset of their own."""
+    """A subset of the examples of a dataset."""
 
     def __init__(self, dataset: Dataset, indices: np.ndarray) -> None:
         self.dataset, self.indices = dataset, np.asarray(indices, dtype=np.int64)
@@ -81,21 +81,24 @@ class Subset:
 
     @property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest(self.dataset.fingerprint, self.indices)
 
     @property
     def lengths(self) -> np.ndarray | None:
+        """The length of each example in tokens, for batches of similar lengths."""
         lengths = self.dataset.lengths
         return None if lengths is None else lengths[self.indices]
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         return self.dataset.batch([Draw(d.epoch, int(self.indices[d.index])) for d in draws], seed)
 
 
 def random_split(dataset: Dataset, share: float, seed: int = 0) -> tuple[Subset, Subset]:
-    """A dataset in two, the second with about `share` of the examples, drawn at random.
+    """Split a dataset at random in two, the second with about `share` of the examples.
 
-    Examples that belong together (`groups`: windows of one passage) stay together.
+    Examples of one group (`dataset.groups`: windows of one passage, say) stay together.
     """
     groups = np.asarray(getattr(dataset, "groups", np.arange(len(dataset))))
     names = np.unique(groups)

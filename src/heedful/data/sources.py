@@ -79,6 +79,7 @@ class TextSource:
 
     @property
     def notes(self) -> list[str]:
+        """What was decided while reading: encodings, files and rows left out."""
         return list(self._notes)
 
     def _note(self, text: str) -> None:

@@ -1,6 +1,6 @@
-"""What a family puts around a text, or around two: [CLS] a [SEP] b [SEP] for BERT, <s> a </s></s> b </s> for RoBERTa.
+"""Special-token templates: [CLS] a [SEP] b [SEP] for BERT, <s> a </s></s> b </s> for RoBERTa.
 
-Read off the tokenizer itself, so that texts can be cut to fit without losing what surrounds them.
+Inferred from the tokenizer itself, so that texts can be truncated without losing their special tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from heedful.text import Tokenizer
 
 
 class SpecialTokenTemplate:
+    """The special tokens that a tokenizer puts around one text, and around a pair of texts."""
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         text = next((c for c in "a0.字" if tokenizer.encode(c)), "")
         probe = tokenizer.encode(text)
@@ -27,23 +29,23 @@ class SpecialTokenTemplate:
             rest[:second],
             rest[second + len(probe) :],
         )
-        # Where the second text's segment begins, counted from the end of the first text.
+        # How many of the tokens between the texts belong to the first segment.
         self.has_segments = any(segments)
         self.same_segment = sum(s == 0 for s in segments[place + len(probe) : place + len(probe) + second])
 
     @property
     def n_pair(self) -> int:
-        """How many tokens surround two texts."""
+        """The number of special tokens around a pair of texts."""
         return len(self.pair_before) + len(self.between) + len(self.pair_after)
 
     def wrap(self, ids: Ids, max_length: int | None = None) -> np.ndarray:
-        """A text with what surrounds it, its end cut off so that it has at most `max_length` tokens."""
+        """A text with its special tokens, truncated to `max_length` tokens in all."""
         if max_length is not None:
             ids = ids[: max(0, max_length - len(self.before) - len(self.after))]
         return _joined(self.before, ids, self.after)
 
     def wrap_pair(self, first: Ids, second: Ids, max_length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Two texts and the segment of every token; what does not fit is cut off the longer one (BERT's way)."""
+        """A pair with its special tokens, and each token's segment; the longer text is truncated first, as in BERT."""
         if max_length is not None:
             room = max(0, max_length - self.n_pair)
             half = room // 2

@@ -128,10 +128,12 @@ class SquadWindows:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("answers", self.ids, self.asked, self.windows, self.targets)
 
     @cached_property
     def lengths(self) -> np.ndarray:
+        """The length of each example in tokens, for batches of similar lengths."""
         sizes = self.windows[:, 2] - self.windows[:, 1]
         return np.asarray(sizes + self.asked.lengths[self.windows[:, 0]] + self.template.n_pair)
 
@@ -141,6 +143,7 @@ class SquadWindows:
         return np.array([self.questions[number].passage for number in self.windows[:, 0]])
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         rows, segments = [], []
         for draw in draws:
             number, begin, end = self.windows[draw.index]

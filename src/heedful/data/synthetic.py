@@ -72,14 +72,17 @@ class Reversal:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("reversal", *self.sources, self.eos_id, self.blanked)
 
     @cached_property
     def lengths(self) -> np.ndarray | None:
+        """The length of each example in tokens, for batches of similar lengths."""
         lengths = np.array([len(s) for s in self.sources])
         return None if lengths.min() == lengths.max() else lengths
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         sources = [self.sources[d.index] for d in draws]
         batch = pair_batch(sources, [s[::-1] for s in sources], self.start_id, self.eos_id)
         if self.blanked:
@@ -134,6 +137,7 @@ class MarkovChain:
 
     @property
     def vocab_size(self) -> int:
+        """The number of symbols."""
         return self.n_symbols
 
     def __len__(self) -> int:
@@ -141,6 +145,7 @@ class MarkovChain:
 
     @property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("markov", self.table, self.length, self.n_examples, self.seed)
 
     def sequences(self, draws: Sequence[Draw], seed: int) -> np.ndarray:
@@ -155,5 +160,6 @@ class MarkovChain:
         return symbols
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         symbols = torch.from_numpy(self.sequences(draws, seed))
         return Batch(symbols[:, :-1].contiguous(), targets=symbols[:, 1:].contiguous())

@@ -33,6 +33,7 @@ def file_kind(path: Path) -> str:
 
 
 def open_text(path: Path) -> IO[str]:
+    """A text file opened for reading as UTF-8, decompressed by its suffix."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     opened: IO[str] = OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="\n")
@@ -60,6 +61,7 @@ class TableRow:
     cells: dict[str, Any] | list[str]
 
     def get(self, path: Path, column: str | int) -> Any:
+        """The value of a column, by name or index; ValueError says which columns there are."""
         if isinstance(self.cells, dict) and column in self.cells:
             return self.cells[str(column)]
         if isinstance(self.cells, list) and isinstance(column, int) and column < len(self.cells):

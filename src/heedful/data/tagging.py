@@ -81,13 +81,16 @@ class TaggedSentences:
 
     @cached_property
     def fingerprint(self) -> str:
+        """A digest of the data and of how it is cut into examples."""
         return content_digest("tagged", self.rows, self.marks, self.names)
 
     @property
     def lengths(self) -> np.ndarray:
+        """The length of each example in tokens, for batches of similar lengths."""
         return self.rows.lengths
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         rows = [self.rows[d.index] for d in draws]
         targets = pad_rows([self.marks[d.index] for d in draws], IGNORED)
         return Batch(pad_rows(rows, 0), row_lengths(rows), targets=targets)

@@ -1,5 +1,5 @@
-"""From a recipe to what a trainer needs: tokenizer, data, model and objective. Whatever the recipe leaves open is
-chosen here, by the size of the data, and told in `notes`."""
+"""Build what a trainer needs from a recipe: tokenizer, data, model and objective. What the recipe leaves open is chosen
+here, by the size of the data, and reported in `notes`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from heedful.models.config import HeadConfig
 from heedful.models.encoder import EncoderModel
 from heedful.models.registry import FAMILIES, size
 from heedful.paths import cache_folder
-from heedful.recipes.inputs import Read, is_one_document, read, sources, texts
+from heedful.recipes.inputs import RecipeData, is_one_document, load_data, source_paths, tokenizer_texts
 from heedful.text import Tokenizer, byte_tokens, characters, train_bpe, train_unigram, train_wordpiece, words
 from heedful.train import objectives
 from heedful.train.distill import halve
@@ -34,19 +34,18 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.weights.load import clone_parameters, with_config
 
-SMALL_TEXT = 4 * 10**6  # characters up to which a text is read by characters,
-FEW_CHARACTERS = 512  # if it has no more different ones
-# Characters of text up to which a subword vocabulary has so many tokens: more would be seen too rarely to be learned.
+SMALL_TEXT = 4 * 10**6  # characters up to which a text gets a character tokenizer,
+FEW_CHARACTERS = 512  # if it has at most so many different ones
+# (characters of text, subword vocabulary size): rarer tokens would be seen too seldom to be learned.
 VOCABULARIES = ((10**6, 1024), (10**7, 4096), (10**8, 8192), (10**12, 16384))
-# What a model for so many tokens of text looks like, if the recipe does not say: enough to learn from it, and small
-# enough for two cores.
+# (tokens of text, default model): large enough to learn from it, and small enough for two cores.
 DECODERS = (
     (10**5, {"d_model": 64, "n_layers": 2, "n_heads": 2, "d_ff": 176}),
     (3 * 10**6, {"d_model": 128, "n_layers": 4, "n_heads": 4, "d_ff": 352}),
     (10**8, {"d_model": 256, "n_layers": 6, "n_heads": 4, "d_ff": 704}),
     (10**15, {"d_model": 512, "n_layers": 8, "n_heads": 8, "d_ff": 1408}),
 )
-HEADS = {  # what an encoder says, by what it learns
+HEADS = {  # an encoder's head, by objective
     "masked": "masked",
     "classify": "classify",
     "regress": "classify",
@@ -57,34 +56,36 @@ HEADS = {  # what an encoder says, by what it learns
 
 
 @dataclass
-class Assembled:
-    recipe: Recipe  # with what was left open filled in
+class TrainingSetup:
+    """Everything a trainer needs: model, objective, data, tokenizer, and the resolved recipe."""
+
+    recipe: Recipe  # with every choice filled in
     model: Model
     objective: Objective
     train: Dataset
     validation: Dataset | None
     tokenizer: Tokenizer | None
-    baselines: dict[str, float] = field(default_factory=dict)  # losses to compare with, in nats
+    baselines: dict[str, float] = field(default_factory=dict)  # reference losses in nats
     bytes_per_token: float | None = None
-    notes: list[str] = field(default_factory=list)  # what was chosen
+    notes: list[str] = field(default_factory=list)  # choices made, for printing
 
 
-def assemble(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Assembled:
-    """Everything that training by this recipe needs; text is tokenized (once, then it is in the cache).
+def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> TrainingSetup:
+    """Tokenizer, data, model and objective of a recipe; tokenized text is cached.
 
-    A `tokenizer` is given when a run goes on with the one it has."""
+    A resumed run gives its own `tokenizer`."""
     notes: list[str] = []
     begin = load(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = load(recipe.objective.teacher) if recipe.objective.name == "distill" else None
     tokenizer = tokenizer or choose_tokenizer(recipe, begin or teacher, notes)
-    data = read(recipe, tokenizer, segments=tells_apart(recipe, begin or teacher))
+    data = load_data(recipe, tokenizer, segments=uses_segments(recipe, begin or teacher))
     notes += data.notes
     torch.manual_seed(recipe.train.seed)
     if begin is not None:
-        model, new = adjusted(begin, recipe, data)
+        model, new = pretrained_model(begin, recipe, data)
         notes.append(f"begins from {begin.name}" + (f"; new: {', '.join(new)}" if new else ""))
         chosen = dict(recipe.model)
-        if "lora" in recipe.adapter.kind:  # what nobody has trained yet learns in full
+        if "lora" in recipe.adapter.kind:  # new parameters are trained in full
             free = tuple(dict.fromkeys([*recipe.adapter.trainable, *new]))
             recipe = dataclasses.replace(recipe, adapter=dataclasses.replace(recipe.adapter, trainable=free))
     elif teacher is not None and not recipe.model:
@@ -93,18 +94,19 @@ def assemble(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Assembled:
     else:
         chosen = choose_model(recipe, data)
         model = new_model(chosen)
-    check_fits(recipe, model)
-    model.special |= special_ids(tokenizer)
+    check_objective_fits(recipe, model)
+    model.special |= special_token_ids(tokenizer)
     notes.append(f"{model.family} of {model.n_parameters():,} parameters")
-    objective = make_objective(recipe, None if teacher is None else teacher.model)
+    objective = recipe_objective(recipe, None if teacher is None else teacher.model)
     resolved = dataclasses.replace(recipe, model=chosen)
-    return Assembled(
+    return TrainingSetup(
         resolved, model, objective, data.train, data.validation, tokenizer, data.baselines, data.bytes_per_token,
         notes,
     )  # fmt: skip
 
 
-def make_objective(recipe: Recipe, teacher: Model | None) -> Objective:
+def recipe_objective(recipe: Recipe, teacher: Model | None) -> Objective:
+    """The objective of a recipe's [objective] table."""
     settings = dataclasses.asdict(recipe.objective)
     if recipe.objective.name in ("masked", "distill"):
         settings["share"] = recipe.data.masked
@@ -115,7 +117,7 @@ def make_objective(recipe: Recipe, teacher: Model | None) -> Objective:
 
 
 def choose_tokenizer(recipe: Recipe, begin: Loaded | None, notes: list[str]) -> Tokenizer | None:
-    """The recipe's: taken from a model, or made from the text to train on."""
+    """The tokenizer of a recipe: that of a model, or trained on its text. None for data that is no text."""
     settings, data = recipe.tokenizer, recipe.data
     if data.kind in ("images", "pixels", "reversal") or settings.kind == "none":
         return None
@@ -126,30 +128,30 @@ def choose_tokenizer(recipe: Recipe, begin: Loaded | None, notes: list[str]) -> 
     if settings.kind == "bytes":
         return byte_tokens()
     kind, n = choose_vocabulary(recipe)
-    tokenizer = kept_tokenizer(kind, n, recipe) if kind in SUBWORDS else make_tokenizer(kind, n, recipe)
+    tokenizer = cached_tokenizer(kind, n, recipe) if kind in SUBWORD_KINDS else make_tokenizer(kind, n, recipe)
     notes.append(f"{kind} tokenizer of {len(tokenizer):,} tokens")
     return tokenizer
 
 
 def choose_vocabulary(recipe: Recipe, size_of_text: int | None = None) -> tuple[str, int | None]:
-    """The kind of tokenizer and its number of tokens at most; None: as many as the text has characters.
+    """The kind of tokenizer and its vocabulary size; None: one token per character of the text.
 
-    The text is read for that unless its size is given, which is enough where it is a large one."""
+    The text is read to decide, unless its size in characters is given: enough for a large text."""
     kind, n = recipe.tokenizer.kind, recipe.tokenizer.vocab_size
     n_different = FEW_CHARACTERS + 1
     if size_of_text is None:
-        size_of_text, n_different = (0, 0) if kind != "auto" and n else measure(texts(recipe))
+        size_of_text, n_different = (0, 0) if kind != "auto" and n else measure_text(tokenizer_texts(recipe))
     if kind == "auto":
         few = size_of_text <= SMALL_TEXT and n_different <= FEW_CHARACTERS
         name = recipe.objective.name
-        kind = "characters" if few and name == "causal" else OTHERWISE.get(name, "bpe")
+        kind = "characters" if few and name == "causal" else DEFAULT_KINDS.get(name, "bpe")
     if not n and kind != "characters":
         n = next(n for limit, n in VOCABULARIES if size_of_text <= limit)
     return kind, n or None
 
 
-SUBWORDS = ("bpe", "wordpiece", "unigram")
-OTHERWISE = {
+SUBWORD_KINDS = ("bpe", "wordpiece", "unigram")
+DEFAULT_KINDS = {
     "masked": "wordpiece",
     "spans": "unigram",
     "cbow": "words",
@@ -157,24 +159,24 @@ OTHERWISE = {
 }
 
 
-def kept_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
-    """A subword tokenizer is trained once for a text, then it is in the cache: the library that trains them does not
-    make the same one of the same text twice, and another one would be another training."""
-    told_apart, spans = recipe.data.kind != "text", recipe.objective.name == "spans"
+def cached_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
+    """A subword tokenizer, trained once per text and cached: training one is not deterministic, and another tokenizer
+    would be another run."""
+    with_padding, spans = recipe.data.kind != "text", recipe.objective.name == "spans"
     made_of = [
         tokenizers.__version__,
         kind,
         n,
         recipe.tokenizer.lower_case,
-        told_apart,
+        with_padding,
         spans,
-        read_from(recipe),
+        text_fingerprints(recipe),
     ]
     place = cache_folder() / "tokenizers" / json_digest(made_of)
-    with suppress(OSError, ValueError):  # not there, or damaged
+    with suppress(OSError, ValueError):  # not cached, or damaged
         return Tokenizer.from_folder(place)
     tokenizer = make_tokenizer(kind, n, recipe)
-    with suppress(OSError):  # nowhere to keep it
+    with suppress(OSError):  # no writable cache
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=place.parent) as aside:
             tokenizer.save(Path(aside) / "whole")
@@ -183,35 +185,37 @@ def kept_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
     return tokenizer
 
 
-def read_from(recipe: Recipe) -> list[str]:
-    """Other ones if the text that a tokenizer is made from is another."""
+def text_fingerprints(recipe: Recipe) -> list[str]:
+    """Fingerprints of the text that a tokenizer is trained on."""
     if recipe.data.kind == "text":
-        return [TextSource(path, field=recipe.data.text).fingerprint() for path, _ in sources(recipe.data)]
+        return [TextSource(path, field=recipe.data.text).fingerprint() for path, _ in source_paths(recipe.data)]
     content = hashlib.blake2b(digest_size=16)
-    for text in texts(recipe):
+    for text in tokenizer_texts(recipe):
         content.update(f"{len(text)} {text}".encode("utf-8", "surrogatepass"))
     return [content.hexdigest()]
 
 
 def make_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
+    """Train a tokenizer of this kind, with at most n tokens, on the recipe's data."""
     lower = recipe.tokenizer.lower_case
-    told_apart = recipe.data.kind != "text"  # rows of a batch that end at different places
+    with_padding = recipe.data.kind != "text"  # examples of different lengths need a padding token
+    texts = tokenizer_texts(recipe)
     if kind == "characters":
-        alone = not told_apart and is_one_document(recipe)
-        return characters(texts(recipe), n, special=("<unk>",) if alone else ("<pad>", "<s>", "</s>", "<unk>"))
+        alone = not with_padding and is_one_document(recipe)
+        return characters(texts, n, special=("<unk>",) if alone else ("<pad>", "<s>", "</s>", "<unk>"))
     assert n is not None
     if kind == "words":
-        return words(texts(recipe), n, lower_case=lower)
+        return words(texts, n, lower_case=lower)
     if kind == "bpe":
-        return train_bpe(texts(recipe), n, special=("<|endoftext|>", "<pad>") if told_apart else ("<|endoftext|>",))
+        return train_bpe(texts, n, special=("<|endoftext|>", "<pad>") if with_padding else ("<|endoftext|>",))
     if kind == "wordpiece":
-        return train_wordpiece(texts(recipe), n, lower_case=lower)
+        return train_wordpiece(texts, n, lower_case=lower)
     sentinels = [f"<extra_id_{i}>" for i in reversed(range(100))] if recipe.objective.name == "spans" else []
-    return train_unigram(texts(recipe), n, special=sentinels)
+    return train_unigram(texts, n, special=sentinels)
 
 
-def measure(texts: Iterator[str]) -> tuple[int, int]:
-    """How many characters a text has, and how many different ones (counted until there are many)."""
+def measure_text(texts: Iterator[str]) -> tuple[int, int]:
+    """The number of characters, and of different characters (counted up to FEW_CHARACTERS)."""
     n, different = 0, set[str]()
     for text in texts:
         n += len(text)
@@ -221,13 +225,14 @@ def measure(texts: Iterator[str]) -> tuple[int, int]:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a model, by its name or folder."""
     from heedful.weights.describe import load_tokenizer
 
     return load_tokenizer(name)
 
 
-def special_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """What a model's config.json says of its tokenizer's special tokens."""
+def special_token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The tokenizer's special tokens as entries of a model's config.json."""
     if tokenizer is None:
         return {}
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos", "pad")}
@@ -237,8 +242,8 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
 # --- the model -------------------------------------------------------------------------------------------------------
 
 
-def choose_model(recipe: Recipe, data: Read) -> dict[str, Any]:
-    """The recipe's [model] with what it leaves open: sizes by the data, and what the data itself says."""
+def choose_model(recipe: Recipe, data: RecipeData) -> dict[str, Any]:
+    """The [model] table completed: default sizes by the amount of data, and settings that the data implies."""
     given = dict(recipe.model)
     asked = dict(data.settings)
     chosen: dict[str, Any] = {}
@@ -263,6 +268,7 @@ def choose_model(recipe: Recipe, data: Read) -> dict[str, Any]:
 
 
 def new_model(chosen: dict[str, Any], device: str = "cpu") -> Model:
+    """A freshly initialized model of a [model] table."""
     settings = {k: v for k, v in chosen.items() if k not in ("family", "size")}
     family = FAMILIES[chosen["family"]] if "family" in chosen else FAMILIES[size(chosen["size"]).family]
     if "size" in chosen:
@@ -271,8 +277,8 @@ def new_model(chosen: dict[str, Any], device: str = "cpu") -> Model:
     return cls.create(cls.config_class.from_dict(settings), device=device)
 
 
-def tells_apart(recipe: Recipe, begin: Loaded | None) -> bool:
-    """Whether the model tells a first text from a second."""
+def uses_segments(recipe: Recipe, begin: Loaded | None) -> bool:
+    """Whether the recipe's model has segment embeddings."""
     if begin is not None and ("init_from" in recipe.model or not recipe.model):
         return getattr(begin.model.config, "n_segments", 1) > 1
     given = {k: v for k, v in recipe.model.items() if k not in ("family", "size")}
@@ -281,8 +287,8 @@ def tells_apart(recipe: Recipe, begin: Loaded | None) -> bool:
     return getattr(FAMILIES[name].load().config_class.from_dict(settings), "n_segments", 1) > 1
 
 
-def check_fits(recipe: Recipe, model: Model) -> None:
-    """ValueError if the objective is not for this kind of model: some would learn something else, without a word."""
+def check_objective_fits(recipe: Recipe, model: Model) -> None:
+    """ValueError if the objective is not for this kind of model."""
     name, encoder = recipe.objective.name, isinstance(model, EncoderModel)
     fits, what = {
         "causal": (isinstance(model, DecoderModel), "a decoder, such as gpt"),
@@ -303,8 +309,8 @@ def check_fits(recipe: Recipe, model: Model) -> None:
         )
 
 
-def adjusted_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) -> Any:
-    """The config of a model to begin from, with what the recipe changes and what the data asks for."""
+def pretrained_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) -> Any:
+    """The config of a pretrained model with the recipe's changes, and the head and labels that the data needs."""
     changes = {k: v for k, v in recipe.model.items() if k != "init_from"}
     if isinstance(model.config, HeadConfig):
         changes.setdefault("head", HEADS.get(recipe.objective.name, model.config.head))
@@ -314,16 +320,16 @@ def adjusted_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) -> A
     return model.config.from_dict({**model.config.to_dict(), **changes})
 
 
-def adjusted(begin: Loaded, recipe: Recipe, data: Read) -> tuple[Model, list[str]]:
-    """The model to begin from, in fp32 memory of its own, with another head or more labels where they are asked for,
-    and which of its parameters are new."""
+def pretrained_model(begin: Loaded, recipe: Recipe, data: RecipeData) -> tuple[Model, list[str]]:
+    """The model to fine-tune as an fp32 copy, with another head or more labels if needed; and the names of its newly
+    initialized parameters."""
     model = begin.model
     known = {f.name for f in dataclasses.fields(model.config)}
     if data.settings.get("vocab_size", 0) > model.config.vocab_size if "vocab_size" in known else False:
         raise ValueError(
             f"{begin.name} has {model.config.vocab_size} tokens and the tokenizer {data.settings['vocab_size']}"
         )
-    config = adjusted_config(model, recipe, data.settings)
+    config = pretrained_config(model, recipe, data.settings)
     if config == model.config:
         return clone_parameters(model.float()), []
     fresh, new = with_config(model, config)

@@ -1,5 +1,6 @@
-"""A training that is only imagined: the model that a recipe means, without weights, and examples of the shapes that its
-data will have. Nothing is downloaded, nothing tokenized; what cannot be known without that is supposed, and told.
+"""Dry run of a recipe: its model on the "meta" device, and random examples with the shapes of its data.
+
+Nothing is downloaded or tokenized; what cannot be known without that is assumed, and reported in `notes`.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from heedful.data.dataset import IGNORED, Dataset, Draw
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.recipes.build import (
-    adjusted_config,
     choose_model,
     choose_vocabulary,
-    make_objective,
     make_tokenizer,
     new_model,
+    pretrained_config,
+    recipe_objective,
 )
-from heedful.recipes.inputs import Read, read, sources
+from heedful.recipes.inputs import RecipeData, load_data, source_paths
 from heedful.text import byte_tokens
 from heedful.train.adapters import adapt
 from heedful.train.distill import halve
@@ -36,37 +37,40 @@ from heedful.weights import hub
 from heedful.weights.meta import load_meta
 from heedful.weights.resolve import resolve, shipped_models
 
-LARGE = 64 * 10**6  # bytes from which on a text's size is enough to choose a vocabulary by, without reading it
+LARGE = 64 * 10**6  # bytes above which the vocabulary is chosen by the size of a text alone
 BYTES_PER_TOKEN = {"characters": 1.0, "bytes": 1.0}
-USUAL_BYTES = 4.0  # of a token of any other kind
-USUAL_VOCABULARY = 8192
+DEFAULT_BYTES_PER_TOKEN = 4.0
+DEFAULT_VOCAB_SIZE = 8192
 
 
 @dataclass
-class Imagined:
+class DryRun:
+    """The model, objective and random data of a recipe, without weights and without reading the data."""
+
     recipe: Recipe
-    model: Model  # on the device "meta": shapes alone
+    model: Model  # on the device "meta"
     objective: Objective
     data: Dataset
     has_teacher: bool
-    notes: list[str]  # what was supposed
+    notes: list[str]  # assumptions made, for printing
 
     def batch(self, n: int) -> Batch:
-        """n examples."""
+        """A batch of n examples."""
         return self.data.batch([Draw(0, i % len(self.data)) for i in range(n)], seed=0)
 
 
-def imagine(recipe: Recipe) -> Imagined:
+def dry_run(recipe: Recipe) -> DryRun:
+    """Set up a recipe without weights: shapes, objective, and random examples as large as the real ones."""
     notes: list[str] = []
     begin = without_weights(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = without_weights(recipe.objective.teacher) if recipe.objective.name == "distill" else None
-    examples = Examples(recipe)
+    examples = RandomExamples(recipe)
     if recipe.data.kind in ("images", "pixels", "reversal"):
-        data = read(recipe, None)
+        data = load_data(recipe, None)
     else:
-        data = _suppose(recipe, begin or teacher, examples, notes)
+        data = _assume_data(recipe, begin or teacher, examples, notes)
     if begin is not None:
-        config = adjusted_config(begin, recipe, data.settings)
+        config = pretrained_config(begin, recipe, data.settings)
         model: Model = type(begin).create(config, device="meta")
     elif teacher is not None and not recipe.model:
         model = halve(teacher)
@@ -74,12 +78,12 @@ def imagine(recipe: Recipe) -> Imagined:
         model = new_model(choose_model(recipe, data), device="meta")
     adapt(model, recipe.adapter)
     examples.model = model
-    objective = make_objective(recipe, teacher)
-    return Imagined(recipe, model, objective, data.train, teacher is not None, notes)
+    objective = recipe_objective(recipe, teacher)
+    return DryRun(recipe, model, objective, data.train, teacher is not None, notes)
 
 
 def without_weights(name: str) -> Model:
-    """A model that is on this machine, as shapes alone."""
+    """A model that is on this machine, on the device "meta"."""
     return load_meta(_local(name))
 
 
@@ -97,12 +101,12 @@ def _local(name: str) -> Path:
     return Path(found).parent
 
 
-def _suppose(recipe: Recipe, begin: Model | None, examples: Examples, notes: list[str]) -> Read:
-    """What reading the data would tell: how much there is, and how many different tokens."""
+def _assume_data(recipe: Recipe, begin: Model | None, examples: RandomExamples, notes: list[str]) -> RecipeData:
+    """The amount of data and the vocabulary size, estimated from file sizes instead of reading."""
     data, settings = recipe.data, recipe.tokenizer
     n_bytes = _size_of(recipe)
     if n_bytes is None:
-        notes.append("the data is not here: its size and vocabulary are supposed")
+        notes.append("the data is not here: its size and vocabulary are assumed")
     kind, n = settings.kind, settings.vocab_size or None
     if begin is not None and not settings.path:
         kind, n = "a model's", begin.config.vocab_size
@@ -115,17 +119,17 @@ def _suppose(recipe: Recipe, begin: Model | None, examples: Examples, notes: lis
         if n is None:
             n = len(make_tokenizer(kind, None, recipe))
         else:
-            notes.append(f"a {kind} vocabulary of {n:,} tokens is supposed, not yet made")
-    n_tokens = int((n_bytes or 10**6) / BYTES_PER_TOKEN.get(kind, USUAL_BYTES))
-    asked: dict[str, Any] = {"vocab_size": n or USUAL_VOCABULARY}
+            notes.append(f"a {kind} vocabulary of {n:,} tokens is assumed, not yet trained")
+    n_tokens = int((n_bytes or 10**6) / BYTES_PER_TOKEN.get(kind, DEFAULT_BYTES_PER_TOKEN))
+    asked: dict[str, Any] = {"vocab_size": n or DEFAULT_VOCAB_SIZE}
     if n_bytes is None and n is None and ("vocab_size" in recipe.model or "size" in recipe.model):
-        asked = {}  # as good a guess as any
+        asked = {}  # the model's own vocabulary is the best guess
     if data.kind == "pairs":
         asked["start_id"] = 0
     if data.kind == "labelled" and recipe.objective.name == "regress":
         asked |= {"n_labels": 1, "problem_type": "regression"}
     examples.n_examples = max(1, n_tokens // data.length)
-    return Read(examples, None, n_tokens, asked)
+    return RecipeData(examples, None, n_tokens, asked)
 
 
 def _size_of(recipe: Recipe) -> int | None:
@@ -133,7 +137,7 @@ def _size_of(recipe: Recipe) -> int | None:
     if not recipe.data.source:
         return None
     total = 0
-    for path, _ in sources(recipe.data):
+    for path, _ in source_paths(recipe.data):
         if not path.exists():
             return None
         files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
@@ -141,8 +145,8 @@ def _size_of(recipe: Recipe) -> int | None:
     return total
 
 
-class Examples:
-    """A Dataset of random numbers with the shapes that a recipe's data has at its longest."""
+class RandomExamples:
+    """A dataset of random tokens with the largest shapes that a recipe's data can have."""
 
     fingerprint = "imagined"
     lengths: np.ndarray | None = None
@@ -155,6 +159,7 @@ class Examples:
         return self.n_examples
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
+        """The examples of these draws as one padded batch."""
         model, data = self.model, self.recipe.data
         assert model is not None, "the examples are made for a model"
         shape = (len(draws), data.length)
@@ -163,8 +168,8 @@ class Examples:
         def some(most: int, *shape: int) -> torch.Tensor:
             return torch.randint(max(1, most), shape, generator=random)
 
-        n_said = logits_width(model)
-        n_read = getattr(model.config, "vocab_size", n_said)
+        n_logits = logits_width(model)
+        vocab_size = getattr(model.config, "vocab_size", n_logits)
         name = self.recipe.objective.name
         if name == "distill":
             name = "causal" if isinstance(model, DecoderModel) else "masked"
@@ -172,25 +177,25 @@ class Examples:
             n_out = data.length
             if name == "spans":
                 n_out = math.ceil(data.length * data.masked * (1 + 1 / data.span)) + 1
-            out = some(n_said, shape[0], n_out)
-            return Batch(tokens=out, source=some(n_read, *shape), targets=out)
-        tokens = some(n_read, *shape)
+            out = some(n_logits, shape[0], n_out)
+            return Batch(tokens=out, source=some(vocab_size, *shape), targets=out)
+        tokens = some(vocab_size, *shape)
         if name == "causal":
             documents = None
             if data.documents and self._several():
                 documents = (torch.arange(data.length) >= data.length // 2).long().repeat(shape[0], 1)
-            return Batch(tokens, documents=documents, targets=some(n_said, *shape))
+            return Batch(tokens, documents=documents, targets=some(n_logits, *shape))
         if name == "cbow":
             return Batch(tokens)
         if name == "masked":
-            return self._masked(model, tokens, some(n_said, *shape), random)
+            return self._masked(model, tokens, some(n_logits, *shape), random)
         labels = {
             "regress": torch.zeros(shape[0]),
-            "multi_label": torch.zeros(shape[0], n_said),
-            "tag": some(n_said, *shape),
+            "multi_label": torch.zeros(shape[0], n_logits),
+            "tag": some(n_logits, *shape),
             "answer": some(data.length, shape[0], 2),
         }
-        return Batch(tokens, targets=labels.get(name, some(n_said, shape[0])))
+        return Batch(tokens, targets=labels.get(name, some(n_logits, shape[0])))
 
     def _masked(self, model: Model, tokens: torch.Tensor, targets: torch.Tensor, random: torch.Generator) -> Batch:
         hidden = torch.rand(tokens.shape, generator=random) < self.recipe.data.masked
@@ -203,8 +208,8 @@ class Examples:
         return made
 
     def _several(self) -> bool:
-        """Whether the data looks like more than one document."""
+        """Whether the data has several documents, judged by its file names."""
         if isinstance(self.model, EncoderDecoderModel) or not self.recipe.data.source:
             return False
-        paths = [path for path, _ in sources(self.recipe.data)]
+        paths = [path for path, _ in source_paths(self.recipe.data)]
         return any(p.is_dir() or {".jsonl", ".csv", ".tsv"} & set(p.suffixes) for p in paths)

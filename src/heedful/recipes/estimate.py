@@ -1,5 +1,5 @@
-"""`heedful estimate RECIPE`: what a training would cost, before it begins. Parameters, memory by part and whether it
-fits, floating-point operations, and the time on this machine from a few real steps on random tokens.
+"""`heedful estimate RECIPE`: parameters, FLOPs, memory by part and whether it fits, and the training time on this
+machine, extrapolated from a few real steps on random tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from heedful.data.dataset import count_tokens
-from heedful.recipes.dry_run import Imagined, imagine
+from heedful.recipes.dry_run import DryRun, dry_run
 from heedful.train import cost
 from heedful.train.adapters import adapt
 from heedful.train.cost import FittingChanges, Flops, MemoryUse, ParameterCounts
@@ -27,43 +27,47 @@ from heedful.train.runlog import RunLog
 from heedful.train.trainer import Trainer
 from heedful.weights.describe import format_bytes
 
-PROBE_SECONDS = 4.0  # for which steps are tried, once the first is done
-MOST_STEPS = 30
-SLOWEST_STEP = 2.5  # seconds up to which a step is tried, if half the peak rate were reached
-USUAL_SHARE = 0.5  # of the peak rate, that large models reach
+PROBE_SECONDS = 4.0  # of timed steps, after the first
+MAX_STEPS = 30
+SLOWEST_STEP = 2.5  # seconds; a step that would take longer at USUAL_SHARE is not timed
+USUAL_SHARE = 0.5  # of the peak rate: the utilisation that large models reach
 
 
 @dataclass(frozen=True)
 class Estimate:
+    """The estimated cost of a training."""
+
     parameters: ParameterCounts
     memory: MemoryUse  # of one process
-    limit: int | None  # bytes there are
-    fits: list[FittingChanges]  # what fits, where the recipe as it is does not
+    limit: int | None  # bytes available
+    fits: list[FittingChanges]  # changes that fit, if the recipe does not
     flops: Flops  # of `tokens_per_step`
-    tokens_per_step: int  # images, where no tokens are read
+    tokens_per_step: int  # images, where there are no tokens
     steps: int
     seconds_per_step: float
-    steps_tried: int  # 0: the time follows from the rate of a matrix product
-    peak: float  # FLOP/s of that
+    steps_tried: int  # 0: the time is derived from the peak rate
+    peak: float  # FLOP/s of a matrix product
     notes: list[str]
 
     @property
     def is_enough(self) -> bool:
-        """Whether the memory is."""
+        """Whether the memory is sufficient, with a margin."""
         return self.limit is None or self.memory.total * cost.MARGIN <= self.limit
 
     @property
     def utilisation(self) -> float:
+        """Model FLOPs utilisation of the measured steps."""
         return cost.utilisation(self.flops.training, 1 / self.seconds_per_step, self.peak)
 
 
-def describe(recipe: Recipe, *, limit: int | None = None) -> str:
-    """The estimate in words; `limit` are the bytes of memory there are, if not those of this machine."""
-    plan = imagine(recipe)
-    return _page(plan, estimate(plan, limit=limit))
+def estimate_report(recipe: Recipe, *, limit: int | None = None) -> str:
+    """The estimate as text; `limit` is the available memory in bytes, by default this machine's."""
+    plan = dry_run(recipe)
+    return _report(plan, estimate_training(plan, limit=limit))
 
 
-def estimate(plan: Imagined, *, limit: int | None = None) -> Estimate:
+def estimate_training(plan: DryRun, *, limit: int | None = None) -> Estimate:
+    """Count parameters and FLOPs, trace memory, and time a few steps if they fit and are short."""
     recipe, model = plan.recipe, plan.model
     settings, device = recipe.train, choose_device(recipe.train.device)
     with _stages() as stage:
@@ -71,7 +75,7 @@ def estimate(plan: Imagined, *, limit: int | None = None) -> Estimate:
         some = plan.batch(min(2, settings.batch_size))
         flops, share = cost.count_flops(model, plan.objective, some), settings.batch_size / _n_rows(some)
         whole = Flops(round(flops.forward * share), round(flops.training * share))
-        stage("rehearsing a step for its memory")
+        stage("tracing the memory of a step")
         batch = plan.batch(math.ceil(settings.batch_size / settings.accumulate))
         memory = cost.measure_memory(model, plan.objective, batch, recipe, device=device)
         limit = cost.free_memory(device) if limit is None else limit
@@ -87,7 +91,7 @@ def estimate(plan: Imagined, *, limit: int | None = None) -> Estimate:
         seconds, tried = whole.training / (USUAL_SHARE * peak), 0
         if enough and not plan.has_teacher and seconds <= SLOWEST_STEP:
             stage("trying a few steps")
-            seconds, tried = _try_steps(plan)
+            seconds, tried = _time_steps(plan)
     return Estimate(
         cost.count_parameters(model),
         memory,
@@ -110,8 +114,8 @@ def _n_rows(batch: Any) -> int:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-class _Clock(RunLog):
-    """A log that keeps the time of each step and stops the training when it has seen enough."""
+class _StepTimer(RunLog):
+    """A log that records the time of each step and stops the training after PROBE_SECONDS."""
 
     trainer: Trainer
 
@@ -128,28 +132,28 @@ class _Clock(RunLog):
         self.trainer.stopping = len(self.seconds) > 2 and now - self.began > PROBE_SECONDS
 
     def note(self, text: str) -> None:
-        """Steps on random tokens need not go well."""
+        """Ignored: steps on random tokens may diverge."""
 
 
-def _try_steps(plan: Imagined) -> tuple[float, int]:
-    """Seconds of a real step on random examples, and how many were tried."""
+def _time_steps(plan: DryRun) -> tuple[float, int]:
+    """The median seconds of a real step on random examples, and the number of steps timed."""
     trial = cost.with_settings(
         plan.recipe,
-        {"train.steps": MOST_STEPS, "train.eval_every": 10**9, "train.save_every": 10**9, "train.ema": 0.0},
+        {"train.steps": MAX_STEPS, "train.eval_every": 10**9, "train.save_every": 10**9, "train.ema": 0.0},
     )
     model = type(plan.model).create(plan.model.config)
     adapt(model, trial.adapter)
-    clock = _Clock(trial)
+    clock = _StepTimer(trial)
     trainer = Trainer(model, plan.objective, plan.data, None, trial, log=clock)
     clock.trainer = trainer
     trainer.train()
     return median(clock.seconds[1:]), len(clock.seconds) - 1
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- the report ------------------------------------------------------------------------------------------------------
 
 
-def _page(plan: Imagined, e: Estimate) -> str:
+def _report(plan: DryRun, e: Estimate) -> str:
     settings, unit = plan.recipe.train, "images" if plan.batch(1).tokens is None else "tokens"
     lines = [
         f"{plan.model.family} of {e.parameters.total:,} parameters, "
@@ -180,7 +184,7 @@ def _rows(values: Mapping[str, Any], form: str = "{}") -> list[str]:
     return [f"{name:<24}{form.format(value):>20}" for name, value in values.items()]
 
 
-def _memory(plan: Imagined, e: Estimate) -> list[str]:
+def _memory(plan: DryRun, e: Estimate) -> list[str]:
     names = {
         "weights": "weights",
         "gradients": "gradients",
@@ -249,7 +253,7 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def _stages() -> Iterator[Callable[[str], None]]:
-    """Says on a terminal what is being done, and for how long."""
+    """Shows the current stage and elapsed time on a terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -1,9 +1,9 @@
-"""The data of a recipe, by its kind: what to train on, what to validate with, and what the model has to know of it.
+"""The datasets of a recipe by data.kind, with validation data and the settings they imply for the model.
 
-text        running text: files, folders, jsonl, csv         labelled  texts with labels, or numbers
+text        running text: files, folders, jsonl, csv         labelled  texts with labels or numbers
 pairs       sources and targets: translation                 tagged    words with tags
-images      pictures with labels                             answers   questions and passages
-pixels      pictures as sequences of colours                 reversal  made, not read
+images      images with labels                               answers   questions and passages (SQuAD)
+pixels      images as sequences of colours                   reversal  synthetic
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ from heedful.train.recipe import DataSettings, Recipe
 
 
 @dataclass
-class Read:
+class RecipeData:
+    """A recipe's datasets, and what they imply for the model."""
+
     train: Dataset
     validation: Dataset | None
-    n_tokens: int = 0  # to choose a size by
-    settings: dict[str, Any] = field(default_factory=dict)  # what the data asks of the model's config
+    n_tokens: int = 0  # of training text, to choose a model size by
+    settings: dict[str, Any] = field(default_factory=dict)  # entries that the data implies for the model's config
     bytes_per_token: float | None = None
-    baselines: dict[str, float] = field(default_factory=dict)  # losses to compare with, in nats
+    baselines: dict[str, float] = field(default_factory=dict)  # reference losses in nats
     notes: list[str] = field(default_factory=list)
 
 
-def read(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = True) -> Read:
-    """`segments`: whether the model tells a first text from a second."""
+def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = True) -> RecipeData:
+    """Read a recipe's data. `segments`: whether the model has segment embeddings."""
     data = recipe.data
     if tokenizer is None and data.kind not in ("images", "pixels", "reversal"):
         raise ValueError(f"data of the kind {data.kind!r} is text: it needs a tokenizer")
@@ -56,8 +58,8 @@ def read(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = True) 
     return made
 
 
-def sources(data: DataSettings) -> list[tuple[Path, float]]:
-    """The paths to read and how much each counts."""
+def source_paths(data: DataSettings) -> list[tuple[Path, float]]:
+    """The paths to read and their mixture weights."""
     given: Sequence[Any] = [data.source] if isinstance(data.source, str) else data.source
     found = []
     for i, entry in enumerate(given):
@@ -67,40 +69,40 @@ def sources(data: DataSettings) -> list[tuple[Path, float]]:
         weight = entry.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
             raise ValueError(f"data.source, entry {i + 1}: the weight {weight!r} is not a number above 0")
-        found.append((located(entry["path"]), float(weight)))
+        found.append((resolve_data_path(entry["path"]), float(weight)))
     return found
 
 
-def located(name: str) -> Path:
-    """A path as it is given; if nothing is there, in the folder of data that HEEDFUL_DATA names."""
+def resolve_data_path(name: str) -> Path:
+    """A path as given, or else below the folder that HEEDFUL_DATA names."""
     path = Path(name).expanduser()
-    shelf = os.environ.get("HEEDFUL_DATA")
+    data_root = os.environ.get("HEEDFUL_DATA")
     if path.exists() or path.is_absolute():
         return path
-    if shelf and (Path(shelf) / path).exists():
-        return Path(shelf) / path
-    where = f"nor in {shelf} (HEEDFUL_DATA)" if shelf else "and HEEDFUL_DATA names no folder of data to look in"
+    if data_root and (Path(data_root) / path).exists():
+        return Path(data_root) / path
+    where = f"nor in {data_root} (HEEDFUL_DATA)" if data_root else "and HEEDFUL_DATA names no folder of data to look in"
     raise ValueError(f"there is no file {name} here, {where}: set data.source, or put it there")
 
 
-def one_source(data: DataSettings) -> Path:
-    """The path of data that is not mixed."""
-    found = sources(data)
+def single_source_path(data: DataSettings) -> Path:
+    """The path of data that cannot be a mixture."""
+    found = source_paths(data)
     if len(found) != 1:
         raise ValueError(f"data of the kind {data.kind!r} is read from one source, not {len(found)}")
     return found[0][0]
 
 
-def texts(recipe: Recipe) -> Iterator[str]:
-    """What a tokenizer is made from."""
+def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
+    """The texts that a tokenizer is trained on."""
     data = recipe.data
     if data.kind == "text":
-        for path, _ in sources(data):
+        for path, _ in source_paths(data):
             yield from TextSource(path, field=data.text).texts()
         return
-    path = one_source(data)
+    path = single_source_path(data)
     if data.kind == "pairs":
-        for pair in read_pairs(path, data.text, other_side(data.target)):
+        for pair in read_pairs(path, data.text, resolve_target(data.target)):
             yield from pair
     elif data.kind == "labelled":
         first, second, _, _ = read_labelled(path, *_columns(recipe))
@@ -116,45 +118,44 @@ def texts(recipe: Recipe) -> Iterator[str]:
 
 
 def is_one_document(recipe: Recipe) -> bool:
-    """Whether running text is one document: then nothing has to say where one ends."""
-    ends = (ends for path, _ in sources(recipe.data) for _, ends in TextSource(path, field=recipe.data.text).pieces())
+    """Whether the text is one document, so that no end-of-text token is needed."""
+    ends = (
+        ends for path, _ in source_paths(recipe.data) for _, ends in TextSource(path, field=recipe.data.text).pieces()
+    )
     return sum(islice(filter(None, ends), 2)) < 2
 
 
 # --- running text ----------------------------------------------------------------------------------------------------
 
 
-def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     data = recipe.data
     share = 0.0 if data.validation else data.share
     parts, notes = [], list[str]()
-    for path, weight in sources(data):
+    for path, weight in source_paths(data):
         source = TextSource(path, field=data.text)
         train, held_out = prepare(source, tokenizer, share=share)
         notes += dict.fromkeys([*source.notes, *train.notes])
         parts.append((train, held_out, weight))
     held = [held_out for _, held_out, _ in parts if held_out is not None and len(held_out.tokens) > 1]
     if data.validation:
-        held = [prepare(TextSource(located(data.validation), field=data.text), tokenizer)[0]]
+        held = [prepare(TextSource(resolve_data_path(data.validation), field=data.text), tokenizer)[0]]
     examples = [(_examples(recipe, train, tokenizer, True, segments), weight) for train, _, weight in parts]
     told = held or [train for train, _, _ in parts]
     bytes_per_token = sum(c.n_bytes for c in told) / max(1, sum(len(c.tokens) for c in told))
     settings = {"vocab_size": len(tokenizer)}
     if recipe.objective.name == "spans":
-        settings["start_id"] = first_id(tokenizer)
+        settings["start_id"] = decoder_start_id(tokenizer)
     heaviest = max(parts, key=lambda part: part[2])[0]
     n_tokens, n_documents = (
         sum(len(x) for x in xs) for xs in zip(*[(p[0].tokens, p[0].starts) for p in parts], strict=True)
     )
     notes.append(f"{n_tokens:,} tokens in {n_documents:,} document{'s' * (n_documents != 1)}")
-    return Read(
+    return RecipeData(
         examples[0][0] if len(examples) == 1 else Mixture(examples),
         _validation(recipe, held, tokenizer, segments),
         n_tokens,
-        {
-            "vocab_size": len(tokenizer),
-            **({"start_id": first_id(tokenizer)} if recipe.objective.name == "spans" else {}),
-        },
+        settings,
         bytes_per_token if recipe.objective.name == "causal" else None,
         {"uniform": uniform_cross_entropy(len(tokenizer)), "unigram": unigram_entropy(heaviest.tokens)},
         notes,
@@ -162,7 +163,7 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
 
 
 def _validation(recipe: Recipe, held: Sequence[Corpus], tokenizer: Tokenizer, segments: bool) -> Dataset | None:
-    """What was held out of every source, one after the other."""
+    """The validation parts of all sources, concatenated."""
     parts = [_examples(recipe, corpus, tokenizer, False, segments) for corpus in held]
     if len(parts) < 2:
         return parts[0] if parts else None
@@ -170,7 +171,7 @@ def _validation(recipe: Recipe, held: Sequence[Corpus], tokenizer: Tokenizer, se
 
 
 def _examples(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bool, segments: bool) -> Dataset:
-    """Examples for what the recipe wants learned; what distillation reads follows from the tokenizer's [MASK]."""
+    """The dataset for the objective; distillation is masked if the tokenizer has a [MASK], else causal."""
     data, name = recipe.data, recipe.objective.name
     if name == "distill":
         name = "causal" if tokenizer.mask_id is None else "masked"
@@ -181,7 +182,9 @@ def _examples(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bo
         return MaskedWindows(corpus, tokenizer, data.length, shifted=training, segments=segments, **options)
     if name == "spans":
         rates: dict[str, Any] = {"share": data.masked, "mean": data.span}
-        return SpanCorruption(corpus, tokenizer, data.length, start_id=first_id(tokenizer), shifted=training, **rates)
+        return SpanCorruption(
+            corpus, tokenizer, data.length, start_id=decoder_start_id(tokenizer), shifted=training, **rates
+        )
     if name == "cbow":
         return CBOWWindows(corpus, data.length, shifted=training)
     raise ValueError(f"running text has no {name} to learn: set data.kind, or another objective")
@@ -190,8 +193,8 @@ def _examples(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bo
 # --- everything else -------------------------------------------------------------------------------------------------
 
 
-def first_id(tokenizer: Tokenizer) -> int:
-    """What a target begins with: <s>, or <pad> as T5 has it."""
+def decoder_start_id(tokenizer: Tokenizer) -> int:
+    """The decoder start token: <s>, or <pad> as in T5."""
     for token in (tokenizer.bos_id, tokenizer.pad_id):
         if token is not None:
             return token
@@ -199,31 +202,31 @@ def first_id(tokenizer: Tokenizer) -> int:
 
 
 def _held_out(recipe: Recipe, train: Any, again: Callable[[Path], Any]) -> tuple[Dataset, Dataset | None]:
-    """Training and validation data: from a file of its own, or a share of the examples."""
+    """Training and validation data: the latter from its own file, or a share of the examples."""
     if recipe.data.validation:
-        return train, again(located(recipe.data.validation))
+        return train, again(resolve_data_path(recipe.data.validation))
     if recipe.data.share == 0:
         return train, None
     return random_split(train, recipe.data.share)
 
 
-def other_side(target: str) -> str:
-    """The other language: a file, looked for as every file is, or the name of a column."""
-    return str(located(target)) if "/" in target or "." in target else target
+def resolve_target(target: str) -> str:
+    """The target side of pairs: a file, resolved as all data paths, or the name of a column."""
+    return str(resolve_data_path(target)) if "/" in target or "." in target else target
 
 
-def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     data = recipe.data
-    start = first_id(tokenizer.target)
+    start = decoder_start_id(tokenizer.target)
     options: dict[str, Any] = {"start_id": start, "source": data.text, "max_length": data.length}
-    made = Pairs.read(one_source(data), tokenizer, target=other_side(data.target), **options)
-    other = other_side(data.validation_target or data.target)
+    made = Pairs.read(single_source_path(data), tokenizer, target=resolve_target(data.target), **options)
+    other = resolve_target(data.validation_target or data.target)
     train, validation = _held_out(recipe, made, lambda p: Pairs.read(p, tokenizer, target=other, **options))
     settings = {"vocab_size": len(tokenizer), "start_id": start}
     if tokenizer.target is not tokenizer:
         settings["target_vocab_size"] = len(tokenizer.target)
     n_tokens = int(made.targets.lengths.sum())
-    return Read(
+    return RecipeData(
         train,
         validation,
         n_tokens,
@@ -245,13 +248,13 @@ def _columns(recipe: Recipe) -> tuple[str | None, str | None, Any, LabelKind]:
     )
 
 
-def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     text, second, label, kind = _columns(recipe)
     options: dict[str, Any] = {
         "text": text, "second": second, "label": label, "kind": kind, "max_length": recipe.data.length,
         "segments": segments,
     }  # fmt: skip
-    made = LabelledTexts.read(one_source(recipe.data), tokenizer, **options)
+    made = LabelledTexts.read(single_source_path(recipe.data), tokenizer, **options)
     again = {**options, "names": None if kind == "regress" else made.names}
     train, validation = _held_out(recipe, made, lambda path: LabelledTexts.read(path, tokenizer, **again))
     problem = {"classify": "single_label_classification", "multi_label": "multi_label_classification"}
@@ -261,7 +264,7 @@ def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
         settings["labels"] = list(made.names)
     baselines = {"uniform": uniform_cross_entropy(n_labels)} if kind == "classify" else {}
     n_tokens = int(made.lengths.sum())
-    return Read(
+    return RecipeData(
         train,
         validation,
         n_tokens,
@@ -271,35 +274,38 @@ def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
     )
 
 
-def _tagged(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+def _tagged(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     max_length = recipe.data.length
-    made = TaggedSentences.read(one_source(recipe.data), tokenizer, max_length=max_length)
+    made = TaggedSentences.read(single_source_path(recipe.data), tokenizer, max_length=max_length)
     again: dict[str, Any] = {"names": made.names, "max_length": max_length}
     train, validation = _held_out(recipe, made, lambda path: TaggedSentences.read(path, tokenizer, **again))
     settings = {"vocab_size": len(tokenizer), "n_labels": len(made.names), "labels": list(made.names)}
     baselines = {"uniform": uniform_cross_entropy(len(made.names))}
-    return Read(train, validation, int(made.lengths.sum()), settings, baselines=baselines, notes=made.notes)
+    return RecipeData(train, validation, int(made.lengths.sum()), settings, baselines=baselines, notes=made.notes)
 
 
-def _answers(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> Read:
+def _answers(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     options: dict[str, Any] = {
         "max_length": recipe.data.length,
         "stride": recipe.data.stride,
         "segments": segments,
     }
-    made = SquadWindows.read(one_source(recipe.data), tokenizer, **options)
+    made = SquadWindows.read(single_source_path(recipe.data), tokenizer, **options)
     train, validation = _held_out(recipe, made, lambda path: SquadWindows.read(path, tokenizer, **options))
-    return Read(train, validation, len(made) * recipe.data.length, {"vocab_size": len(tokenizer)}, notes=made.notes)
+    return RecipeData(
+        train, validation, len(made) * recipe.data.length, {"vocab_size": len(tokenizer)}, notes=made.notes
+    )
 
 
-def _pictures(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None]:
+def _image_sets(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None]:
+    """Training and validation images."""
     data = recipe.data
     if data.source == "digits":
         every = images.load_digits()
     else:
-        every = images.read_images(one_source(data))
+        every = images.read_images(single_source_path(data))
     if data.validation:
-        return every, images.read_images(located(data.validation))
+        return every, images.read_images(resolve_data_path(data.validation))
     if data.share == 0:
         return every, None
     order = np.random.default_rng(0).permutation(len(every))
@@ -307,8 +313,8 @@ def _pictures(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None]:
     return every.part(order[n:]), every.part(order[:n])
 
 
-def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read:
-    train, held = _pictures(recipe)
+def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:
+    train, held = _image_sets(recipe)
     n_labels = len(train.names)
     settings = {
         "n_labels": n_labels,
@@ -318,27 +324,27 @@ def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read
     }
     validation = None if held is None else images.LabelledImages(held)
     made = images.LabelledImages(train, shift=recipe.data.shift)
-    return Read(made, validation, 0, settings, baselines={"uniform": uniform_cross_entropy(n_labels)})
+    return RecipeData(made, validation, 0, settings, baselines={"uniform": uniform_cross_entropy(n_labels)})
 
 
-def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read:
-    train, held = _pictures(recipe)
+def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:
+    train, held = _image_sets(recipe)
     made = images.PixelSequences(train, recipe.data.levels)
     validation = None if held is None else images.PixelSequences(held, palette=made.palette)
     settings = {"vocab_size": made.vocab_size, "max_len": made.ids.shape[1]}
     baselines = {"uniform": uniform_cross_entropy(len(made.palette)), "unigram": unigram_entropy(made.ids.reshape(-1))}
-    return Read(made, validation, made.ids.size, settings, baselines=baselines)
+    return RecipeData(made, validation, made.ids.size, settings, baselines=baselines)
 
 
-def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Read:
+def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:
     data = recipe.data
     size = (data.n_symbols, data.length, data.n_examples, recipe.train.seed)
-    made, plain = Reversal(*size, blanked=data.blanked), Reversal(*size)  # nothing is hidden in validation
+    made, plain = Reversal(*size, blanked=data.blanked), Reversal(*size)  # no word dropout in validation
     train, validation = (
         (random_split(made, data.share)[0], random_split(plain, data.share)[1]) if data.share else (made, None)
     )
     settings = {"vocab_size": made.vocab_size, "start_id": made.start_id}
-    return Read(
+    return RecipeData(
         train,
         validation,
         len(made) * data.length,
@@ -347,7 +353,7 @@ def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Re
     )
 
 
-READERS: dict[str, Callable[[Recipe, Tokenizer, bool], Read]] = {
+READERS: dict[str, Callable[[Recipe, Tokenizer, bool], RecipeData]] = {
     "text": _text,
     "pairs": _pairs,
     "labelled": _labelled,

@@ -1,4 +1,4 @@
-"""`heedful train`: from a text, a folder or a recipe to a run's folder, and on from one.
+"""Start or resume a training run: what `heedful train` does.
 
 from heedful.recipes import train
 
@@ -19,7 +19,7 @@ import torch
 from heedful import __version__
 from heedful.loaded import Loaded, load
 from heedful.models.base import Model
-from heedful.recipes.build import Assembled, assemble
+from heedful.recipes.build import TrainingSetup, build_training
 from heedful.text import Tokenizer
 from heedful.train.adapters import adapt, adapted
 from heedful.train.checkpoint import Checkpoint
@@ -31,14 +31,14 @@ from heedful.train.trainer import Summary, Trainer, trainable_parameters
 from heedful.weights.adapter import load_adapter, write_adapter
 from heedful.weights.save import write_config
 
-# What `heedful train my.txt` does: found by search on 1 MB of text, good from there on.
+# Settings of `heedful train my.txt`: tuned on 1 MB of text, good for more.
 AUTOMATIC: dict[str, Any] = {
     "data": {"length": 128},
     "train": {"steps": 1000, "batch_size": 16},
     "optimizer": {"name": "muon", "lr": 0.01, "muon_lr": 0.025, "betas": [0.9, 0.95], "weight_decay": 0.0},
     "schedule": {"name": "cosine", "warmup": 50, "final": 0.05},
 }
-# The same for a model that has learned already: small steps, or it forgets.
+# The same for fine-tuning: a low learning rate, or the model forgets.
 FINE_TUNING: dict[str, Any] = {
     "data": {"length": 128},
     "train": {"steps": 300, "batch_size": 8},
@@ -55,12 +55,12 @@ def train(
     folder: Path | None = None,
     quiet: bool = False,
 ) -> Loaded:
-    """Train by a recipe (its name or file), or on a text file or a folder of text; the best model of the run.
+    """Train by a recipe (name or file), or on a text file or folder; returns the best model of the run.
 
-    `changes` are settings of the recipe, {"train": {"steps": 200}}; `init_from` is a model to begin from instead of
-    a fresh one; `folder` is where the run goes (runs/NAME-1 and so on unless given).
+    `changes` are settings of the recipe, {"train": {"steps": 200}}; `init_from` is a model to fine-tune; `folder` is
+    the run's folder, by default runs/NAME-1 and so on.
     """
-    name, given = resolve(what, AUTOMATIC if init_from is None else FINE_TUNING)
+    name, given = resolve_recipe(what, AUTOMATIC if init_from is None else FINE_TUNING)
     given = merge_tables(given, changes or {})
     if init_from is not None:
         given["model"] = {**(changes or {}).get("model", {}), "init_from": init_from}
@@ -68,13 +68,13 @@ def train(
 
 
 def resume(folder: str | Path, changes: Mapping[str, Any] | None = None, *, quiet: bool = False) -> Loaded:
-    """Go on with a run where its newest checkpoint is; the same as if it had never stopped."""
+    """Resume a run from its newest checkpoint; the result is that of a run never interrupted."""
     run = Run.open(Path(folder))
     return _run(Recipe.from_dict(merge_tables(run.recipe, changes or {})), run.folder, quiet, run)
 
 
-def resolve(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -> tuple[str, dict[str, Any]]:
-    """A short name for the run, and the recipe as plain data; for text without one, the `automatic` one."""
+def resolve_recipe(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -> tuple[str, dict[str, Any]]:
+    """A name for the run, and its recipe as plain data: a shipped one, a file, or `automatic` for a path to text."""
     text, path = str(what), Path(what).expanduser()
     if text in shipped_recipes():
         return text, read_recipe(shipped_recipes()[text])
@@ -89,7 +89,7 @@ def resolve(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -> tuple
 
 
 def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None) -> Loaded:
-    """Train by a recipe in a run's folder: a new one, or `run` that is there already. A name is made a new folder."""
+    """Set up and train in a new folder, or in that of `run`; a name (str) becomes a new folder runs/NAME-N."""
     if "lora" in recipe.adapter.kind and "init_from" not in recipe.model:
         raise ValueError(
             f"{recipe.adapter.kind} adapts a model that is trained already: say which with --init-from MODEL"
@@ -97,35 +97,35 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
     with Processes.start(recipe.train.device) as processes, ExitStack() as ending:
         say = _Say(quiet or not processes.main)
         saved = tokenizer = None
-        with processes.main_first():  # it fills the cache of tokens, the others find it
+        with processes.main_first():  # it fills the cache of tokenized text
             if run is not None:
                 if processes.main:
                     run.lock()
-                    ending.callback(run.unlock)  # also if this fails: a notebook may try again
+                    ending.callback(run.unlock)  # also after an error: a notebook may try again
                 saved = run.newest(say)
                 tokenizer = run.tokenizer() if saved is None else _tokenizer(saved.path)
-            ready = assemble(recipe, tokenizer)
-        for note in ready.notes:
+            setup = build_training(recipe, tokenizer)
+        for note in setup.notes:
             say(note)
         if recipe.adapter.kind != "none":
-            adapt(ready.model, ready.recipe.adapter)
-            n_trainable = sum(p.numel() for p in trainable_parameters(ready.model))
+            adapt(setup.model, setup.recipe.adapter)
+            n_trainable = sum(p.numel() for p in trainable_parameters(setup.model))
             say(f"{recipe.adapter.kind}: {n_trainable:,} parameters learn")
         if isinstance(folder, str):
             folder = Path(processes.broadcast_text(str(Run.next_name(Path("runs"), folder))))
-        plain = ready.recipe.to_dict()
+        plain = setup.recipe.to_dict()
         if run is None:
-            run = Run.create(folder, to_toml(plain), _facts(ready)) if processes.main else None
+            run = Run.create(folder, to_toml(plain), _facts(setup)) if processes.main else None
             if run is not None:
                 run.lock()
                 ending.callback(run.unlock)
-                if ready.tokenizer is not None:
-                    ready.tokenizer.save(run.folder)
+                if setup.tokenizer is not None:
+                    setup.tokenizer.save(run.folder)
         else:
-            run.check_same(plain, _facts(ready))
+            run.check_same(plain, _facts(setup))
             if processes.main:
                 run.rewrite_recipe(to_toml(plain))
-        summary = _train(ready, run, folder, saved, processes, quiet)
+        summary = _train(setup, run, folder, saved, processes, quiet)
         say("")
     if summary.reason == "stopped":
         say(f"stopped at step {summary.step}; `heedful train --resume {folder}` goes on")
@@ -133,37 +133,38 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
 
 
 def _train(
-    ready: Assembled, run: Run | None, folder: Path, saved: Checkpoint | None, processes: Processes, quiet: bool
+    setup: TrainingSetup, run: Run | None, folder: Path, saved: Checkpoint | None, processes: Processes, quiet: bool
 ) -> Summary:
-    recipe = ready.recipe
+    """Train with a log, checkpoints and samples, from the checkpoint `saved` if there is one."""
+    recipe = setup.recipe
     log = RunLog(
         folder if processes.main else None,
         steps=recipe.train.steps,
         begin=0 if saved is None else saved.step,
         settings=recipe.log,
         quiet=quiet or not processes.main,
-        baselines=ready.baselines,
-        bytes_per_token=ready.bytes_per_token,
+        baselines=setup.baselines,
+        bytes_per_token=setup.bytes_per_token,
         unit="images" if recipe.data.kind == "images" else "tokens",
     )
     with log:
         if processes.main:
             processes.report = log.note  # the run's log says which process failed
         if saved is not None:
-            if adapted(ready.model):
-                load_adapter(ready.model, saved.path)
+            if adapted(setup.model):
+                load_adapter(setup.model, saved.path)
             else:
-                saved.restore(ready.model)
+                saved.restore(setup.model)
         trainer = Trainer(
-            ready.model,
-            ready.objective,
-            ready.train,
-            ready.validation,
+            setup.model,
+            setup.objective,
+            setup.train,
+            setup.validation,
             recipe,
             processes=processes,
             log=log,
-            save=_Saver(run, ready),
-            sample=_Sampler(ready) if recipe.log.samples else None,
+            save=_Saver(run, setup),
+            sample=_Sampler(setup) if recipe.log.samples else None,
         )
         if saved is not None:
             trainer.restore(saved.tensors(), saved.numbers)
@@ -186,17 +187,17 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     return Tokenizer.from_folder(folder) if (folder / "tokenizer.json").exists() else None
 
 
-def _facts(ready: Assembled) -> dict[str, Any]:
-    """What must be the same when a run is resumed, and what is good to know of it."""
+def _facts(setup: TrainingSetup) -> dict[str, Any]:
+    """The run's facts.json: data fingerprints, which must match on resume, and versions."""
     return {
-        "data": ready.train.fingerprint,
-        "validation": "" if ready.validation is None else ready.validation.fingerprint,
+        "data": setup.train.fingerprint,
+        "validation": "" if setup.validation is None else setup.validation.fingerprint,
         "versions": {"heedful": __version__, "torch": torch.__version__},
     }
 
 
 class _Say:
-    """Notes for a person, on stderr."""
+    """Prints notes to stderr."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
@@ -207,10 +208,10 @@ class _Say:
 
 
 class _Saver:
-    """Writes checkpoints: the model whole, or its adapters alone."""
+    """Writes checkpoints: the whole model, or its adapters alone."""
 
-    def __init__(self, run: Run | None, ready: Assembled) -> None:
-        self.run, self.ready = run, ready
+    def __init__(self, run: Run | None, setup: TrainingSetup) -> None:
+        self.run, self.setup = run, setup
 
     def __call__(self, trainer: Trainer, better: bool) -> None:
         tensors, numbers = trainer.state()
@@ -220,7 +221,7 @@ class _Saver:
                 self.run.save(
                     trainer.step,
                     trainer.model,
-                    self.ready.tokenizer,
+                    self.setup.tokenizer,
                     whole,
                     numbers,
                     better,
@@ -229,9 +230,9 @@ class _Saver:
                 )
 
     def _write_adapter(self, folder: Path) -> None:
-        """With the config of the whole model: its head may be another than that of the model it begins from."""
-        model, tokenizer = self.ready.model, self.ready.tokenizer
-        base = str(self.ready.recipe.model["init_from"])
+        """Write the adapter, with the whole model's config: its head may differ from that of the base model."""
+        model, tokenizer = self.setup.model, self.setup.tokenizer
+        base = str(self.setup.recipe.model["init_from"])
         write_adapter(folder, model, str(Path(base).resolve()) if Path(base).exists() else base)
         write_config(folder, model)
         if tokenizer is not None:
@@ -239,15 +240,15 @@ class _Saver:
 
 
 class _Sampler:
-    """What the model makes of a prompt, or of an example of the validation data, by what it can do."""
+    """Generates a sample from the prompt, for models that generate text."""
 
-    def __init__(self, ready: Assembled) -> None:
-        self.ready, self.settings = ready, ready.recipe.log
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.setup, self.settings = setup, setup.recipe.log
 
     def __call__(self, model: Model, step: int) -> str | None:
-        if self.ready.tokenizer is None or "generate" not in model.abilities or "translate" in model.abilities:
+        if self.setup.tokenizer is None or "generate" not in model.abilities or "translate" in model.abilities:
             return None
-        loaded = Loaded(model, self.ready.tokenizer, "sample")
+        loaded = Loaded(model, self.setup.tokenizer, "sample")
         model.eval()
         prompt = self.settings.prompt or ("" if loaded.bos_id is not None or loaded.eos_ids else "\n")
         return prompt + loaded.generate(prompt, max_tokens=self.settings.sample_tokens, temperature=0.8, seed=step)

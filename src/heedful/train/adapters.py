@@ -1,13 +1,13 @@
-"""Which part of a model learns: adapters beside frozen layers, the head alone, or what patterns name.
+"""Parameter-efficient fine-tuning: LoRA and QLoRA adapters, the head alone, or parameters chosen by patterns.
 
     none     everything
-    lora     a small change beside the linear layers that `targets` names (Hu et al. 2021; nn/lora.py), and what
-             `trainable` names in full, a new head for example
-    qlora    the same beside weights of 4 bits (Dettmers et al. 2023)
-    head     what stands on the last hidden states
-    freeze   what `trainable` names, nothing else
+    lora     low-rank adapters on the linear layers that `targets` names (Hu et al. 2021; nn/lora.py); what
+             `trainable` names, a new head for example, is trained in full
+    qlora    the same, with the adapted weights in 4 bits (Dettmers et al. 2023)
+    head     the head on the last hidden states only
+    freeze   only what `trainable` names
 
-A pattern is matched as a shell does, against a name or the end of it, or of something that contains it:
+A pattern is a shell pattern for the name of a parameter or module, for the end of it, or for a containing module:
 "attention.query", "feedforward.*", "decoder.blocks.11", "*norm*". Without targets every linear layer of the blocks is
 adapted, which the QLoRA paper found to be what full fine-tuning's quality takes (section 4).
 """
@@ -32,9 +32,9 @@ HEADS = ("head", "pooler", "next_sentence")  # the pooler: RoBERTa's is part of 
 
 
 def adapt(model: Model, settings: AdapterSettings) -> list[str]:
-    """Change the model in place as the settings say; the names of its adapted layers, or else of what learns.
+    """Add adapters or freeze parameters in place; returns the names of adapted layers, or of trainable parameters.
 
-    The new numbers are drawn from torch's own generator: seed it before.
+    New weights are drawn from torch's default generator: seed it before.
     """
     if model.packed is not None:
         raise ValueError(f"the weights are packed as {model.packed} and cannot learn: load the model anew")
@@ -73,12 +73,12 @@ def _add_lora(model: Model, settings: AdapterSettings) -> list[str]:
         assert isinstance(base, nn.Linear)
         layer = LoRALinear(base, settings.rank, settings.alpha, settings.dropout, quantized=settings.kind == "qlora")
         replace_module(model, name, layer.train(base.training))
-    adapter_contents(model)  # says now, and not after training, what could not be saved
+    adapter_contents(model)  # raises now, and not after training, if the adapter could not be saved
     return names
 
 
 def default_targets(model: nn.Module) -> list[str]:
-    """Every linear layer of the blocks, but not a router's, whose few rows are labels."""
+    """The names of all linear layers of the blocks except routers."""
     routers = {m.router for m in model.modules() if isinstance(m, MixtureOfExperts)}
     inside = {m for block in model.modules() if isinstance(block, Block) for m in block.modules()}
     return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m in inside and m not in routers]
@@ -97,7 +97,7 @@ def match_names(patterns: Sequence[str], names: Iterable[str], what: str) -> lis
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Whether the pattern is the name, the end of it, or either of a module that contains it."""
+    """Whether a pattern matches a name, the end of it, or a module that contains it."""
     parts = name.split(".")
     inside = (".".join(parts[: i + 1]) for i in range(len(parts)))
     return any(fnmatchcase(part, pattern) or fnmatchcase(part, f"*.{pattern}") for part in inside)
@@ -123,7 +123,7 @@ def _parameters(model: nn.Module) -> list[str]:
 
 
 def _only(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """These parameters learn, the others do not."""
+    """Make only these parameters trainable."""
     chosen = set(names)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen)

@@ -1,14 +1,14 @@
-"""Checkpoints that are there whole or not at all.
+"""Atomic checkpoints: a checkpoint is complete or does not exist.
 
-A checkpoint is a model's folder in the hub's layout, as weights/save.py writes it, with what a trainer needs to go on:
+A checkpoint is a model folder in the hub's layout, as weights/save.py writes it, with what resuming needs:
 
     config.json  model.safetensors  tokenizer.json ...     the model
-    training.safetensors                                   optimizer, random states, averaged weights
-    training.json                                          numbers
+    training.safetensors                                   optimizer state, averaged weights
+    training.json                                          step, best validation loss and so on
     manifest.json                                          size and hash of every file
 
-It is written under a hidden name, brought to the disk and renamed. A process killed at any moment leaves the older
-checkpoints as they were, and at most a hidden folder that the next save removes:
+It is written under a hidden name, synced to disk and renamed. A process killed at any moment leaves the older
+checkpoints intact, and at most a hidden folder that the next save removes:
 
     .step-0000200.partial    being written          .step-0000200.gone    being removed
     .step-0000200.old        being replaced by a new one of its step; comes back if that one did not get its name
@@ -51,7 +51,7 @@ _HIDDEN = re.compile(r"\.(step-\d{7,})\.(partial|gone|old)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is whole."""
+    """A checkpoint whose hashes have been checked."""
 
     path: Path
     step: int
@@ -59,13 +59,13 @@ class Checkpoint:
     best_step: int | None  # which step was the best so far, when this one was saved
 
     def tensors(self) -> dict[str, Tensor]:
-        """What was given to `write`, on the CPU, each in memory of its own: a tensor in a mapped file is not aligned as
-        torch aligns it, and kernels may then add in another order; resuming bit for bit needs the same one."""
+        """The tensors given to `write_checkpoint`, on the CPU, copied out of the mapped file: there they lack torch's
+        alignment, and kernels may then sum in another order, so that resuming would not be bit-exact."""
         with SafetensorsFiles([self.path / "training.safetensors"]) as files:
             return {name: files.get(name).clone() for name in files.names()}
 
     def restore(self, model: Model) -> None:
-        """Put the saved weights into the parameters of `model`, wherever they are, bit for bit."""
+        """Copy the saved weights into a model, on any device, bit for bit."""
         saved = dict(load_folder(self.path).named_parameters())
         parameters = dict(model.named_parameters())
         if saved.keys() != parameters.keys():
@@ -95,8 +95,8 @@ def write_checkpoint(
 ) -> Path:
     """Save a checkpoint in `folder`; one of the same step is replaced.
 
-    `numbers` is anything that JSON has. `also` are more JSON files, by their paths in the checkpoint. `write_model`
-    writes something else than the whole model, an adapter for example, into the folder it is given.
+    `numbers` is JSON data. `also` are more JSON files, by their paths in the checkpoint. `write_model` replaces saving
+    the whole model: it writes an adapter, for example, into the folder it is given.
     """
     if not folder.is_dir():
         folder.mkdir(parents=True)
@@ -126,9 +126,9 @@ def write_checkpoint(
     return place
 
 
-def newest_checkpoint(folder: Path, tell: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint whose hashes hold; `tell` is told of damaged ones that are passed over. It may put back
-    what a killed save had moved, so only the process that owns the run may call it."""
+def newest_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
+    """The newest undamaged checkpoint; damaged ones are skipped and reported. May move back what a killed save had
+    moved, so only the process that owns the run may call it."""
     if not folder.is_dir():
         return None
     _put_back(folder)
@@ -142,13 +142,13 @@ def newest_checkpoint(folder: Path, tell: Callable[[str], None]) -> Checkpoint |
         damaged.append((path, problem))
     instead = f"using {found.path.name}" if found else "there is no other one"
     for path, problem in damaged:
-        tell(f"{path.name} is damaged: {problem}; {instead}")
+        report(f"{path.name} is damaged: {problem}; {instead}")
     return found
 
 
 def prune_checkpoints(folder: Path, keep: int, protect: Iterable[int] = (), *, whole: int | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints and those of the steps in `protect`; the newest that is whole stays
-    in any case. `whole` is a step that is known to be so, because it was just written: its hashes are not checked."""
+    """Remove all but the newest `keep` checkpoints and those of the steps in `protect`; the newest undamaged one always
+    stays. `whole` is the step just written, whose hashes need no check."""
     remove_leftovers(folder)
     protected = set(protect)
     kept, safe = 0, False
@@ -166,14 +166,14 @@ def prune_checkpoints(folder: Path, keep: int, protect: Iterable[int] = (), *, w
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed saves left behind."""
+    """Remove hidden folders that killed saves left behind."""
     _put_back(folder)
     for path in folder.iterdir():
         if _HIDDEN.fullmatch(path.name):
             shutil.rmtree(path)
 
 
-# --- inside ----------------------------------------------------------------------------------------------------------
+# --- files -----------------------------------------------------------------------------------------------------------
 
 
 def _open(path: Path) -> Checkpoint:
@@ -187,7 +187,7 @@ def _hidden(place: Path, what: str) -> Path:
 
 
 def _put_back(folder: Path) -> None:
-    """A save that replaced its own step was killed between its two renames: the old one gets its name again."""
+    """Undo a replacement that was killed between its two renames."""
     for path in folder.iterdir():
         name = _HIDDEN.fullmatch(path.name)
         if name and name[2] == "old" and not (folder / name[1]).exists():
@@ -205,14 +205,14 @@ def _put_in_place(aside: Path, place: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """First the name, then the files: what is seen by its name is whole."""
+    """Remove a checkpoint: renamed first, so that no incomplete one has a checkpoint's name."""
     gone = _hidden(path, "gone")
     path.rename(gone)
     shutil.rmtree(gone)
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU and contiguous; the format's library refuses tensors that share memory, so those are copied."""
+    """Contiguous CPU tensors without shared memory, which safetensors refuses."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -226,7 +226,7 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _to_disk(folder: Path) -> None:
-    """A rename must not arrive on the disk before the contents do."""
+    """fsync all files, so that the rename does not reach the disk before the contents."""
     paths = [folder, *folder.rglob("*")]
     for path in paths:
         if path.is_file():
@@ -252,10 +252,10 @@ def _size_on_disk(model: Model, tensors: Mapping[str, Tensor], with_model: bool)
 
 
 def _say_if_full(error: BaseException, place: Path, needed: int) -> None:
-    """OSError with what to do, if the disk (or what may be used of it) is full."""
+    """Raise an OSError that says what to do, if the error means that the disk or quota is full."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, SafetensorError) and (told := re.search(r"os error (\d+)", str(error))):
-        number = int(told[1])  # the library has no other way to say it
+        number = int(told[1])  # safetensors reports it only in the message
     if number is not None and number in NO_ROOM:
         free = shutil.disk_usage(place.parent).free
         raise OSError(

@@ -1,9 +1,9 @@
-"""Distillation: a small model learns what a large one says (Hinton et al. 2015; DistilBERT, Sanh et al. 2019).
+"""Knowledge distillation: a small model learns from a large one (Hinton et al. 2015; DistilBERT, Sanh et al. 2019).
 
 DistilBERT's objective is the sum of three means, with the weights of its authors' training:
 
-    soft    5   KL(teacher ‖ student) of the words, both softened by the temperature 2, times its square
-    hard    2   the objective the teacher was trained with: BERT's hidden words, or the next word
+    soft    5   KL(teacher ‖ student) over the vocabulary at temperature 2, times its square
+    hard    2   the teacher's own objective: masked tokens, or the next token
     cosine  1   1 - cos of the angle between their last hidden states
 
 soft and cosine are over every position that is not padding. The student begins with every second layer of the
@@ -34,10 +34,10 @@ LAYER = re.compile(r"^((?:en|de)coder\.blocks\.)(\d+)(\..*)$")
 
 
 class Distill:
-    """The objective. `share` is how many hard targets a real position has: 0.15 of BERT's, all of a causal model's.
+    """The distillation objective. `share` is the number of hard targets per token: 0.15 for BERT, 1 for causal models.
 
-    As in `objectives.masked`, the three means become one sum over N that does not depend on how a batch is cut:
-    a hard target counts 1/share times. None takes the batch's own numbers, as the authors do.
+    As in `objectives.masked`, the three means become one sum over N that does not depend on how a batch is cut: a hard
+    target is weighted 1/share. With None the weight is the batch's own ratio, as in the authors' code.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Distill:
         cosine: float = 1.0,
         share: float | None = 0.15,
     ) -> None:
-        if not isinstance(teacher, EncoderModel | DecoderModel) or not _speaks(teacher):
+        if not isinstance(teacher, EncoderModel | DecoderModel) or not _is_language_model(teacher):
             raise ValueError(
                 f"a {type(teacher).__name__} cannot teach: it has no words to say at every position; "
                 "use a masked or a causal language model"
@@ -60,14 +60,17 @@ class Distill:
         self.share = 1.0 if share is not None and isinstance(teacher, DecoderModel) else share
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
+        """The weighted sum of the three losses over a batch."""
         self._check(model)
         targets = batch.targets
         if targets is None:
             targets = next_token_targets(batch) if isinstance(model, DecoderModel) else required_targets(batch)
-        rows = None if batch.lengths is None else _real(batch)  # asked first: a GPU has nothing else to do yet
+        rows = (
+            None if batch.lengths is None else _token_rows(batch)
+        )  # first, while the GPU queue is empty: this synchronizes
         hard_rows = target_rows(targets) if isinstance(model, EncoderModel) else None
         hidden: Tensor = model.hidden(batch)  # type: ignore[operator]
-        theirs = self._taught(batch)
+        theirs = self._teacher_hidden(batch)
         mine, theirs = hidden.flatten(0, 1), theirs.flatten(0, 1)  # (N, E)
         if rows is not None:
             mine, theirs = mine[rows], theirs[rows]
@@ -90,7 +93,7 @@ class Distill:
         return Loss(total, n, metrics)
 
     @torch.no_grad()
-    def _taught(self, batch: Batch) -> Tensor:
+    def _teacher_hidden(self, batch: Batch) -> Tensor:
         """The teacher's last hidden states (B, T, E)."""
         self.teacher.to(batch.ids.device)
         if isinstance(self.teacher, EncoderModel) and self.teacher.segment is None:
@@ -98,14 +101,14 @@ class Distill:
         return self.teacher.hidden(batch)
 
     def _soft(self, model: Model, mine: Tensor, theirs: Tensor) -> Tensor:
-        """The softened KL, summed; of a large vocabulary in chunks that are computed again for the gradient."""
+        """The KL divergence at the temperature, summed; for a large vocabulary in chunks recomputed in backward."""
         part = partial(_divergence, _head(model), _head(self.teacher), self.temperature)
         size = CHUNK.get(mine.device.type, CHUNK["cuda"])
         n = max(1, size // (4 * largest_dim(_head(model))))
         return part(mine, theirs) if len(mine) <= n else checkpointed_sum(part, mine, theirs, n=n)
 
     def _check(self, model: Model) -> None:
-        if not _speaks(model) or isinstance(model, DecoderModel) != isinstance(self.teacher, DecoderModel):
+        if not _is_language_model(model) or isinstance(model, DecoderModel) != isinstance(self.teacher, DecoderModel):
             raise ValueError(
                 f"a {type(model).__name__} cannot learn from a {type(self.teacher).__name__}: both must be masked, "
                 "or both causal language models"
@@ -131,7 +134,7 @@ def _divergence(student: nn.Module, teacher: nn.Module, temperature: float, mine
     return F.kl_div(said, taught, reduction="sum", log_target=True) * temperature**2
 
 
-def _speaks(model: nn.Module) -> bool:
+def _is_language_model(model: nn.Module) -> bool:
     if isinstance(model, EncoderModel):
         return model.config.head in ("masked", "pretraining")
     return isinstance(model, DecoderModel)
@@ -141,8 +144,8 @@ def _head(model: nn.Module) -> nn.Module:
     return model.get_submodule("head")
 
 
-def _real(batch: Batch) -> Tensor:
-    """Positions of the flattened batch that are no padding."""
+def _token_rows(batch: Batch) -> Tensor:
+    """Indices of the tokens of a flattened batch that are no padding."""
     assert batch.lengths is not None
     place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
     return (place < batch.lengths[:, None]).flatten().nonzero()[:, 0]
@@ -154,8 +157,8 @@ def _real(batch: Batch) -> Tensor:
 def halve(teacher: Model, *, family: str | None = None) -> Model:
     """A student with every second layer of the teacher, from the first on, its embeddings and its head.
 
-    Of the teacher's own family, or "distilbert" from a BERT: without segments, whose first vector the positions take
-    over, and without the next sentence.
+    Of the teacher's own family, or "distilbert" from a BERT: without segments (the first one's embedding is added
+    to the position embeddings) and without next-sentence prediction.
     """
     config = teacher.config
     if not hasattr(config, "n_layers") or config.n_layers < 2:
@@ -165,7 +168,7 @@ def halve(teacher: Model, *, family: str | None = None) -> Model:
         changes["n_decoder_layers"] = (config.n_decoder_layers + 1) // 2
     if family in (None, teacher.family):
         student: Model = type(teacher).create(config.replace(**changes), device=teacher.device)
-    elif family == "distilbert" and isinstance(teacher, Bert) and _speaks(teacher):
+    elif family == "distilbert" and isinstance(teacher, Bert) and _is_language_model(teacher):
         student = _distilbert(teacher, changes["n_layers"])
     else:
         raise ValueError(f"a {teacher.family} cannot be halved into a {family}, only into a {teacher.family}")

@@ -1,14 +1,14 @@
-"""Many processes, one training, on one machine or several; one process alone is the same code with nothing to do.
+"""Training in one process or several, on one machine or several, behind one interface.
 
     torchrun --nproc-per-node 8 -m heedful train RECIPE
 
-    as it is               every process has the whole model; gradients are added in buckets, while backward still
-                           works on the layers before (DDP: Li et al. 2020)
-    train.sharded = true   every process has a part of each parameter, its gradient and its optimizer's state; a
-                           block is put together while it works (FSDP2: Zhao et al. 2023)
+    default                DDP: every process has the whole model; gradients are all-reduced in buckets during
+                           backward (Li et al. 2020)
+    train.sharded = true   FSDP2: every process has a shard of each parameter, gradient and optimizer state; a block
+                           is gathered while it computes (Zhao et al. 2023)
 
-Gradients are added up and never averaged: the trainer divides once, by the targets of all. Only tensors and text go
-between processes, no pickles, and a checkpoint is the same files whoever wrote it (`whole`).
+Gradients are summed, never averaged: the trainer divides once, by the number of targets of all processes. Processes
+exchange tensors and text, no pickles, and a checkpoint has the same files however many wrote it (`gathered`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from heedful.models.base import Batch
 
 
 class Processes:
-    """This process among all that train together; this class is one that is alone.
+    """This process among all that train together; this base class is a single process (process_group.py: several).
 
     `with Processes.start(device) as processes:` is around everything that a training does.
     """
@@ -43,11 +43,12 @@ class Processes:
 
     @classmethod
     def alone(cls, device: str) -> Processes:
+        """A single process on this device."""
         return Processes(choose_device(device))
 
     @classmethod
     def start(cls, device: str) -> Processes:
-        """What torchrun's environment says, or alone without one; returns when all are there."""
+        """The processes of torchrun's environment, or a single one without it; returns when all have joined."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls.alone(device)
         from heedful.train.process_group import TorchrunProcesses
@@ -60,36 +61,36 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The end of training together; with an error, `tell` is told whose it was, and all end."""
+        """Leave the process group; after an error, `report` says which process failed, and all end."""
 
     @property
     def main(self) -> bool:
-        """The one that writes and speaks."""
+        """Whether this is the process that writes files and prints (rank 0)."""
         return self.rank == 0
 
     # --- a step ----------------------------------------------------------------------------------------------------
 
-    def wrap(self, task: nn.Module, *, sharded: bool, bfloat16: bool = False) -> nn.Module:
-        """Move the task to the device; what to call instead of it so that gradients become those of all processes."""
-        return task.to(self.device)
+    def wrap(self, module: nn.Module, *, sharded: bool, bfloat16: bool = False) -> nn.Module:
+        """Move the module to the device; returns the module to call so that gradients are summed over processes."""
+        return module.to(self.device)
 
     @contextmanager
     def gradient_sync(self, called: nn.Module, last: bool) -> Iterator[None]:
-        """Around forward and backward of a micro-batch: gradients are shared with the last one alone."""
+        """Around forward and backward of a micro-batch: gradients are all-reduced with the last one only."""
         yield
 
     def all_reduce(self, sums: dict[str, Tensor]) -> None:
-        """Each of these numbers over all processes, in place; all processes have the same names."""
+        """Sum each number over all processes, in place; all processes have the same names."""
 
     def any_process(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether the flag is set in any process."""
         return flag
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch on this process's device."""
         if self.device.type == "cpu":
             return batch
-        # From pinned memory: other copies would wait for all that the GPU still has to do.
+        # From pinned memory: other copies would synchronize with the GPU.
         pinned = self.device.type == "cuda"
         tensors = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
         return Batch(
@@ -104,48 +105,48 @@ class Processes:
 
     @contextmanager
     def gathered(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """For saving: inside, the main process's model has whole parameters, and so are the tensors it is given
-        back; the others are given none. All enter, and all leave together once the main process is done."""
+        """For saving: inside, the main process has the model's full parameters and is given the full tensors; the
+        others are given none. All processes enter, and leave together once the main process is done."""
         yield dict(tensors)
 
     @contextmanager
     def unsharded(self, model: nn.Module) -> Iterator[None]:
-        """For generating and looking: inside, one process can call the model or parts of it without the others. All
-        enter, and each holds the whole model in memory."""
+        """For generation: inside, one process can call the model or parts of it without the others. All processes
+        enter, and each holds the full model in memory."""
         yield
 
     # --- waiting and telling ---------------------------------------------------------------------------------------
 
     def barrier(self, what: str, minutes: float = 30) -> None:
-        """Wait until all are here, or say who is not."""
+        """Wait for all processes; `what` they wait for is named if one does not come."""
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """For work whose result is kept in files: the main process does it, then one on each other machine (it finds
-        the files, if the machines share them), then all others, who find them in any case."""
+        """For work that is cached in files: the main process does it, then one process on each other machine (which
+        finds the files if the machines share them), then all others."""
         yield
 
     def gather_texts(self, text: str) -> list[str]:
-        """What each process says, in their order."""
+        """Every process's text, by rank."""
         return [text]
 
     def broadcast_text(self, text: str) -> str:
-        """The main process's text, on all."""
+        """The main process's text, in all processes."""
         return self.gather_texts(text)[0]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether each process has a part of it. (Not isinstance: importing DTensor takes time.)"""
+    """Whether a tensor is a DTensor. (Not isinstance: importing DTensor takes time.)"""
     return hasattr(tensor, "device_mesh")
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This process's part, in the same memory: enough for what is done to each number by itself."""
+    """This process's shard of a tensor, for elementwise work in place."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, the same on all processes, as they hold `like`: each takes its part."""
+    """Shard a full tensor, the same in all processes, in the way `like` is sharded."""
     if not is_sharded(like) or value.ndim == 0:
         return value
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor

@@ -1,15 +1,15 @@
-"""Sums of losses, and cross-entropy over a large vocabulary without all its logits in memory.
+"""Summed losses and their means, and cross-entropy over a large vocabulary without all logits in memory.
 
 With V = 50,000 the logits of 16,000 positions are 3.3 GB in fp32, more than the rest of a small model together, and
 softmax and its gradient want as much again. `language_loss` therefore goes from the last hidden states to the loss:
 
-    rows that do not count are left out first (of BERT's positions that is 85 %),
-    the rest goes through the head in chunks, and each chunk's gradient is computed at once, while its logits are there.
+    rows without a target are dropped first (85 % of BERT's positions),
+    the rest goes through the head in chunks, and each chunk's gradient is computed while its logits exist.
 
-That works because the loss is a sum: its gradient is what one chunk after the other adds, times a number that comes
-later. Logits are bf16 under autocast; softmax is always in fp32, a chunk at a time. Small logits take the plain way.
+That works because the loss is a sum: its gradient is the sum over chunks, times the scalar that backward gets. Logits
+are bf16 under autocast; softmax is always fp32, a chunk at a time. Small logits are computed all at once.
 
-    N rows that count, C rows of a chunk, E model width, V vocabulary
+    N rows with a target, C rows of a chunk, E model width, V vocabulary
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TILE = 64
 
 @dataclass
 class Loss:
-    """A sum of losses and how many targets it is over; so are the metrics (a share of right answers and the like)."""
+    """A summed loss and its number of targets; each metric (accuracy and the like) is a sum and a count too."""
 
     sum: Tensor
     n_targets: Tensor | int
@@ -42,6 +42,7 @@ class Loss:
 
     @property
     def mean(self) -> Tensor:
+        """The loss per target."""
         return self.sum / max(int(self.n_targets), 1)
 
 
@@ -92,7 +93,7 @@ def fetch_floats(numbers: Mapping[str, Tensor]) -> Callable[[], dict[str, float]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
-    """Summed over all targets that count; logits (..., V), targets (...)."""
+    """Cross-entropy summed over all targets but IGNORED; logits (..., V), targets (...)."""
     total = F.cross_entropy(
         logits.flatten(0, -2).float(),
         targets.flatten(),
@@ -112,10 +113,10 @@ def language_loss(
     rows: Tensor | None = None,
     chunk_bytes: int | None = None,
 ) -> Loss:
-    """Cross-entropy of what `head` says of hidden states (..., E) against targets (...), summed.
+    """Summed cross-entropy of the head's logits for hidden states (..., E) against targets (...).
 
-    `rows` are the numbers of the positions that count, where the caller knows them (`counted`); otherwise they are
-    looked for on a CPU, and on a GPU, where looking means waiting for it, all rows are taken and weighed 0 or 1.
+    `rows` are the indices of rows with a target, if the caller has them (`target_rows`). Otherwise they are selected on
+    a CPU; on a GPU, where that would synchronize, all rows are computed and those without a target weighted 0.
     """
     n_targets = (targets != IGNORED).sum()
     x, wanted = hidden.flatten(0, -2), targets.flatten()  # (N, E), (N,)
@@ -127,7 +128,7 @@ def language_loss(
     if len(x) * largest_dim(head) * 4 <= size:
         return Loss(cross_entropy(head(x), wanted, smoothing).sum, n_targets)
     if isinstance(head, MaskedHead) and not has_hooks(head) and is_plain_head(head.vocabulary):
-        x, head = head.norm(head.act(head.dense(x))), head.vocabulary  # what is E wide may stay whole
+        x, head = head.norm(head.act(head.dense(x))), head.vocabulary  # (N, E) fits in memory
     if is_plain_head(head):
         assert isinstance(head, LanguageHead)
         n = max(1, size // (4 * len(head.weight)))
@@ -144,12 +145,12 @@ def language_loss(
 
 
 def target_rows(targets: Tensor) -> Tensor:
-    """Where targets count: positions in the flattened tensor. On a GPU this waits: ask before there is much to do."""
+    """Indices of the targets that are not IGNORED, in the flattened tensor. Synchronizes with a GPU."""
     return (targets.flatten() != IGNORED).nonzero()[:, 0]
 
 
 def checkpointed_sum(part: Callable[..., Tensor], *tensors: Tensor, n: int) -> Tensor:
-    """The sum of `part` over chunks of n rows, each computed once more when its gradient is wanted."""
+    """The sum of `part` over chunks of n rows, each recomputed in backward (activation checkpointing)."""
     total = tensors[0].new_zeros((), dtype=torch.float32)
     for chunk in zip(*(t.split(n) for t in tensors), strict=True):
         total = total + checkpoint(part, *chunk, use_reentrant=False)
@@ -157,7 +158,7 @@ def checkpointed_sum(part: Callable[..., Tensor], *tensors: Tensor, n: int) -> T
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """True if somebody watches or changes what the module says: then it must be called, not taken apart."""
+    """Whether a module has forward or backward hooks, which run only if it is called as a whole."""
     hooks = (
         module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks,
     )  # fmt: skip
@@ -165,14 +166,14 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_plain_head(head: nn.Module) -> bool:
-    """True if the head is the plain product we know: nothing swapped, hooked, packed or spread over processes."""
+    """Whether a head is a plain LanguageHead: not replaced, hooked, packed or sharded."""
     if type(head) is not LanguageHead or has_hooks(head) or head.packed is not None:
         return False
-    return not hasattr(head.weight, "full_tensor")  # that would be a part of a sharded one
+    return not hasattr(head.weight, "full_tensor")  # of a sharded parameter
 
 
 def largest_dim(head: nn.Module) -> int:
-    """How many logits a row has, or a little more: the largest size of the head's parameters."""
+    """An upper bound on the logits per row: the largest dimension of the head's parameters."""
     return max((size for p in head.parameters() for size in p.shape), default=1)
 
 
@@ -191,6 +192,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         smoothing: float,
         n: int,
     ) -> Tensor:
+        """The summed loss of rows x (N, E) against targets (N,); gradients are computed here and saved."""
         kind = x.device.type
         mixed = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if mixed else x.dtype
@@ -200,9 +202,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         dweight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         dbias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
         total = x.new_zeros((), dtype=torch.float32)
-        # Autocast would keep its copy of the weight, made here without gradients, for whoever uses it next.
+        # Autocast would cache its copy of the weight, made here without gradients, for later users.
         with torch.autocast(kind, enabled=False):
-            # A GPU's products are far slower where a row's length is not a multiple of its tiles, as 50257 is not.
+            # GPU matrix products are far slower where a dimension is no multiple of the tile size, as 50257 is not.
             extra = -len(weight) % TILE if kind == "cuda" else 0
             w, b = (
                 F.pad(weight.to(dtype), (0, 0, 0, extra)),
@@ -234,6 +236,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The saved gradients times the gradient of the sum."""
         dx, dweight, dbias = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.dtypes
         dx = None if dx is None else (dx * (gradient * ctx.factor)).to(x_dtype)
@@ -245,12 +248,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 def cross_entropy_and_gradient(
     logits: Tensor, targets: Tensor, n: int, softcap: float | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy (C,) of the first n logits (C, V or more) before their soft cap, and its gradient by them in fp32,
-    0 by those that are too many."""
-    bent: Tensor | None = None
+    """Cross-entropy (C,) of the first n logits (C, V padded), and its fp32 gradient with respect to the logits before
+    their soft cap; 0 for the padding."""
+    capped: Tensor | None = None
     if softcap is not None:
-        bent = torch.tanh(logits / softcap)
-        logits = bent * softcap
+        capped = torch.tanh(logits / softcap)
+        logits = capped * softcap
     if n < logits.shape[1]:
         logits = logits.masked_fill(torch.arange(logits.shape[1], device=logits.device) >= n, -torch.inf)
     scores = torch.log_softmax(logits, dim=-1, dtype=torch.float32)  # (C, V)
@@ -262,8 +265,8 @@ def cross_entropy_and_gradient(
     if smoothing:
         d[:, :n] -= smoothing / n
     d.scatter_add_(1, place, torch.full_like(place, smoothing - 1, dtype=d.dtype))
-    if bent is not None:
-        d *= 1 - bent.float().square()
+    if capped is not None:
+        d *= 1 - capped.float().square()
     return losses, d
 
 

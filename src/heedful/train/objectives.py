@@ -1,16 +1,16 @@
-"""What a model is trained towards: each objective turns a model and a batch into a sum of losses and their number.
+"""Training objectives: each turns a model and a batch into a summed loss and its number of targets.
 
 Sums are divided once, by the number of targets of the whole (global) batch, so that accumulating gradients over small
-batches equals one large batch. Nothing here waits for a GPU, but for `masked`, once, to leave out what does not count.
+batches equals one large batch. Only `masked` synchronizes with the GPU, once, to select the masked positions.
 
-    causal, pixels       each token from those before it
-    seq2seq, spans       each target token from the source and those before it
-    masked               BERT's hidden tokens, and whether B follows A
-    cbow                 each word from its neighbours
-    classify, tag        one of several labels, of a sequence or an image, of each token
-    multi_label          any number of them        regress   numbers
-    answer               the first and the last token of an answer
-    distill              what a teacher says (`heedful.train.distill`)
+    causal, pixels       next-token prediction
+    seq2seq, spans       next target token, given the source
+    masked               BERT's masked tokens, and next-sentence prediction
+    cbow                 each word from its context
+    classify, tag        one label per sequence or image, or per token
+    multi_label          any number of labels per sequence        regress   numbers
+    answer               first and last token of an answer in a passage
+    distill              a teacher's distribution (`heedful.train.distill`)
 
 B batch, T positions, E model width, V vocabulary, C labels
 """
@@ -35,17 +35,21 @@ from heedful.train.loss import cross_entropy, has_hooks, language_loss, target_r
 
 
 class Objective(Protocol):
-    def __call__(self, model: Model, batch: Batch) -> Loss: ...
+    """A training objective: turns a model and a batch into a summed loss and the number of its targets."""
+
+    def __call__(self, model: Model, batch: Batch) -> Loss:
+        """The summed loss of the model on a batch."""
+        ...
 
 
 def causal(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
-    """Each token from those before it; padding and the step from one packed document to the next do not count."""
+    """Next-token cross-entropy; padding and the first token of each packed document are no targets."""
     targets = batch.targets if batch.targets is not None else next_token_targets(batch)
     return _language(model, batch, targets, smoothing)
 
 
 def next_token_targets(batch: Batch) -> Tensor:
-    """Targets (B, T) of a causal model: the tokens one place to the left."""
+    """Targets (B, T) of a causal model: targets[t] = tokens[t + 1]."""
     tokens = batch.ids
     targets = torch.full_like(tokens, IGNORED)
     targets[:, :-1] = tokens[:, 1:]
@@ -75,16 +79,15 @@ def cbow(model: Model, batch: Batch) -> Loss:
 
 
 def masked(model: Model, batch: Batch, *, share: float | None = None) -> Loss:
-    """The hidden tokens of BERT's masked language model, and whether B follows A where the batch says it.
+    """Cross-entropy of BERT's masked tokens, plus next-sentence prediction where the batch has its labels.
 
-    The paper adds the two means. A sum over tokens that is divided once, by their number, must therefore count a pair
-    as many tokens as there are for each. As many as this very batch has (`share` None) is the reference's loss of
-    one batch, but then 4 x 8 examples are not 1 x 32. With `share`, the part of the tokens that is hidden, a pair
-    counts as share x T tokens, what a full row has: a constant where all rows are padded to one length, so sums over
-    small batches are the sum over the large one.
+    The paper adds the two means. Here one sum is divided once, by the number of masked tokens, so the loss of a
+    sentence pair is weighted by the masked tokens per pair. With `share` None that is this batch's own ratio: the
+    reference's loss of one batch, but then 4 x 8 examples differ from 1 x 32. With `share`, the masked fraction, it is
+    share x T, constant where all rows are padded to one length, so that micro-batches add up to the large batch.
     """
     targets = required_targets(batch)
-    rows = target_rows(targets)  # asked first: a GPU has nothing else to do yet
+    rows = target_rows(targets)  # first, while the GPU queue is empty: this synchronizes
     pair_logits: Tensor | None = None
     if isinstance(model, EncoderModel) and model.config.head in ("masked", "pretraining") and has_separate_head(model):
         hidden = model.hidden(batch)
@@ -151,29 +154,30 @@ def question_answering(model: Model, batch: Batch) -> Loss:
     return loss
 
 
-# --- what they share -------------------------------------------------------------------------------------------------
+# --- shared ----------------------------------------------------------------------------------------------------------
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the targets that count are the likeliest, and how many there are."""
-    right = (logits.argmax(dim=-1) == targets).sum()  # what is IGNORED is never the likeliest
+    """The number of targets that have the highest logit, and the number of targets."""
+    right = (logits.argmax(dim=-1) == targets).sum()  # IGNORED is never an argmax
     return right, (targets != IGNORED).sum()
 
 
 def required_targets(batch: Batch) -> Tensor:
+    """The batch's targets; ValueError if it has none."""
     if batch.targets is None:
         raise ValueError("this objective compares with the batch's targets, and it has none")
     return batch.targets
 
 
 def has_separate_head(model: nn.Module) -> bool:
-    """True if the hidden states can be had without the logits: the model has both halves, and nobody watches it."""
+    """Whether hidden states and head can be called separately: the model has both, and no hooks."""
     whole = callable(getattr(model, "hidden", None)) and isinstance(getattr(model, "head", None), nn.Module)
     return whole and not has_hooks(model)
 
 
 def _language(model: Model, batch: Batch, targets: Tensor, smoothing: float) -> Loss:
-    """Cross-entropy over the vocabulary, without the logits of all positions where the model allows it."""
+    """Cross-entropy over the vocabulary, without materializing all logits where the model allows it."""
     if not has_separate_head(model):
         return cross_entropy(model(batch).logits, targets, smoothing)
     hidden: Callable[[Batch], Tensor] = model.hidden  # type: ignore[assignment]

@@ -39,13 +39,13 @@ from heedful.nn.feedforward import MixtureOfExperts
 from heedful.train.distributed import is_sharded, local_shard, shard_like
 from heedful.train.recipe import OptimizerSettings, ScheduleSettings
 
-FUSED = ("cpu", "cuda")  # where torch has fused kernels for every version we support
-N_STEPS = "n_steps"  # of a running mean, among the parameters' names, which have dots
+FUSED = ("cpu", "cuda")  # devices with fused optimizers in every torch version we support
+N_STEPS = "n_steps"  # a key among parameter names, which have dots
 Groups = list[dict[str, Any]]
 
 
 class Lion(torch.optim.Optimizer):
-    """The sign of an interpolation between momentum and gradient; one number of state per weight."""
+    """Lion: updates by the sign of an interpolation between momentum and gradient; one state value per weight."""
 
     def __init__(
         self, groups: Groups, lr: float, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
@@ -54,6 +54,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
         assert closure is None, "the gradients are there before the step"
         for group in self.param_groups:
             learning = [p for p in group["params"] if p.grad is not None]
@@ -74,31 +75,37 @@ class Lion(torch.optim.Optimizer):
 
 
 class CombinedOptimizer:
-    """Several optimizers, each with its own parameters, as one."""
+    """Several optimizers with disjoint parameters as one."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self.optimizers = optimizers
 
     @property
     def param_groups(self) -> Groups:
+        """The parameter groups of all optimizers."""
         return [group for one in self.optimizers for group in one.param_groups]
 
     @property
     def state(self) -> dict[Tensor, Any]:
+        """The state of all parameters."""
         return {p: state for one in self.optimizers for p, state in one.state.items()}
 
     def step(self) -> None:
+        """A step of every optimizer."""
         for one in self.optimizers:
             one.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all parameters."""
         for one in self.optimizers:
             one.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
+        """The state dicts of all optimizers by their number."""
         return {str(i): one.state_dict() for i, one in enumerate(self.optimizers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         for i, one in enumerate(self.optimizers):
             one.load_state_dict(state[str(i)])
 
@@ -107,12 +114,12 @@ Optimizer = torch.optim.Optimizer | CombinedOptimizer
 
 
 def torch_optimizers(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, ...]:
-    """torch's own optimizers behind ours."""
+    """The torch optimizers of an optimizer: those it combines, or itself."""
     return optimizer.optimizers if isinstance(optimizer, CombinedOptimizer) else (optimizer,)
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
-    """The optimizer of all parameters of a model that learn; a tied parameter is one."""
+    """The optimizer of a model's trainable parameters."""
     learning = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not learning:
         raise ValueError("no parameter of the model learns: give `trainable` in [adapter] patterns that match some")
@@ -129,7 +136,7 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
     fast: dict[str, Any] = (
         {"fused": True} if all(p.device.type in FUSED for p in learning.values()) else {"foreach": True}
     )
-    plain = {"foreach": True} if any(map(is_sharded, learning.values())) else fast  # torch's SGD has no fused one then
+    plain = {"foreach": True} if any(map(is_sharded, learning.values())) else fast  # fused SGD does not take DTensors
     match s.name:
         case "adamw":
             return AdamW(groups, s.lr, betas, s.eps, **fast)
@@ -158,7 +165,7 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
 
 
 def _groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
-    """Matrices, which decay, and the rest, which does not."""
+    """Parameter groups: matrices with weight decay, everything else without."""
     every = list(parameters)
     groups = [
         {"params": [p for p in every if p.ndim >= 2], "weight_decay": weight_decay},
@@ -168,7 +175,7 @@ def _groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
 
 
 def block_matrices(model: nn.Module) -> dict[nn.Parameter, None]:
-    """The matrices between embedding and head, which Muon is for; a router's rows are labels, like a head's."""
+    """The trainable matrices of the blocks, which Muon is for; not a router's, which is a classifier like the head."""
     found: dict[nn.Parameter, None] = {}
     routers = {m.router.weight for m in model.modules() if isinstance(m, MixtureOfExperts)}
     for block in model.modules():
@@ -204,32 +211,32 @@ def lr_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
 
 
 def average_and_clip(parameters: Iterable[nn.Parameter], n_targets: Tensor | float, clip: float) -> Tensor:
-    """Make of summed gradients those of the mean over `n_targets`, at most `clip` long (0: as long as they are).
+    """Divide summed gradients by `n_targets`, and clip their norm to `clip` (0: no clipping), in place.
 
-    Returns the norm before clipping, where the parameters are: nothing waits for the device.
+    Returns the norm before clipping, on the parameters' device: nothing synchronizes.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
-        raise ValueError("no parameter has a gradient: the loss does not depend on what learns")
+        raise ValueError("no parameter has a gradient: the loss does not depend on the trainable parameters")
     total = total_norm(gradients)
-    if hasattr(total, "full_tensor"):  # of sharded parameters: the norm over all processes
+    if hasattr(total, "full_tensor"):  # of DTensors: over all processes
         total = total.full_tensor()
-    # A number is not made a tensor: copying it to a GPU would wait for the GPU.
+    # A float stays a float: copying it to a GPU would synchronize.
     share: Tensor | float
     if isinstance(n_targets, Tensor):
         share = 1 / torch.where(n_targets > 0, n_targets, 1)
     else:
         share = 1 / n_targets if n_targets > 0 else 1.0
     norm = total * share
-    # As torch's clip_grad_norm_ has it. A norm that is no number makes the gradients so: the trainer skips the step.
+    # As in torch's clip_grad_norm_. With a NaN norm the gradients become NaN, and the step is skipped.
     scale = share * (clip / (norm + 1e-6)).clamp(max=1.0) if clip > 0 else share
     scale_(gradients, scale)
     return norm
 
 
 def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
-    """A step of the optimizer, unless the norm of the gradient is not finite. Fused kernels on a GPU find that out
-    themselves, so that nobody has to wait for it; the others are asked here."""
+    """An optimizer step, skipped if the gradient norm is not finite. Fused CUDA optimizers check that on the GPU
+    (`found_inf`), without synchronizing; for others it is checked here."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     if norm.device.type == "cuda" and fused and not is_sharded(norm):
         for one in torch_optimizers(optimizer):
@@ -240,10 +247,10 @@ def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
 
 
 class EMA:
-    """A running mean of the weights that learn: mean += (1 - decay) (weight - mean) after every step.
+    """An exponential moving average of the trainable weights: mean += (1 - decay) (weight - mean) after every step.
 
-    The decay begins low, (1 + n) / (10 + n) after n steps as TensorFlow's moving averages do, so that a short
-    training does not end with its beginning.
+    The decay is at most (1 + n) / (10 + n) after n steps, as in TensorFlow's moving averages, so that a short training
+    does not average in its initial weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -253,13 +260,14 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
+        """Move the averages towards the current weights."""
         self.n_steps += 1
         decay = min(self.decay, (1 + self.n_steps) / (10 + self.n_steps))
         torch._foreach_lerp_(list(self.means.values()), list(self.weights.values()), 1 - decay)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """The model has the means inside, and its own weights again after."""
+        """Inside, the model has the averaged weights."""
         self.swap()
         try:
             yield
@@ -268,28 +276,30 @@ class EMA:
 
     @torch.no_grad()
     def swap(self) -> None:
+        """Exchange weights and averages, one parameter at a time."""
         for name, weight in self.weights.items():
             mean = self.means[name]
-            kept = weight.clone()  # one at a time: no second copy of the model
+            kept = weight.clone()  # no second copy of the whole model
             weight.copy_(mean)
             mean.copy_(kept)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The means by their parameters' names, not copied, and how many steps they are of."""
+        """The averages by parameter name, not copied, and the number of updates."""
         return {**self.means, N_STEPS: torch.tensor(self.n_steps)}
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Load what `tensors` returned."""
         given, wanted = set(saved), {*self.means, N_STEPS}
         if given != wanted:
             missing, extra = sorted(wanted - given)[:5], sorted(given - wanted)[:5]
-            raise ValueError(f"the running means are another model's: missing {missing}, extra {extra}")
+            raise ValueError(f"the averaged weights (EMA) are of another model: missing {missing}, extra {extra}")
         for name, mean in self.means.items():
             mean.copy_(shard_like(saved[name], mean))
         self.n_steps = int(saved[N_STEPS])
 
 
 def optimizer_state(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's whole state: tensors by "what/parameter", not copied, and what goes with them as plain data."""
+    """An optimizer's state: tensors by "key/parameter", not copied, and its kind as plain data."""
     names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
     found: dict[str, Tensor] = {}
     for parameter, state in optimizer.state.items():
@@ -304,7 +314,7 @@ def optimizer_state(optimizer: Optimizer, model: nn.Module) -> tuple[dict[str, T
 def load_optimizer_state(
     optimizer: Optimizer, model: nn.Module, saved: Mapping[str, Tensor], about: Mapping[str, Any]
 ) -> None:
-    """The state that `tensors` gave, put into an optimizer made for the same model; its settings stay its own."""
+    """Load what `optimizer_state` returned into an optimizer of the same model; its hyperparameters are kept."""
     if about.get("optimizer") != _kind(optimizer):
         raise ValueError(
             f"the checkpoint is of {about.get('optimizer')}, the recipe asks for {_kind(optimizer)}: "

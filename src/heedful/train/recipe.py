@@ -1,12 +1,11 @@
-"""A recipe: everything a training run needs to know, as one TOML file, checked as a whole before anything starts.
+"""Recipes: all settings of a training run in one TOML file, validated as a whole before anything starts.
 
     [model]      which family or size, or which trained model to begin from, and its settings
     [tokenizer]  how text becomes numbers           [data]       what is read
     [objective]  what is learned                    [train]      how long, how much at a time, on what
     [optimizer]  [schedule]  [adapter]  [log]
 
-Each table is a frozen class below; what a recipe does not say is the default there. `--set train.steps=200` changes
-one value.
+Each table is a frozen class below, with the defaults. `--set train.steps=200` changes one value.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from heedful.models.config import Config, check_names
 
 
 def choice_field(default: str, *others: str) -> Any:
-    """A setting with a choice."""
+    """A setting with a fixed set of choices."""
     return field(default=default, metadata={"choices": (default, *others)})
 
 
 def number_field(default: float, least: float, most: float = math.inf) -> Any:
-    """A setting within bounds."""
+    """A number within bounds."""
     return field(default=default, metadata={"bounds": (least, most)})
 
 
@@ -66,11 +65,13 @@ class Settings(Config):
             raise ValueError(f"{name} is {value}: it must be at least {least:g}{above}")
 
     def check_together(self) -> None:
-        """What no setting can say alone."""
+        """Check settings against each other."""
 
 
 @dataclass(frozen=True)
 class TokenizerSettings(Settings):
+    """[tokenizer]: how text becomes tokens."""
+
     # auto: characters for a small text, byte-pair encoding for a large one
     kind: str = choice_field("auto", "characters", "bpe", "wordpiece", "unigram", "words", "bytes", "none")
     vocab_size: int = number_field(0, 0, 2**20)  # 0: chosen by the size of the text
@@ -80,36 +81,40 @@ class TokenizerSettings(Settings):
 
 @dataclass(frozen=True)
 class DataSettings(Settings):
+    """[data]: what is read."""
+
     kind: str = choice_field("text", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
     source: str | tuple[Any, ...] = ""  # a path, or several tables {path, weight}
     validation: str = ""  # a path; without one, `share` of the source is kept for validation
     share: float = number_field(0.1, 0, 0.9)
     length: int = number_field(256, 1, 2**20)  # tokens of an example at most
     documents: bool = True  # attention stays inside each document of a packed row
-    text: str = ""  # the field or column with the text
-    second: str = ""  # of a second text
-    label: str = ""  # of the label; several, each a question of its own, with commas between
+    text: str = ""  # the field or column of the text
+    second: str = ""  # the column of a second text
+    label: str = ""  # the column of the label; comma-separated columns for multi_label
     target: str = ""  # pairs: the file or field of the other language
     validation_target: str = ""
-    n_examples: int = number_field(2000, 1)  # that reversal makes
+    n_examples: int = number_field(2000, 1)  # reversal
     n_symbols: int = number_field(10, 2)
-    levels: int = number_field(16, 2, 4096)  # of grey, or colours: pixels
-    shift: int = number_field(0, 0, 64)  # images: moved by up to so many pixels, each time another
-    blanked: float = number_field(0.0, 0, 0.99)  # reversal: the share of the target so far that is hidden
-    pairs: bool = True  # masked: with next-sentence prediction
-    masked: float = number_field(0.15, 0.01, 0.9)  # the share of tokens: masked, spans
+    levels: int = number_field(16, 2, 4096)  # pixels: levels of grey, or colours of the palette
+    shift: int = number_field(0, 0, 64)  # images: random shift by up to so many pixels
+    blanked: float = number_field(0.0, 0, 0.99)  # reversal: word dropout on the decoder input
+    pairs: bool = True  # masked: next-sentence prediction too
+    masked: float = number_field(0.15, 0.01, 0.9)  # fraction of tokens: masked, spans
     span: float = number_field(3.0, 1)  # the mean length of a corrupted span
-    stride: int = number_field(128, 1)  # answers: how far windows over a long passage overlap
+    stride: int = number_field(128, 1)  # answers: overlap of windows over a long passage, in tokens
 
 
 @dataclass(frozen=True)
 class ObjectiveSettings(Settings):
+    """[objective]: what is learned."""
+
     name: str = choice_field(
         "causal", "masked", "spans", "seq2seq", "classify", "regress", "multi_label", "tag", "answer", "cbow",
         "distill",
     )  # fmt: skip
     smoothing: float = number_field(0.0, 0, 0.99)
-    teacher: str = ""  # distill: the model to learn from
+    teacher: str = ""  # distill: the teacher model
     temperature: float = number_field(2.0, 0.01)
     soft: float = number_field(5.0, 0)  # the weights of distill's three losses (Sanh et al. 2019)
     hard: float = number_field(2.0, 0)
@@ -118,14 +123,16 @@ class ObjectiveSettings(Settings):
 
 @dataclass(frozen=True)
 class TrainSettings(Settings):
+    """[train]: how long, in what batches, on what device."""
+
     steps: int = number_field(2000, 1)
     batch_size: int = number_field(32, 1)  # examples of a step, over all processes
-    accumulate: int = number_field(1, 1)  # in so many parts, one after the other
+    accumulate: int = number_field(1, 1)  # micro-batches per step (gradient accumulation)
     precision: str = choice_field("float32", "bfloat16")  # bfloat16: products in bf16; weights and sums in fp32
     device: str = "auto"
     compile: str = choice_field("auto", "yes", "no")  # auto: on a GPU
-    clip: float = number_field(1.0, 0)  # the largest norm of the gradient; 0: none
-    ema: float = number_field(0.0, 0, 0.999999)  # the decay of a running mean of the weights; 0: none
+    clip: float = number_field(1.0, 0)  # gradient norm clipping; 0: none
+    ema: float = number_field(0.0, 0, 0.999999)  # decay of the averaged weights; 0: none
     seed: int = number_field(1, 0, 2**63 - 1)
     eval_every: int = number_field(0, 0)  # steps; 0: ten times in all
     eval_batches: int = number_field(0, 0)  # 0: all of the validation data
@@ -135,51 +142,61 @@ class TrainSettings(Settings):
     target: float = number_field(0.0, 0)  # stop once the validation loss is at most this; 0: never
     checkpoint_activations: bool = False
     workers: int = number_field(1, 0, 64)
-    halt_after: int = number_field(5, 1)  # steps in a row without a finite gradient
+    halt_after: int = number_field(5, 1)  # consecutive steps with a non-finite gradient
     sharded: bool = False  # several processes: FSDP2 instead of DDP
 
     def check_together(self) -> None:
+        """A step cannot have more micro-batches than examples."""
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate is {self.accumulate}: a step has {self.batch_size} examples alone")
 
 
 @dataclass(frozen=True)
 class OptimizerSettings(Settings):
+    """[optimizer]."""
+
     name: str = choice_field("adamw", "muon", "adafactor", "lion", "sgd")
     lr: float = number_field(1e-3, 0, 100)
     betas: tuple[float, ...] = (0.9, 0.99)
     eps: float = number_field(1e-8, 0)
     weight_decay: float = number_field(0.1, 0)
-    muon_lr: float = number_field(0.02, 0, 100)  # of the matrices; the rest has AdamW with lr
-    adjust_lr: str = choice_field("original", "match_rms_adamw")  # muon: how its rate follows a matrix's shape
+    muon_lr: float = number_field(0.02, 0, 100)  # learning rate of the matrices; the rest is trained by AdamW with lr
+    adjust_lr: str = choice_field("original", "match_rms_adamw")  # muon: how the rate is scaled by a matrix's shape
     momentum: float = number_field(0.95, 0, 0.9999)  # muon and sgd
 
     def check_together(self) -> None:
+        """Betas are two numbers in [0, 1)."""
         if len(self.betas) != 2 or not all(isinstance(b, int | float) and 0 <= b < 1 for b in self.betas):
             raise ValueError(f"betas are {list(self.betas)}: two numbers from 0 to below 1 are needed")
 
 
 @dataclass(frozen=True)
 class ScheduleSettings(Settings):
+    """[schedule]: the learning rate over time."""
+
     name: str = choice_field("cosine", "linear", "wsd", "inverse_sqrt", "constant")
     warmup: int = number_field(100, 0)  # steps
-    final: float = number_field(0.1, 0, 1)  # the last rate as a share of the highest: cosine, linear, wsd
-    decay: float = number_field(0.2, 0, 1)  # wsd: the share of steps that fall
+    final: float = number_field(0.1, 0, 1)  # final rate as a fraction of the peak: cosine, linear, wsd
+    decay: float = number_field(0.2, 0, 1)  # wsd: fraction of steps in the decay phase
 
 
 @dataclass(frozen=True)
 class AdapterSettings(Settings):
+    """[adapter]: which parameters are trained, and how."""
+
     kind: str = choice_field("none", "lora", "qlora", "head", "freeze")
     rank: int = number_field(8, 1, 4096)
     alpha: float = number_field(16.0, 0)
     dropout: float = number_field(0.0, 0, 0.99)
-    targets: tuple[str, ...] = ()  # modules by our names, with *; () is every product of the blocks
-    trainable: tuple[str, ...] = ()  # freeze: parameters that stay free, with *; adapters: trained as well
+    targets: tuple[str, ...] = ()  # module name patterns; (): every linear layer of the blocks
+    trainable: tuple[str, ...] = ()  # parameter name patterns; freeze: trained alone, adapters: trained in full
 
 
 @dataclass(frozen=True)
 class LogSettings(Settings):
-    samples: bool = True  # what the model writes, with every evaluation
+    """[log]: samples and experiment trackers."""
+
+    samples: bool = True  # generated text with every evaluation
     prompt: str = ""
     sample_tokens: int = number_field(100, 1, 10000)
     tensorboard: bool = False
@@ -188,6 +205,8 @@ class LogSettings(Settings):
 
 @dataclass(frozen=True)
 class Recipe:
+    """A whole recipe: a table of settings for each part of a training."""
+
     about: str = ""
     expected: str = ""
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -202,7 +221,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Recipe:
-        """A checked recipe; every mistake is named at once."""
+        """A validated recipe; the error lists every mistake at once."""
         wrong: list[str] = []
         made: dict[str, Any] = {}
         _collect(wrong, lambda: check_names(given, [f.name for f in dataclasses.fields(cls)], "a recipe"))
@@ -231,7 +250,7 @@ class Recipe:
         return cls(**made)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, all that was said and all defaults."""
+        """The recipe as plain data, defaults included."""
         return dataclasses.asdict(self)
 
     def replace(self, **tables: Mapping[str, Any]) -> Recipe:
@@ -252,7 +271,7 @@ TABLES: dict[str, type[Settings]] = {
 
 
 def _table(wrong: list[str], made: dict[str, Any], name: str, kind: type[Settings], table: Mapping[str, Any]) -> None:
-    """Each setting is tried alone, so that one mistake does not hide the others."""
+    """Validate a table, each setting alone, so that one mistake does not hide the others."""
     before = len(wrong)
     known = [f.name for f in dataclasses.fields(kind)]
     for key, value in table.items():
@@ -272,7 +291,7 @@ def _collect(wrong: list[str], check: Callable[[], object], where: str = "") -> 
         wrong.append(f"{where}{problem}")
 
 
-# What can be learned from each kind of data; running text also teaches a student what a teacher says.
+# The objectives that each kind of data supports.
 OBJECTIVES_OF_DATA: dict[str, tuple[str, ...]] = {
     "text": ("causal", "masked", "spans", "cbow", "distill"),
     "pairs": ("seq2seq",),
@@ -286,6 +305,7 @@ OBJECTIVES_OF_DATA: dict[str, tuple[str, ...]] = {
 
 
 def check_objective(kind: str, name: str) -> None:
+    """ValueError if an objective cannot be trained on this kind of data."""
     if name not in OBJECTIVES_OF_DATA[kind]:
         raise ValueError(
             f"objective.name is {name!r}, and data.kind {kind!r} teaches "
@@ -294,7 +314,7 @@ def check_objective(kind: str, name: str) -> None:
 
 
 def check_model(model: Mapping[str, Any]) -> None:
-    """One of family, size and init_from, known; with a family, its settings too."""
+    """ValueError unless [model] names at most one of family, size and init_from, and valid settings."""
     from heedful.models.registry import FAMILIES, size
 
     ways = [way for way in ("family", "size", "init_from") if way in model]
@@ -302,7 +322,7 @@ def check_model(model: Mapping[str, Any]) -> None:
         raise ValueError(f"model has {' and '.join(ways)}: one of them says what it is")
     settings = {k: v for k, v in model.items() if k not in ("family", "size", "init_from")}
     if not ways or "init_from" in model:
-        return  # known once it is chosen or loaded
+        return  # checked once the model is chosen or loaded
     if "size" in model:
         settings = {**size(str(model["size"])).settings, **settings}
         family = size(str(model["size"])).family
@@ -325,7 +345,7 @@ def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """A recipe's file as plain data."""
+    """A recipe file as plain data."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
@@ -333,7 +353,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with heedful, by name."""
+    """The recipes that ship with heedful, by name."""
     folder = Path(__file__).parents[1] / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 

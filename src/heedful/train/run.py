@@ -1,6 +1,6 @@
-"""A run is a folder, and its name stands for the run: to resume, to generate from, to look at.
+"""A run's folder: settings, data fingerprint, lock and checkpoints of one training.
 
-    recipe.toml                                    every setting, also those that nobody gave
+    recipe.toml                                    every setting, defaults included
     facts.json                                     the data's fingerprint, versions, device
     tokenizer.json ...                             as in every checkpoint, if there is one
     log.jsonl  loss.png  samples/  summary.json    see train/runlog.py
@@ -35,8 +35,8 @@ except ImportError:  # Windows: runs are not locked there
 
 RECIPE, FACTS, TOKENIZER, LOCK = "recipe.toml", "facts.json", "tokenizer.json", ".lock"
 
-# What may be another when a run is resumed: it says how or where a step is computed, or what is shown, not what is
-# learned. More steps are allowed too.
+# Settings that may change when a run is resumed: they say how or where a step is computed, or what is shown, not what
+# is learned. More steps are allowed too.
 FREE_SETTINGS = re.compile(
     r"about|expected|log\..*|train\.(device|workers|compile|accumulate|checkpoint_activations|sharded|keep|save_every)"
 )
@@ -52,8 +52,8 @@ class Run:
 
     @classmethod
     def create(cls, folder: Path, recipe_text: str, facts: Mapping[str, Any]) -> Run:
-        """Begin a run in a folder that is empty or not there. `facts` are plain data: all of them must be the same
-        when it is resumed, but for FREE_FACTS."""
+        """Create a run in a new or empty folder. `facts` are plain data that must be the same when it is resumed,
+        except FREE_FACTS."""
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file: a run needs a folder")
@@ -70,12 +70,12 @@ class Run:
         except FileExistsError:
             raise ValueError(f"another process has just begun a run in {folder}: give another folder") from None
         write_atomic(folder / FACTS, json.dumps(dict(facts), indent=2) + "\n")
-        write_atomic(folder / RECIPE, recipe_text)  # last: what has it is a run
+        write_atomic(folder / RECIPE, recipe_text)  # last: a folder with a recipe is a run
         return cls(folder, recipe, _plain(facts))
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """A run that is there, to go on with it."""
+        """Open an existing run, to resume it."""
         folder = Path(folder)
         if not (folder / RECIPE).is_file():
             what = "there is no such folder" if not folder.is_dir() else f"it has no {RECIPE}"
@@ -89,17 +89,17 @@ class Run:
 
     @staticmethod
     def next_name(root: Path = Path("runs"), stem: str = "run") -> Path:
-        """A folder that is free: runs/shakespeare-1, -2 and so on, above the highest there is."""
+        """An unused folder name: runs/shakespeare-1, -2 and so on, above the highest number in use."""
         stem = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "run"
         taken = re.compile(re.escape(stem) + r"-(\d+)")
         there = [p.name for p in Path(root).iterdir()] if Path(root).is_dir() else []
         highest = max((int(m[1]) for name in there if (m := taken.fullmatch(name))), default=0)
         return Path(root) / f"{stem}-{highest + 1}"
 
-    # --- the same run ----------------------------------------------------------------------------------------------
+    # --- resuming --------------------------------------------------------------------------------------------------
 
     def check_same(self, recipe: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """ValueError with every difference if this is not what the run began with."""
+        """ValueError with every difference from the settings and data the run was created with."""
         was, now = dict(_flat(self.recipe)), dict(_flat(_plain(recipe)))
         wrong = [
             _difference(key, was, now)
@@ -122,7 +122,7 @@ class Run:
             )
 
     def rewrite_recipe(self, recipe_text: str) -> None:
-        """Record what a resumed run was allowed to change."""
+        """Record the settings of a resumed run."""
         self.recipe = tomllib.loads(recipe_text)
         write_atomic(self.folder / RECIPE, recipe_text)
 
@@ -130,6 +130,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
         return self.folder / CHECKPOINTS
 
     def save(
@@ -145,7 +146,7 @@ class Run:
         also: Mapping[str, Any] | None = None,
         write_model: Callable[[Path], None] | None = None,
     ) -> Path:
-        """Write a checkpoint, then remove all but the newest `keep` and the best one."""
+        """Write a checkpoint, then remove all but the newest `keep` and the best."""
         if tokenizer is not None and not (self.folder / TOKENIZER).exists():
             tokenizer.save(self.folder)
         best_step = step if best else self._best_before(step)
@@ -163,21 +164,21 @@ class Run:
         checkpoint.prune_checkpoints(self.checkpoints, keep, () if best_step is None else (best_step,), whole=step)
         return path
 
-    def newest(self, tell: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole; `tell` hears of damaged ones. None if there is none yet."""
-        return checkpoint.newest_checkpoint(self.checkpoints, tell)
+    def newest(self, report: Callable[[str], None]) -> Checkpoint | None:
+        """The newest undamaged checkpoint, None if there is none; damaged ones are reported."""
+        return checkpoint.newest_checkpoint(self.checkpoints, report)
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint that `heedful.load` takes for the run: the best, or the newest if none was marked."""
+        """The checkpoint that `heedful.load` loads for the run: the best, or the newest if none was marked."""
         return best_checkpoint(self.folder)
 
     def tokenizer(self) -> Tokenizer | None:
-        """The one it began with; None if it has none, or was stopped before its first checkpoint."""
+        """The run's tokenizer; None if it has none, or was stopped before its first checkpoint."""
         return Tokenizer.from_folder(self.folder) if (self.folder / TOKENIZER).is_file() else None
 
     def _best_before(self, step: int) -> int | None:
-        """Each checkpoint remembers the best so far; one of a later step belongs to a past that did not happen."""
+        """The best step, as the newest checkpoint up to `step` records it; later ones are of an abandoned history."""
         for path in checkpoints(self.checkpoints):
             try:
                 facts = read_manifest(path)
@@ -188,10 +189,10 @@ class Run:
                 return best
         return None
 
-    # --- one owner -------------------------------------------------------------------------------------------------
+    # --- lock ------------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Own the run until `unlock`, or until this process ends in whatever way; ValueError if another owns it."""
+        """Lock the run until `unlock` or the end of this process; ValueError if another process holds the lock."""
         if fcntl is None or self._locked is not None:
             return
         file = (self.folder / LOCK).open("a+", encoding="utf-8")
@@ -212,13 +213,14 @@ class Run:
         os.register_at_fork(after_in_child=file.close)
 
     def unlock(self) -> None:
+        """Release the lock."""
         if self._locked is not None:
             self._locked.close()
             self._locked = None
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """The file is there with all of the text, or as it was."""
+    """Write a file atomically: it has all of the text, or is as it was."""
     aside = path.with_name(f".{path.name}.partial")
     with aside.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -231,7 +233,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def to_toml(data: Mapping[str, Any]) -> str:
-    """Plain data as TOML, which Python reads but does not write. None is left out: TOML has no word for it."""
+    """Plain data as TOML, which the standard library reads but does not write. None is left out."""
     lines: list[str] = []
     _table(lines, (), data)
     return "\n".join(lines).lstrip("\n") + "\n"
@@ -257,7 +259,7 @@ def _value(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)  # nan, inf and -inf are TOML's own words
+        return repr(value) if math.isfinite(value) else str(value)  # nan, inf and -inf are valid TOML
     if isinstance(value, str | Path):
         # JSON's escapes are TOML's but for what TOML wants escaped too, and half characters, which it cannot have.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -272,7 +274,7 @@ def _value(value: Any) -> str:
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    """As it would be read back: tuples as lists, without None."""
+    """Data as TOML reads it back: tuples as lists, without None."""
     return tomllib.loads(to_toml(data))
 
 
@@ -294,7 +296,7 @@ def _difference(key: str, was: Mapping[str, Any], now: Mapping[str, Any]) -> str
 
 
 def _runs_near(folder: Path) -> str:
-    """Runs in the folder itself or beside it, to help with a wrong name."""
+    """Runs in the folder or beside it, for the error message."""
     for place in (folder, folder.parent):
         there = sorted(place.iterdir()) if place.is_dir() else []
         runs = [str(p) for p in there if (p / RECIPE).is_file()]

@@ -50,13 +50,16 @@ class TensorBoard:
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=begin + 1 if begin else None)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of a step by name."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
     def text(self, step: int, name: str, text: str) -> None:
+        """Record a text of a step."""
         self.writer.add_text(name, "    " + text.replace("\n", "\n    "), step)  # as it is, no markup
 
     def close(self) -> None:
+        """Write what is pending."""
         self.writer.close()
 
 
@@ -78,10 +81,13 @@ class WandB:
         )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record metrics of a step by name."""
         self.run.log(dict(values), step=step)
 
     def text(self, step: int, name: str, text: str) -> None:
+        """Record a text of a step."""
         self.run.log({name: text}, step=step)
 
     def close(self) -> None:
+        """Write what is pending."""
         self.run.finish()

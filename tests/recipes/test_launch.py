@@ -9,7 +9,7 @@ import torch
 
 import heedful
 from heedful.cli import main
-from heedful.recipes.build import assemble
+from heedful.recipes.build import build_training
 from heedful.recipes.launch import resume, train
 from heedful.train.recipe import Recipe, read_recipe
 from heedful.train.run import Run, to_toml
@@ -112,7 +112,7 @@ def test_resumed_is_uninterrupted(here, name):
     resume(here / "cut", quiet=True)
     assert_same_run(here / "whole", here / "cut", 20)
     assert [line["step"] for line in logged(here / "cut")] == list(range(1, 21))
-    n = len(assemble(Recipe.from_dict(read_recipe(recipe))).train)
+    n = len(build_training(Recipe.from_dict(read_recipe(recipe))).train)
     assert n // 8 < 20 and any(n * epoch // 8 in range(10, 20) for epoch in range(1, 9))  # a border is in it
 
 

@@ -9,9 +9,9 @@ import pytest
 from heedful.cli import main
 from heedful.data.dataset import Draw
 from heedful.recipes import estimate
-from heedful.recipes.build import assemble
-from heedful.recipes.dry_run import imagine
-from heedful.recipes.estimate import describe
+from heedful.recipes.build import build_training
+from heedful.recipes.dry_run import dry_run
+from heedful.recipes.estimate import estimate_report
 from heedful.train import cost
 from heedful.train.recipe import Recipe
 
@@ -57,7 +57,7 @@ def recipe(source: str, **tables) -> Recipe:
 )  # fmt: skip
 def test_the_imagined_model_is_the_one_that_is_trained(text, tables):
     told = recipe(text, **tables)
-    plan, real = imagine(told), assemble(told)
+    plan, real = dry_run(told), build_training(told)
     assert plan.model.family == real.model.family
     if told.tokenizer.kind in ("bpe", "unigram", "words"):  # as many tokens as the text is good for, at most
         assert plan.model.config.replace(vocab_size=2) == real.model.config.replace(vocab_size=2)
@@ -71,8 +71,8 @@ def test_the_imagined_model_is_the_one_that_is_trained(text, tables):
 
 
 def test_a_page_with_every_part(text):
-    page = describe(recipe(text))
-    n = assemble(recipe(text)).model.n_parameters()
+    page = estimate_report(recipe(text))
+    n = build_training(recipe(text)).model.n_parameters()
     assert f"gpt of {n:,} parameters" in page
     assert "tokens of a step                          64" in page and "3,200" in page  # 50 steps of 4 x 16
     for part in ("weights", "(gradients, ", "optimizer (adamw)", "activations", "together", "it fits"):
@@ -82,15 +82,15 @@ def test_a_page_with_every_part(text):
 
 def test_what_does_not_fit_says_what_does(text):
     told = recipe(text, train={"batch_size": 16})
-    needs = estimate.estimate(imagine(told)).memory.total
-    page = describe(told, limit=int(0.6 * needs))
+    needs = estimate.estimate_training(dry_run(told)).memory.total
+    page = estimate_report(told, limit=int(0.6 * needs))
     assert "it does not fit; this does:" in page and "--set train.accumulate=" in page
     assert "not measured" in page  # what does not fit is not run
-    assert "no setting makes it" in describe(told, limit=1000)
+    assert "no setting makes it" in estimate_report(told, limit=1000)
 
 
 def test_a_model_too_large_to_try_is_told_from_the_rate_of_products():
-    page = describe(
+    page = estimate_report(
         Recipe.from_dict(
             {"model": {"size": "gpt2", "n_layers": 2}, "data": {"length": 64}, "train": {"batch_size": 512}}
         ),
@@ -103,7 +103,7 @@ def test_a_model_too_large_to_try_is_told_from_the_rate_of_products():
 @pytest.mark.parametrize("kind", ["lora", "qlora", "freeze"])
 def test_adapters(text, kind):
     told = recipe(text, adapter={"kind": kind, "rank": 2, "trainable": ["decoder.norm"] if kind == "freeze" else []})
-    found = estimate.estimate(imagine(told))
+    found = estimate.estimate_training(dry_run(told))
     assert 0 < found.parameters.trainable < found.parameters.total / 2
     assert found.memory.optimizer < found.memory.weights
 
@@ -112,21 +112,21 @@ def test_distillation_counts_the_teacher_and_takes_half_of_it():
     told = Recipe.from_dict({
         "objective": {"name": "distill", "teacher": "shakespeare"}, "data": {"length": 32}, "train": {"batch_size": 4},
     })  # fmt: skip
-    plan = imagine(told)
-    found = estimate.estimate(plan)
+    plan = dry_run(told)
+    found = estimate.estimate_training(plan)
     assert found.memory.weights > 4 * found.parameters.total
     assert found.steps_tried == 0 and plan.model.config.n_layers == 3
 
 
 def test_beginning_from_a_model_that_ships():
     told = Recipe.from_dict({"model": {"init_from": "shakespeare"}, "data": {"length": 32}, "train": {"batch_size": 2}})
-    assert imagine(told).model.n_parameters() == 2_731_392
+    assert dry_run(told).model.n_parameters() == 2_731_392
 
 
 def test_nothing_is_downloaded(monkeypatch):
     monkeypatch.setattr("heedful.weights.hub.download", lambda *_, **__: pytest.fail("it downloads"))
     with pytest.raises(ValueError, match="an estimate downloads nothing"):
-        imagine(Recipe.from_dict({"model": {"init_from": "nobody/nothing"}}))
+        dry_run(Recipe.from_dict({"model": {"init_from": "nobody/nothing"}}))
 
 
 def test_the_command(text, capsys, tmp_path):
@@ -149,5 +149,5 @@ def test_labels_tags_and_masks(tmp_path):
             data={"kind": kind, "text": "text", "label": "label" if kind == "labelled" else ""},
             tokenizer={"kind": "wordpiece", "vocab_size": 60},
         )
-        found = estimate.estimate(imagine(told))
+        found = estimate.estimate_training(dry_run(told))
         assert found.memory.total > 0 and found.flops.training > 2 * found.flops.forward
