@@ -69,10 +69,9 @@ TOO_LONG = {"kernels/cpu/kernels.c", "src/tabs/Attention.svelte", "src/tabs/step
 LEADS_BACK = {("nn", "kernels")}
 NOT_YET_ATTENTION_ALONE = {"kernels.c", "training_attention.h", "training_products.h"}
 TWO_MEANINGS = {
-    "load_tokenizer", "make_objective",
-    "Memory", "View", "alignment", "answer", "can", "classify", "cut", "describe", "draw", "labels", "lens",
-    "list_models", "make", "match_names", "n_bytes", "next_tokens", "over_image", "pad_rows", "prepare", "read",
-    "read_lines", "resolve", "rollout", "row_lengths", "tokenizer_of", "tokens", "write",
+    "View", "alignment", "answer", "can", "classify", "cut", "describe", "draw", "labels", "lens",
+    "list_models", "n_bytes", "over_image", "read",
+    "resolve", "rollout", "tokenizer_of", "tokens", "write",
 }  # fmt: skip
 
 

@@ -10,9 +10,9 @@ import pytest
 import tokenizers
 from tokenizers import models, trainers
 
-from heedful.data import prepare as module
+from heedful.data import prepare_corpus as module
 from heedful.data import sources
-from heedful.data.prepare import piece_join_mode, prepare, tokenizer_fingerprint
+from heedful.data.prepare import piece_join_mode, prepare_corpus, tokenizer_fingerprint
 from heedful.data.sources import TextSource
 from heedful.text import (
     Tokenizer,
@@ -89,7 +89,7 @@ def test_pieces_have_the_tokens_of_the_whole(name, text_file, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 100)
     source = TextSource(text_file)
     assert len(list(source.texts())) > 100
-    train, validation = prepare(source, tokenizer)
+    train, validation = prepare_corpus(source, tokenizer)
     assert validation is None
     assert train.tokens.tolist() == tokenizer.encode(TEXT)
     assert train.n_bytes == len(TEXT.encode()) and train.starts.tolist() == [0]
@@ -102,7 +102,7 @@ def test_text_without_spaces(tmp_path, monkeypatch):
     lines = tmp_path / "lines.txt"
     lines.write_text("one\ntwo.\nthree!\n" * 50)
     for tokenizer in (train_bpe([TEXT], 350, pattern="llama3"), train_bpe([TEXT], 350), llama_like()):
-        train, _ = prepare(TextSource(lines), tokenizer)
+        train, _ = prepare_corpus(TextSource(lines), tokenizer)
         assert train.tokens.tolist() == tokenizer.encode(lines.read_text())
 
 
@@ -114,7 +114,7 @@ def test_shakespeare_is_split_as_nanogpt_does(kind, expected):
     source = TextSource(DATA / "shakespeare.txt")
     gpt2 = kind == "gpt2"
     tokenizer = Tokenizer.from_folder(DATA / "gpt2-tokenizer") if gpt2 else characters(source.texts())
-    train, validation = prepare(source, tokenizer, share=0.1)
+    train, validation = prepare_corpus(source, tokenizer, share=0.1)
     assert (len(train.tokens), len(validation.tokens)) == expected
     assert train.tokens.dtype == np.uint16
     text = (DATA / "shakespeare.txt").read_text()
@@ -125,7 +125,7 @@ def test_few_documents_are_split_by_characters(tmp_path):
     (tmp_path / "a.txt").write_text("abcdef")
     (tmp_path / "b.txt").write_text("ghij")
     tokenizer = characters(["abcdefghij"])
-    train, validation = prepare(TextSource(tmp_path), tokenizer, share=0.5)
+    train, validation = prepare_corpus(TextSource(tmp_path), tokenizer, share=0.5)
     assert tokenizer.decode(train.tokens, skip_special=False) == "abcde"
     assert tokenizer.decode(validation.tokens, skip_special=False) == "f</s>ghij</s>"
     assert validation.starts.tolist() == [0, 2]
@@ -137,7 +137,7 @@ def test_many_documents_are_held_out_whole(tmp_path):
     texts = [f"document {i}" for i in range(50)]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     tokenizer = byte_tokens()
-    train, validation = prepare(TextSource(tmp_path / "a.jsonl"), tokenizer, share=0.1)
+    train, validation = prepare_corpus(TextSource(tmp_path / "a.jsonl"), tokenizer, share=0.1)
     found = [[tokenizer.decode(ids) for ids in np.split(part.tokens, part.starts[1:])] for part in (train, validation)]
     assert len(found[1]) == 5 and sorted(found[0] + found[1]) == sorted(texts)
     assert found[1] != texts[-5:] and found[0] == [text for text in texts if text not in found[1]]
@@ -147,7 +147,7 @@ def test_many_documents_are_held_out_whole(tmp_path):
 
 def test_documents_without_tokens_are_none(tmp_path):
     (tmp_path / "a.jsonl").write_text('"one"\n"  "\n"two"')
-    train, _ = prepare(TextSource(tmp_path / "a.jsonl"), words(["one two"]))
+    train, _ = prepare_corpus(TextSource(tmp_path / "a.jsonl"), words(["one two"]))
     assert len(train.starts) == 2 and len(train.tokens) == 4
 
 
@@ -164,16 +164,16 @@ def deaf(tokenizer: Tokenizer) -> Tokenizer:
 
 def test_the_second_time_nothing_is_tokenized(text_file, cache):
     tokenizer = characters([TEXT])
-    first = prepare(TextSource(text_file), tokenizer, share=0.2)
-    again = prepare(TextSource(text_file), deaf(tokenizer), share=0.2)
+    first = prepare_corpus(TextSource(text_file), tokenizer, share=0.2)
+    again = prepare_corpus(TextSource(text_file), deaf(tokenizer), share=0.2)
     for a, b in zip(first, again, strict=True):
         assert np.array_equal(a.tokens, b.tokens) and a.fingerprint == b.fingerprint and a.notes == b.notes
     assert isinstance(again[0].tokens, np.memmap)
     with pytest.raises(AssertionError, match="tokenized again"):
-        prepare(TextSource(text_file), deaf(tokenizer), share=0.3)
+        prepare_corpus(TextSource(text_file), deaf(tokenizer), share=0.3)
     text_file.write_text(TEXT[:-1] + "x", encoding="utf-8")
     with pytest.raises(AssertionError, match="tokenized again"):
-        prepare(TextSource(text_file), deaf(tokenizer), share=0.2)
+        prepare_corpus(TextSource(text_file), deaf(tokenizer), share=0.2)
     assert not list(cache.glob("aside-*"))
 
 
@@ -210,12 +210,12 @@ def foreign(entry):
 )
 def test_damaged_or_foreign_files_are_made_again(text_file, cache, damage):
     tokenizer = characters([TEXT])
-    prepare(TextSource(text_file), tokenizer)
+    prepare_corpus(TextSource(text_file), tokenizer)
     (entry,) = (path for path in cache.iterdir() if path.is_dir())
     damage(entry)
-    train, _ = prepare(TextSource(text_file), tokenizer)
+    train, _ = prepare_corpus(TextSource(text_file), tokenizer)
     assert train.tokens.tolist() == tokenizer.encode(TEXT)
-    prepare(TextSource(text_file), deaf(tokenizer))
+    prepare_corpus(TextSource(text_file), deaf(tokenizer))
 
 
 def test_a_full_disk(text_file, cache, monkeypatch):
@@ -224,12 +224,12 @@ def test_a_full_disk(text_file, cache, monkeypatch):
 
     monkeypatch.setattr(module, "_write_header", full)
     with pytest.raises(OSError, match=r"could not keep the tokens of .*text\.txt.* set XDG_CACHE_HOME"):
-        prepare(TextSource(text_file), byte_tokens())
+        prepare_corpus(TextSource(text_file), byte_tokens())
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
 def test_nowhere_to_keep_it(text_file):
-    train, _ = prepare(TextSource(text_file), byte_tokens(), cache=text_file / "no folder")
+    train, _ = prepare_corpus(TextSource(text_file), byte_tokens(), cache=text_file / "no folder")
     assert len(train.tokens) == len(TEXT.encode())
 
 
@@ -237,16 +237,16 @@ def test_large_vocabularies_have_larger_tokens(tmp_path):
     everything = [chr(i) for i in range(0x4E00, 0x4E00 + 20_000)] + [chr(i) for i in range(0x20000, 0x20000 + 50_000)]
     (tmp_path / "a.txt").write_text("".join(everything[-10:]), encoding="utf-8")
     tokenizer = characters(everything)
-    train, _ = prepare(TextSource(tmp_path / "a.txt"), tokenizer)
+    train, _ = prepare_corpus(TextSource(tmp_path / "a.txt"), tokenizer)
     assert train.tokens.dtype == np.uint32 and train.tokens.max() > 2**16
 
 
 def test_what_cannot_be_prepared(tmp_path, text_file):
     with pytest.raises(ValueError, match="share=1"):
-        prepare(TextSource(text_file), byte_tokens(), share=1)
+        prepare_corpus(TextSource(text_file), byte_tokens(), share=1)
     (tmp_path / "blank.txt").write_text("a")
     with pytest.raises(ValueError, match="no tokens for train"):
-        prepare(TextSource(tmp_path / "blank.txt"), byte_tokens(), share=0.5)
+        prepare_corpus(TextSource(tmp_path / "blank.txt"), byte_tokens(), share=0.5)
 
 
 def test_tokenizers_have_fingerprints():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from heedful.data import tables
 from heedful.data.dataset import Draw
-from heedful.data.ragged import RaggedArray, content_digest, pad_rows, row_lengths
+from heedful.data.ragged import RaggedArray, content_digest, lengths_if_padded, pad_ids
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
@@ -122,9 +122,9 @@ class LabelledTexts:
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         """The examples of these draws as one padded batch."""
         rows = [self.rows[d.index] for d in draws]
-        segments = None if self.segments is None else pad_rows([self.segments[d.index] for d in draws], 0)
+        segments = None if self.segments is None else pad_ids([self.segments[d.index] for d in draws], 0)
         targets = self.targets[[d.index for d in draws]]
-        return Batch(pad_rows(rows, 0), row_lengths(rows), segments=segments, targets=targets)
+        return Batch(pad_ids(rows, 0), lengths_if_padded(rows), segments=segments, targets=targets)
 
 
 def read_labelled(

@@ -17,7 +17,7 @@ import numpy as np
 
 from heedful.data import tables
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.ragged import Ids, RaggedArray, content_digest, pad_rows, row_lengths
+from heedful.data.ragged import Ids, RaggedArray, content_digest, lengths_if_padded, pad_ids
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
@@ -114,11 +114,11 @@ def pair_batch(
     said = [np.concatenate([np.asarray(t, dtype=np.int64), end]) for t in targets]
     begun = [np.concatenate([[start_id], t[:-1]]) for t in said]
     return Batch(
-        tokens=pad_rows(begun, 0, length),
-        lengths=row_lengths(begun, length),
-        source=pad_rows(sources, 0),
-        source_lengths=row_lengths(sources),
-        targets=pad_rows(said, IGNORED, length),
+        tokens=pad_ids(begun, 0, length),
+        lengths=lengths_if_padded(begun, length),
+        source=pad_ids(sources, 0),
+        source_lengths=lengths_if_padded(sources),
+        targets=pad_ids(said, IGNORED, length),
     )
 
 
@@ -153,7 +153,7 @@ def _is_file(path: Path, target: str) -> bool:
 def _parallel(first: Path, second: Path) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     counts = [0, 0]
-    for a, b in zip_longest(tables.read_lines(first), tables.read_lines(second)):
+    for a, b in zip_longest(tables.numbered_lines(first), tables.numbered_lines(second)):
         counts = [counts[0] + (a is not None), counts[1] + (b is not None)]
         if a is not None and b is not None:
             pairs.append((a[1].strip(), b[1].strip()))

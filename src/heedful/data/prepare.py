@@ -42,7 +42,7 @@ UNCUT = 2**22  # characters of a document that a tokenizer gets at once if it ta
 CHECKED = 2**28  # bytes of tokens up to which their checksum is compared when they are opened
 
 
-def prepare(
+def prepare_corpus(
     source: TextSource, tokenizer: Tokenizer, *, share: float = 0.0, cache: Path | None = None
 ) -> tuple[Corpus, Corpus | None]:
     """The tokens to train on, and those to validate with if a `share` of the text is held out for that."""

@@ -37,7 +37,7 @@ class RaggedArray:
         return row
 
 
-def pad_rows(rows: Sequence[Ids], fill: int, length: int | None = None) -> Tensor:
+def pad_ids(rows: Sequence[Ids], fill: int, length: int | None = None) -> Tensor:
     """Rows as one int64 tensor (B, T), `fill` on the right; T is the longest row unless given."""
     width = max((len(row) for row in rows), default=0) if length is None else length
     out = np.full((len(rows), width), fill, dtype=np.int64)
@@ -46,7 +46,7 @@ def pad_rows(rows: Sequence[Ids], fill: int, length: int | None = None) -> Tenso
     return torch.from_numpy(out)
 
 
-def row_lengths(rows: Sequence[Ids], length: int | None = None) -> Tensor | None:
+def lengths_if_padded(rows: Sequence[Ids], length: int | None = None) -> Tensor | None:
     """The length of each row (B,), None if no row is padded."""
     lengths = [len(row) for row in rows]
     if all(n == (max(lengths) if length is None else length) for n in lengths):

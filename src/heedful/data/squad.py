@@ -22,7 +22,7 @@ import torch
 
 from heedful.data import tables
 from heedful.data.dataset import Draw
-from heedful.data.ragged import RaggedArray, content_digest, pad_rows, row_lengths
+from heedful.data.ragged import RaggedArray, content_digest, lengths_if_padded, pad_ids
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
@@ -152,9 +152,9 @@ class SquadWindows:
             rows.append(ids)
             segments.append(sides)
         return Batch(
-            pad_rows(rows, 0),
-            row_lengths(rows),
-            segments=pad_rows(segments, 0) if self.has_segments and self.template.has_segments else None,
+            pad_ids(rows, 0),
+            lengths_if_padded(rows),
+            segments=pad_ids(segments, 0) if self.has_segments and self.template.has_segments else None,
             targets=torch.from_numpy(self.targets[[d.index for d in draws]]),
         )
 

@@ -40,7 +40,7 @@ def open_text(path: Path) -> IO[str]:
     return opened
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Every line with its number, without its end (LF or CRLF)."""
     number = 0
     with open_text(path) as file:
@@ -108,7 +108,7 @@ def find_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
 
 
 def _objects(path: Path) -> Iterator[TableRow]:
-    for number, line in read_lines(path):
+    for number, line in numbered_lines(path):
         if not line.strip():
             continue
         try:
@@ -121,14 +121,14 @@ def _objects(path: Path) -> Iterator[TableRow]:
 
 
 def _tabbed(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for number, line in read_lines(path):
+    for number, line in numbered_lines(path):
         if line.strip():
             yield number, line.split("\t")
 
 
 def _quoted(path: Path) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(max(csv.field_size_limit(), LARGEST_FIELD))
-    reader = csv.reader((line + "\n" for _, line in read_lines(path)), strict=True)
+    reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
     begin = 1
     try:
         for cells in reader:

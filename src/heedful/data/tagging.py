@@ -14,7 +14,7 @@ import numpy as np
 from heedful.data import tables
 from heedful.data.classification import label_ids
 from heedful.data.dataset import IGNORED, Draw
-from heedful.data.ragged import RaggedArray, content_digest, pad_rows, row_lengths
+from heedful.data.ragged import RaggedArray, content_digest, lengths_if_padded, pad_ids
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
@@ -92,8 +92,8 @@ class TaggedSentences:
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         """The examples of these draws as one padded batch."""
         rows = [self.rows[d.index] for d in draws]
-        targets = pad_rows([self.marks[d.index] for d in draws], IGNORED)
-        return Batch(pad_rows(rows, 0), row_lengths(rows), targets=targets)
+        targets = pad_ids([self.marks[d.index] for d in draws], IGNORED)
+        return Batch(pad_ids(rows, 0), lengths_if_padded(rows), targets=targets)
 
 
 def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]]]:
@@ -101,7 +101,7 @@ def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]
     sentences: list[tuple[list[str], list[str]]] = []
     words: list[str] = []
     tags: list[str] = []
-    for number, line in [*tables.read_lines(path), (0, "")]:
+    for number, line in [*tables.numbered_lines(path), (0, "")]:
         cells = line.split()
         if cells and cells[0] != "-DOCSTART-":
             if len(cells) < 2 or not -len(cells) <= column < len(cells):

@@ -32,6 +32,7 @@ from heedful.train import objectives
 from heedful.train.distill import halve
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
+from heedful.weights.describe import load_tokenizer
 from heedful.weights.load import clone_parameters, with_config
 
 SMALL_TEXT = 4 * 10**6  # characters up to which a text gets a character tokenizer,
@@ -95,7 +96,7 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
         chosen = choose_model(recipe, data)
         model = new_model(chosen)
     check_objective_fits(recipe, model)
-    model.special |= special_token_ids(tokenizer)
+    model.special |= config_token_ids(tokenizer)
     notes.append(f"{model.family} of {model.n_parameters():,} parameters")
     objective = recipe_objective(recipe, None if teacher is None else teacher.model)
     resolved = dataclasses.replace(recipe, model=chosen)
@@ -224,14 +225,7 @@ def measure_text(texts: Iterator[str]) -> tuple[int, int]:
     return n, len(different)
 
 
-def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a model, by its name or folder."""
-    from heedful.weights.describe import load_tokenizer
-
-    return load_tokenizer(name)
-
-
-def special_token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
+def config_token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
     """The tokenizer's special tokens as entries of a model's config.json."""
     if tokenizer is None:
         return {}

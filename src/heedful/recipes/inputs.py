@@ -24,7 +24,7 @@ from heedful.data.corruption import CBOWWindows, MaskedWindows, SpanCorruption
 from heedful.data.dataset import Dataset
 from heedful.data.mixture import Mixture
 from heedful.data.pairs import Pairs, read_pairs
-from heedful.data.prepare import prepare
+from heedful.data.prepare import prepare_corpus
 from heedful.data.ragged import random_split
 from heedful.data.sources import TextSource
 from heedful.data.squad import SquadWindows, read_squad
@@ -134,12 +134,12 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     parts, notes = [], list[str]()
     for path, weight in source_paths(data):
         source = TextSource(path, field=data.text)
-        train, held_out = prepare(source, tokenizer, share=share)
+        train, held_out = prepare_corpus(source, tokenizer, share=share)
         notes += dict.fromkeys([*source.notes, *train.notes])
         parts.append((train, held_out, weight))
     held = [held_out for _, held_out, _ in parts if held_out is not None and len(held_out.tokens) > 1]
     if data.validation:
-        held = [prepare(TextSource(resolve_data_path(data.validation), field=data.text), tokenizer)[0]]
+        held = [prepare_corpus(TextSource(resolve_data_path(data.validation), field=data.text), tokenizer)[0]]
     examples = [(_examples(recipe, train, tokenizer, True, segments), weight) for train, _, weight in parts]
     told = held or [train for train, _, _ in parts]
     bytes_per_token = sum(c.n_bytes for c in told) / max(1, sum(len(c.tokens) for c in told))

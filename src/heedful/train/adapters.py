@@ -50,20 +50,20 @@ def adapt(model: Model, settings: AdapterSettings) -> list[str]:
         case "freeze":
             if not settings.trainable:
                 raise ValueError("freezing all of the model leaves nothing to learn: name what `trainable` is")
-            return _only(model, match_names(settings.trainable, _parameters(model), "parameter"))
+            return _only(model, match_patterns(settings.trainable, _parameters(model), "parameter"))
     raise ValueError(f"no adapter is called {settings.kind!r}: none, lora, qlora, head and freeze are")
 
 
 def _add_lora(model: Model, settings: AdapterSettings) -> list[str]:
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    names = match_names(settings.targets, linear, "linear layer") if settings.targets else default_targets(model)
+    names = match_patterns(settings.targets, linear, "linear layer") if settings.targets else default_targets(model)
     if not linear:
         raise ValueError(f"this {model.family} model has no linear layers to adapt: freeze a part of it instead")
     if not names:
         raise ValueError(
             f"a {model.family} model has no blocks whose layers are adapted: name `targets` among {_some(linear)}"
         )
-    free = match_names(settings.trainable, _parameters(model), "parameter")
+    free = match_patterns(settings.trainable, _parameters(model), "parameter")
     both = [n for n in free if n.rpartition(".")[0] in names]
     if both:
         raise ValueError(f"{_some(both)} cannot both be adapted and learn in full: take it from one of the two")
@@ -84,7 +84,7 @@ def default_targets(model: nn.Module) -> list[str]:
     return [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m in inside and m not in routers]
 
 
-def match_names(patterns: Sequence[str], names: Iterable[str], what: str) -> list[str]:
+def match_patterns(patterns: Sequence[str], names: Iterable[str], what: str) -> list[str]:
     """The names that some pattern matches, in their order; a pattern that matches none is an error."""
     names = list(names)
     found: set[str] = set()
