@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models, trainers
 
-from heedful.data import prepare_corpus as module
+from heedful.data import prepare as module
 from heedful.data import sources
 from heedful.data.prepare import piece_join_mode, prepare_corpus, tokenizer_fingerprint
 from heedful.data.sources import TextSource
