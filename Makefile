@@ -27,7 +27,7 @@ check: lint types web test
 # Layout, lint, types and unit tests of the page, where what it is built with was installed.
 web: .venv/ready
 	if [ -d web/node_modules ] && command -v npm > /dev/null; then cd web && npm run --silent lint && \
-		npm run --silent check && npm test --silent; \
+		npm run --silent check && npm test --silent && ../$(BIN)/python schema.py --check; \
 	else echo "web: not checked, since web/node_modules is missing (npm ci)"; fi
 
 lint: .venv/ready

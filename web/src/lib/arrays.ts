@@ -10,6 +10,17 @@ export interface Bytes {
   data: Uint8Array
 }
 
+/** A response as it is used: the arrays of the schema, base64 in JSON, are typed arrays. */
+export type Decoded<T> = T extends { dtype: 'float32' }
+  ? Numbers
+  : T extends { dtype: 'uint8' }
+    ? Bytes
+    : T extends (infer Item)[]
+      ? Decoded<Item>[]
+      : T extends object
+        ? { [Key in keyof T]: Decoded<T[Key]> }
+        : T
+
 /** What the server calls such a reply; it sends plain JSON to those who do not ask for it. */
 export const ARRAYS = 'application/vnd.heedful.arrays'
 const KINDS = { float32: Float32Array, uint8: Uint8Array } // little-endian, as are all machines with a browser

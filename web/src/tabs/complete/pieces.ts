@@ -23,7 +23,7 @@ function entries({ tokens, token_logprobs, top_logprobs }: CompletionLogprobs): 
   return tokens.map((token, i) => ({
     token,
     probability: token_logprobs[i] === null ? null : Math.exp(token_logprobs[i]!),
-    top: Object.entries(top_logprobs[i] ?? {})
+    top: Object.entries(top_logprobs?.[i] ?? {})
       .map(([text, logprob]) => ({ text, probability: Math.exp(logprob) }))
       .sort((a, b) => b.probability - a.probability),
   }))
@@ -78,7 +78,7 @@ function first(all: CompletionLogprobs, n: number): CompletionLogprobs {
   return {
     tokens: tokens.slice(0, n),
     token_logprobs: token_logprobs.slice(0, n),
-    top_logprobs: top_logprobs.slice(0, n),
+    top_logprobs: top_logprobs?.slice(0, n) ?? null,
     text_offset: text_offset.slice(0, n),
   }
 }

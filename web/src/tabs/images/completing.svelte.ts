@@ -50,7 +50,7 @@ export class Completing {
     let come = 0
     let waiting = 0 // the next frame, in which what has come is drawn
     try {
-      for await (const { index, pixel, value } of api.completeImage(wish, control.signal)) {
+      for await (const { index, pixel, value } of api.completeImage({ ...wish }, control.signal)) {
         if (control.signal.aborted) return
         images[index][Math.floor(pixel / size)][pixel % size] = value
         come++

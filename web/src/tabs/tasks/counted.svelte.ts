@@ -20,7 +20,7 @@ export class Counted {
     const { model, text } = this.given()
     if (!text.trim()) return 'Write something first.'
     if (unreadable(model, text))
-      return `${model.id} reads numbers from 0 to ${model.vocabulary - 1}, such as 3 1 4 1 5.`
+      return `${model.id} reads numbers from 0 to ${model.vocabulary! - 1}, such as 3 1 4 1 5.`
     const n = this.answer.value?.tokens.length ?? 0
     if (model.context !== null && n > model.context)
       return `This text has ${n} tokens, and ${model.id} reads at most ${model.context}. Shorten it.`
@@ -36,7 +36,7 @@ export class Counted {
 
 const unreadable = (model: Model, text: string) =>
   model.reads === 'numbers' &&
-  (/[^\d\s,]/.test(text) || text.split(/[\s,]+/).some((number) => Number(number) >= model.vocabulary))
+  (/[^\d\s,]/.test(text) || text.split(/[\s,]+/).some((number) => Number(number) >= model.vocabulary!))
 
 export function counted(given: () => { model: Model; text: string }): Counted {
   const answer = live(
