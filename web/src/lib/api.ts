@@ -1,5 +1,5 @@
-// The server's API. Its types are generated from the server's schema (schema.ts; `python web/schema.py`). Every call takes
-// an AbortSignal last, and fails with an ApiError that can be shown.
+// The API of the server, with types generated from its schema (schema.ts; `python web/schema.py`). Every call takes an
+// AbortSignal last, and fails with an ApiError that can be shown.
 
 import { ARRAYS, unpack, type Decoded } from './arrays'
 import type { components, paths } from './schema'
