@@ -10,6 +10,7 @@ export type Token = Schemas['Token']
 export type Label = Schemas['LabelProbability']
 export type Model = Schemas['ModelDescription']
 export type Which = Schemas['LayerResponse']['which']
+export type AttentionMap = Decoded<Schemas['LayerResponse']>
 export type Overview = Decoded<Schemas['OverviewResponse']>
 export type Neuron = Decoded<Schemas['NeuronResponse']>
 export type Steps = Decoded<Schemas['StepsResponse']>

@@ -48,11 +48,11 @@ export function codeOf(seen: Seen): Code {
     }
   if (seen.view === 'rollout') {
     const lines = [
-      `by_layer = rolled_out(loaded.model, reading, ${py(kind)})  # (layers, positions, inputs)`,
+      `by_layer = attention_rollout(loaded.model, reading, ${py(kind)})  # (layers, positions, inputs)`,
       `print(by_layer[${seen.layer}])`,
     ]
     return {
-      python: python(seen, lines, 'rolled_out'),
+      python: python(seen, lines, 'attention_rollout'),
       shell: show('rollout', { layer: seen.layer }),
       curl: curl('/api/rollout', asked),
     }
@@ -64,7 +64,7 @@ export function codeOf(seen: Seen): Code {
   if (seen.view === 'matrix' && seen.layer < 0) {
     const lines = [
       'weights = alignment(loaded.model, reading)  # (target, source), the mean of all heads',
-      'print(reading.says, reading.source)',
+      'print(reading.targets, reading.source)',
       'print(weights)',
     ]
     const { text, which: _, ...rest } = asked
@@ -91,7 +91,7 @@ function maps(seen: Seen, all: boolean): string[] {
   const chosen =
     !all && seen.heads.length ? [`print(weights[${py(seen.heads)}].mean(dim=0))  # of the heads that are on`] : []
   return [
-    `maps = attention(loaded.model, reading, ${py(half(seen))}${more})`,
+    `maps = attention_weights(loaded.model, reading, ${py(half(seen))}${more})`,
     'for name, weights in maps.items():',
     '    print(name, weights.shape)  # (heads, from, to)',
     ...chosen,
@@ -111,12 +111,12 @@ function neuron(seen: Seen): string[] {
   ]
 }
 
-function python(seen: Seen, then: string[], what = 'attention'): string {
+function python(seen: Seen, then: string[], what = 'attention_weights'): string {
   const { masked, model } = seen
   const bert = masked.length > 0 && model.kind === 'encoder' // it reads [MASK]
   const hides = masked.length > 0 && !bert
   const captures = hides || then.some((line) => line.includes('capture('))
-  const read = `reading = read(loaded.model, loaded.tokenizer, ${py(seen.text)}${seen.target ? `, target=${py(seen.target)}` : ''})`
+  const read = `reading = text_input(loaded.model, loaded.tokenizer, ${py(seen.text)}${seen.target ? `, target=${py(seen.target)}` : ''})`
   const lines = [
     ...(bert ? ['import dataclasses', ''] : []),
     'import torch',
@@ -125,7 +125,7 @@ function python(seen: Seen, then: string[], what = 'attention'): string {
     ...(bert ? ['from heedful.models.base import Batch'] : []),
     ...(what ? [`from heedful.observe.attention import ${what}`] : []),
     ...(captures ? ['from heedful.observe.capture import capture'] : []),
-    'from heedful.observe.reading import read',
+    'from heedful.observe.inputs import text_input',
     '',
     `loaded = heedful.load(${py(model.id)}, dtype=torch.float32)`,
   ]

@@ -1,6 +1,6 @@
 // The numbers of each view as a table.
 
-import type { Neuron, Overview, Token } from '../../lib/api'
+import type { AttentionMap, Neuron, Overview, Token } from '../../lib/api'
 import { slice, type Numbers } from '../../lib/arrays'
 import { matrixRows, type Row } from '../../lib/csv'
 
@@ -27,6 +27,10 @@ export function layerRows(weights: Numbers, from: Token[], to: Token[], first = 
         }
   return found
 }
+
+/** A line for each weight of a layer. */
+export const mapRows = ({ weights: { shape, data }, from, to, layer }: AttentionMap): Row[] =>
+  layerRows({ shape: [1, ...shape], data }, from, to, layer)
 
 export const matrixOf = (weights: Numbers, layer: number, tokens: Token[]): Row[] =>
   matrixRows(
