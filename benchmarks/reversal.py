@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.generate.engine import greedy_batch
+from heedful.generate.batch import greedy_batch
 from heedful.models.base import Batch
 from heedful.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from heedful.train.objectives import seq2seq

@@ -11,7 +11,7 @@ import torch
 import heedful
 from heedful.data.dataset import Draw
 from heedful.data.synthetic import Reversal
-from heedful.generate.engine import greedy_batch
+from heedful.generate.batch import greedy_batch
 from heedful.models.base import Batch
 from heedful.train.distributed import Processes
 from heedful.train.objectives import causal, classification

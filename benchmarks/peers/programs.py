@@ -58,7 +58,7 @@ def step_by_step(rows: int, n: int, step: Callable[[Any, Any, int], Any]) -> Any
 
 def heedful(folder: str, precision: str) -> Speak:
     import heedful
-    from heedful.generate.engine import greedy_batch
+    from heedful.generate.batch import greedy_batch
     from heedful.models.base import Batch
 
     loaded = heedful.load(folder, quantize=precision)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heedful.generate import beam, speculative
-from heedful.generate.engine import Engine, Speaker
+from heedful.generate.engine import Engine
 from heedful.generate.options import (
     GenerationOptions,
     beam_arguments,
@@ -42,10 +42,10 @@ from heedful.tasks.tag import TaggedSpan, tag_spans
 from heedful.tasks.translate import translation_options
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
-from heedful.weights.adapted import base_of, is_adapter, with_adapter
+from heedful.weights.adapter import base_of, is_adapter, with_adapter
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import is_run
-from heedful.weights.resolve import is_local, reject_pickle, resolve, shipped_models
+from heedful.weights.resolve import is_local, reject_pickle, resolve_model, shipped_models
 from heedful.weights.save import MAX_SHARD, save
 
 TOKENIZER_FILES = (
@@ -218,7 +218,7 @@ class Loaded:
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer: use heedful.generate.engine with its token ids")
         # No other request waits for the next token: long prompts are read in one pass, short ones in one batch.
-        return Engine(cast(Speaker, self.model), self.tokenizer.target, chunk=4096)
+        return Engine(cast(GenerativeModel[Any], self.model), self.tokenizer.target, chunk=4096)
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ def load(
 
 
 def _load(name: str | Path, device: torch.device, dtype: torch.dtype | None) -> Loaded:
-    path = resolve(name)
+    path = resolve_model(name)
     if path.is_dir():
         if not (path / "config.json").exists() and len(files := sorted(path.glob("*.gguf"))) == 1:
             return _from_gguf(files[0], path.name, device, dtype)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import heedful
+from heedful.generate.batch import generate_batch
 from heedful.generate.detokenizer import stream_pieces
-from heedful.generate.engine import generate_batch
 from heedful.generate.request import Sampling
 from heedful.generate.sampling import Sampler, keep_top_k, keep_top_p, sample
 from heedful.models.base import Batch

@@ -78,14 +78,14 @@ def test_a_shared_prefix_is_read_once(bard):
     requests = [Request((*shared, i, i + 1, i + 2), max_tokens=5, sampling=GREEDY) for i in range(8)]
     engine = Engine(bard.model, state="paged")
     results = engine.run(requests)
-    assert engine.reader.n_read == 103 + 7 * (103 - 96)
+    assert engine.runner.n_prefilled == 103 + 7 * (103 - 96)
     assert results == Engine(bard.model).run(requests)
     engine.run(requests[:1])  # the same again: its last block is not full
-    assert engine.reader.n_read == 103 + 8 * 7
+    assert engine.runner.n_prefilled == 103 + 8 * 7
     exact = Request(shared[:96], max_tokens=1, sampling=GREEDY)
     assert engine.run([exact]) == Engine(bard.model).run([exact])
-    assert engine.reader.n_read == 103 + 8 * 7 + 16  # the last token is always read, and with it its block
-    assert engine.reader.pool.n_used == 0
+    assert engine.runner.n_prefilled == 103 + 8 * 7 + 16  # the last token is always read, and with it its block
+    assert engine.runner.pool.n_used == 0
 
 
 class Counting(torch.nn.Module):
@@ -120,11 +120,11 @@ def test_short_prompts_are_read_side_by_side(bard, monkeypatch, kind):
     engine = Engine(Counting(model), state="paged", block=8, chunk=1000)
     assert engine.run(requests) == Engine(model).run(requests)
     assert engine.model.passes == [1, 4, 1]  # no more than half padding
-    assert engine.reader.n_read == sum(len(r.prompt) for r in requests)
+    assert engine.runner.n_prefilled == sum(len(r.prompt) for r in requests)
     longer = [Request((*r.prompt, 5, 6), max_tokens=4, sampling=GREEDY) for r in requests]
     engine.model.passes.clear()
     assert engine.run(longer) == Engine(model).run(longer)  # beginnings of different lengths are known
-    assert sum(engine.model.passes) == 6 and engine.reader.pool.n_used == 0
+    assert sum(engine.model.passes) == 6 and engine.runner.pool.n_used == 0
 
 
 def test_requests_that_come_together_and_begin_alike_compute_it_once(bard):
@@ -135,9 +135,9 @@ def test_requests_that_come_together_and_begin_alike_compute_it_once(bard):
     for request in requests:
         engine.add(request)
     events = engine.step()
-    assert engine.reader.n_read <= 80
+    assert engine.runner.n_prefilled <= 80
     assert len(events) + len(engine.step()) >= 20  # what is known takes nothing of what a step may read
-    assert engine.reader.n_read == 64 + 20 * 2
+    assert engine.runner.n_prefilled == 64 + 20 * 2
     while engine.busy:
         engine.step()
     assert engine.run(requests) == Engine(bard.model).run(requests)
@@ -160,8 +160,8 @@ def test_padding_takes_no_blocks(bard):
 
 def test_a_pool_is_bounded_and_costs_what_is_used(bard):
     engine = Engine(bard.model, max_rows=500, state="paged")
-    assert engine.scheduler.max_size == 2**15 and engine.reader.pool.n_blocks == 2**11
-    assert Engine(bard.model, max_rows=4, state="paged").scheduler.max_size == 4 * bard.model.longest
+    assert engine.scheduler.max_cache_tokens == 2**15 and engine.runner.pool.n_blocks == 2**11
+    assert Engine(bard.model, max_rows=4, state="paged").scheduler.max_cache_tokens == 4 * bard.model.longest
 
 
 def test_an_answer_is_the_beginning_of_the_next_prompt(bard):
@@ -169,10 +169,10 @@ def test_an_answer_is_the_beginning_of_the_next_prompt(bard):
     prompt = tuple(range(10))
     (first,) = engine.run([Request(prompt, max_tokens=40, sampling=GREEDY)])
     longer = (*prompt, *first.choices[0].tokens, 3, 4)
-    before = engine.reader.n_read
+    before = engine.runner.n_prefilled
     follow = Request(longer, max_tokens=5, sampling=GREEDY)
     assert engine.run([follow]) == Engine(bard.model).run([follow])
-    assert engine.reader.n_read - before == len(longer) - 48  # of 49 that were read, three blocks
+    assert engine.runner.n_prefilled - before == len(longer) - 48  # of 49 that were read, three blocks
 
 
 def test_answers_to_one_prompt_share_its_blocks(bard):
@@ -180,9 +180,9 @@ def test_answers_to_one_prompt_share_its_blocks(bard):
     id = engine.add(Request(tuple(range(40)), max_tokens=4, n=5, sampling=Sampling(seed=1)))
     engine.step()
     engine.step()
-    assert engine.reader.pool.n_used == 2 + 5  # two full blocks for all, and one that each writes to
+    assert engine.runner.pool.n_used == 2 + 5  # two full blocks for all, and one that each writes to
     engine.cancel(id)
-    assert engine.reader.pool.n_used == 0
+    assert engine.runner.pool.n_used == 0
 
 
 def test_a_small_pool_makes_room_and_keeps_results_right(bard):
@@ -202,9 +202,9 @@ def test_a_small_pool_makes_room_and_keeps_results_right(bard):
     ]
     engine = Engine(bard.model, state="paged", cache_tokens=256, block=8, chunk=32)
     assert engine.run(requests) == Engine(bard.model).run(requests)
-    pool = engine.reader.pool
+    pool = engine.runner.pool
     assert pool.n_used == 0 and not any(pool.users)
-    assert engine.reader.n_read < sum(len(r.prompt) for r in requests)  # some was shared all the same
+    assert engine.runner.n_prefilled < sum(len(r.prompt) for r in requests)  # some was shared all the same
     with pytest.raises(ValueError, match=r"272 .*256"):
         engine.add(Request((1,) * 30, max_tokens=100, n=2))
 

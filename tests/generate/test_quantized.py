@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import heedful
-from heedful.generate.engine import greedy_batch
+from heedful.generate.batch import greedy_batch
 from heedful.kernels.cpu.library import library
 from heedful.kernels.pack import n_bytes, pack
 from heedful.models.base import GenerativeModel

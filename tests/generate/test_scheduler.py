@@ -14,15 +14,15 @@ from heedful.generate.scheduler import Scheduler, bucket_by_length
 class Job:
     n_left: int
     n_rows: int = 1
-    size: int = 10
-    whole: bool = False
-    exact: bool = False
+    cache_tokens: int = 10
+    atomic: bool = False
+    fixed_chunks: bool = False
     n_tokens: int = 3  # to say
 
 
 def read(scheduler: Scheduler[Job]) -> list[int]:
     """Do what the plan says; how many tokens of each job."""
-    plan = scheduler.plan()
+    plan = scheduler.schedule()
     for job, n in plan:
         job.n_left -= n
     return [n for _, n in plan]
@@ -37,14 +37,14 @@ def test_long_prompts_are_read_in_parts_and_in_order():
 
 def test_what_cannot_be_divided_is_read_at_once():
     scheduler = Scheduler(max_rows=4, chunk=10)
-    scheduler.add(Job(25, whole=True))
+    scheduler.add(Job(25, atomic=True))
     scheduler.add(Job(3))
     assert [read(scheduler) for _ in range(2)] == [[25], [3]]
 
 
 def test_what_is_scored_is_divided_the_same_whoever_else_is_read():
     scheduler = Scheduler(max_rows=4, chunk=10)
-    for job in (Job(7), Job(25, exact=True), Job(4, exact=True)):
+    for job in (Job(7), Job(25, fixed_chunks=True), Job(4, fixed_chunks=True)):
         scheduler.add(job)
     assert [read(scheduler) for _ in range(4)] == [[7, 10], [10], [5, 4], []]
 
@@ -56,11 +56,11 @@ def test_nobody_overtakes():
         scheduler.add(job)
     assert read(scheduler) == [1] and list(scheduler.waiting) == [wide, small]
     scheduler.remove(first)
-    assert read(scheduler) == [1, 1] and scheduler.active == [wide, small]
+    assert read(scheduler) == [1, 1] and scheduler.running == [wide, small]
 
 
 def test_memory_is_bounded():
-    scheduler = Scheduler(max_rows=10, chunk=100, max_size=25)
+    scheduler = Scheduler(max_rows=10, chunk=100, max_cache_tokens=25)
     jobs = [Job(1) for _ in range(4)]
     for job in jobs:
         scheduler.add(job)
@@ -71,11 +71,11 @@ def test_memory_is_bounded():
 
 
 def test_what_can_never_run_is_refused():
-    scheduler = Scheduler(max_rows=2, chunk=10, max_size=20)
+    scheduler = Scheduler(max_rows=2, chunk=10, max_cache_tokens=20)
     with pytest.raises(ValueError, match=r"3 .*max_rows 2"):
         scheduler.add(Job(1, n_rows=3))
     with pytest.raises(ValueError, match=r"21 .*cache_tokens is 20"):
-        scheduler.add(Job(1, size=21))
+        scheduler.add(Job(1, cache_tokens=21))
     for wrong in ({"max_rows": 0, "chunk": 1}, {"max_rows": 1, "chunk": 0}):
         with pytest.raises(ValueError, match="1 or more"):
             Scheduler(**wrong)
@@ -83,23 +83,23 @@ def test_what_can_never_run_is_refused():
 
 def test_everyone_is_served_and_the_bounds_hold():
     chance = random.Random(0)
-    scheduler = Scheduler(max_rows=5, chunk=16, max_size=60)
+    scheduler = Scheduler(max_rows=5, chunk=16, max_cache_tokens=60)
     jobs = [Job(chance.randint(1, 40), chance.randint(1, 3), chance.randint(1, 60)) for _ in range(200)]
     came = []
     coming = list(jobs)
     for _ in range(5000):
         if coming and chance.random() < 0.5:
             scheduler.add(coming.pop(0))
-        before = list(scheduler.active)
+        before = list(scheduler.running)
         assert sum(read(scheduler)) <= 16
-        came += [job for job in scheduler.active if job not in before]
-        assert sum(job.n_rows for job in scheduler.active) <= 5
-        assert sum(job.size for job in scheduler.active) <= 60
-        for job in [job for job in scheduler.active if not job.n_left]:
+        came += [job for job in scheduler.running if job not in before]
+        assert sum(job.n_rows for job in scheduler.running) <= 5
+        assert sum(job.cache_tokens for job in scheduler.running) <= 60
+        for job in [job for job in scheduler.running if not job.n_left]:
             job.n_tokens -= 1
             if not job.n_tokens:
                 scheduler.remove(job)
-    assert came == jobs and not scheduler.active and not scheduler.waiting
+    assert came == jobs and not scheduler.running and not scheduler.waiting
 
 
 def test_groups_are_at_most_half_padding():

@@ -19,7 +19,7 @@ from transformers import (
 import heedful
 from heedful.generate.draft import DraftModel, PromptLookup
 from heedful.generate.request import Sampling
-from heedful.generate.speculative import Speculation, Statistics, speculate
+from heedful.generate.speculative import SpeculativeDecoding, Statistics, speculate
 from heedful.models.base import Batch
 from heedful.models.gpt import GPT, GPTConfig
 from support.case import EncoderDecoder, randomize
@@ -88,7 +88,7 @@ def test_rows_end_at_their_stops_and_the_others_go_on(name):
 
 def test_steps_come_as_they_are_said():
     model, _, batch, expected = answers("gpt2")
-    steps = Speculation(model, batch, drafter=DraftModel(model), max_tokens=SAID)
+    steps = SpeculativeDecoding(model, batch, drafter=DraftModel(model), max_tokens=SAID)
     seen = [[], [], []]
     for count, step in enumerate(steps):
         assert steps.statistics.calls == count + 1

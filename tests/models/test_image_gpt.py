@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heedful.generate.engine import greedy_batch
+from heedful.generate.batch import greedy_batch
 from heedful.models.base import Batch
 from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, find_clusters, quantize, to_image
 from heedful.train.objectives import causal

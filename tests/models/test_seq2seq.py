@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from heedful.generate.engine import generate_batch
+from heedful.generate.batch import generate_batch
 from heedful.generate.sampling import Sampling
 from heedful.models.base import Batch
 from heedful.models.seq2seq import Seq2Seq, Seq2SeqConfig

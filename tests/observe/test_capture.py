@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from heedful.generate.engine import greedy_batch
+from heedful.generate.batch import greedy_batch
 from heedful.kernels.pack import pack
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel
 from heedful.nn.attention import Watch

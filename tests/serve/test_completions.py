@@ -351,7 +351,7 @@ def test_unknown_models_and_those_that_cannot(others):
 
 
 def test_a_full_line_is_busy_and_leaves_nothing_behind(loaded, monkeypatch):
-    gate = Gate(monkeypatch, "step")
+    gate = Gate(monkeypatch, "decode")
     with InProcessServer(loaded, queue=2, max_rows=1) as server:
         worker = server.manager.workers["small"]
 

@@ -272,7 +272,7 @@ def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
     async def main():
         async with running_manager("shakespeare", max_rows=3) as found:
             worker = await found.worker("shakespeare")
-            pool = worker._engine.reader.pool
+            pool = worker._engine.runner.pool
             assert pool.n_blocks * pool.block == 3 * worker.loaded.model.longest
 
     asyncio.run(main())

@@ -149,7 +149,7 @@ def fail(*_):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_fails_is_500_and_the_next_one_works(inside, worker, monkeypatch, caplog, stream):
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "pieces", fail)
+        patch.setattr(ModelRunner, "prefill_chunks", fail)
         answer = inside.complete(["the", "a"], stream=stream)
     assert answer.status == 500 and answer.headers["x-request-id"] in answer.error["message"]
     assert "secret" not in answer.text and "secret" in caplog.text
@@ -159,7 +159,7 @@ def test_a_prompt_that_fails_is_500_and_the_next_one_works(inside, worker, monke
 def test_an_error_in_the_middle_ends_the_stream(inside, worker, monkeypatch):
     async def scene():
         async def first(_):
-            monkeypatch.setattr(ModelRunner, "step", fail)
+            monkeypatch.setattr(ModelRunner, "decode", fail)
 
         return await inside.exchange(
             "/v1/completions", dict(prompt="the", max_tokens=200, stream=True, **FOREVER), on_body=first
@@ -177,7 +177,7 @@ def test_an_error_in_the_middle_ends_the_stream(inside, worker, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", [[5] * 200, [[i] * 30 for i in range(5, 25)]], ids=["one", "many"])
-@pytest.mark.parametrize("where", ["pieces", "step"])
+@pytest.mark.parametrize("where", ["prefill_chunks", "decode"])
 def test_a_client_that_goes_away_is_gone_within_a_step(inside, worker, monkeypatch, where, prompt, stream):
     """In the prompt, of which a step reads 32 tokens, or while the answer is written."""
     gate = Gate(monkeypatch, where)
@@ -195,12 +195,12 @@ def test_a_client_that_goes_away_is_gone_within_a_step(inside, worker, monkeypat
         return answer
 
     answer = inside.runner.run(scene())
-    assert gate.n_asked <= (3 if where == "step" or isinstance(prompt[0], int) else 4)
+    assert gate.n_asked <= (3 if where == "decode" or isinstance(prompt[0], int) else 4)
     assert "DONE" not in answer.text and (stream or answer.status == 499)
 
 
 def test_one_that_goes_away_while_it_waits_in_line(inside, worker, monkeypatch):
-    gate = Gate(monkeypatch, "step")
+    gate = Gate(monkeypatch, "decode")
 
     async def scene():
         leave, leave_too = asyncio.Event(), asyncio.Event()
@@ -244,7 +244,7 @@ def test_a_slow_reader_keeps_only_itself_waiting(inside, worker):
 
 
 def test_one_that_does_not_read_and_goes_away_is_noticed(inside, worker, monkeypatch):
-    gate = Gate(monkeypatch, "step")
+    gate = Gate(monkeypatch, "decode")
 
     async def scene():
         leave, stuck, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -271,13 +271,13 @@ def test_one_that_does_not_read_and_goes_away_is_noticed(inside, worker, monkeyp
 
 def test_a_silence_is_filled_with_comments(inside, worker, monkeypatch):
     """While a long prompt is read."""
-    go_on, read = threading.Event(), ModelRunner.pieces
+    go_on, read = threading.Event(), ModelRunner.prefill_chunks
 
     def slowly(self, pieces):
         assert go_on.wait(30)
         read(self, pieces)
 
-    monkeypatch.setattr(ModelRunner, "pieces", slowly)
+    monkeypatch.setattr(ModelRunner, "prefill_chunks", slowly)
     monkeypatch.setattr(generation, "KEEP_ALIVE", 0.01)
 
     async def scene():

@@ -273,7 +273,7 @@ def test_hundreds_go_away_in_line_in_the_prompt_and_while_speaking():
                 for handle in handles:
                     handle.cancel()
             assert (await worker.submit(make_request(), stream=False).result()).choices[0].tokens == expected
-            assert not worker.busy and worker._engine.reader.pool.n_used == 0
+            assert not worker.busy and worker._engine.runner.pool.n_used == 0
             del handles, handle, lists
             assert n_alive() == 0
 
@@ -335,7 +335,7 @@ def test_a_pass_that_raises_is_the_servers_fault_and_the_next_request_works(prob
                     await handle.result()
                 loaded.model.step = real
                 assert await worker.submit(make_request(), stream=False).result() == expected
-            assert worker._engine.reader.pool.n_used == 0
+            assert worker._engine.runner.pool.n_used == 0
 
     asyncio.run(main())
     assert "a pass of small failed" in caplog.text and "in broken" in caplog.text

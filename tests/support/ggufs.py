@@ -14,7 +14,7 @@ from heedful.weights.gguf import GEMMA_2, NAMES
 Kind = gguf.GGMLQuantizationType
 
 
-def as_neighbours(x: np.ndarray, n_heads: int) -> np.ndarray:
+def interleave_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
     """What llama.cpp does to LLaMA's queries and keys."""
     return x.reshape(n_heads, 2, x.shape[0] // n_heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
@@ -29,7 +29,7 @@ def gguf_name(name: str, kind: str) -> str:
     return found.format(number) + "." + suffix
 
 
-def write(path: Path, model: Model, arch: str, kind: Kind = Kind.F32, **fields) -> dict[str, np.ndarray]:
+def write_gguf(path: Path, model: Model, arch: str, kind: Kind = Kind.F32, **fields) -> dict[str, np.ndarray]:
     """The model as a GGUF file; returns the tensors as they were stored, dequantized."""
     c = model.config
     writer = gguf.GGUFWriter(path, arch)
@@ -49,9 +49,9 @@ def write(path: Path, model: Model, arch: str, kind: Kind = Kind.F32, **fields) 
     for name, tensor in to_hub(model.weight_map(), {n: p.detach() for n, p in model.named_parameters()}):
         x = tensor.numpy()
         if arch == "llama" and ".q_proj." in name:
-            x = as_neighbours(x, c.n_heads)
+            x = interleave_heads(x, c.n_heads)
         if arch == "llama" and ".k_proj." in name:
-            x = as_neighbours(x, c.n_kv_heads)
+            x = interleave_heads(x, c.n_kv_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             x = x + 1
         ours = gguf_name(name, arch)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from heedful.generate.engine import greedy_batch
+from heedful.generate.batch import greedy_batch
 from heedful.models.mapping import to_hub
 from support.case import Case, error
 

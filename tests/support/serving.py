@@ -80,12 +80,12 @@ def exported(folder: Path) -> Path:
 def as_gguf(path: Path) -> Path:
     """A LLaMA with random weights and a byte-level tokenizer in one GGUF file."""
     from support.folders import tiny_llama
-    from support.ggufs import write
+    from support.ggufs import write_gguf
 
     tokenizer = words()
     special = set(tokenizer.special_tokens.values())
     merges = json.loads(tokenizer.backend.to_str())["model"]["merges"]
-    write(
+    write_gguf(
         path,
         tiny_llama(vocab_size=len(tokenizer), max_len=256),
         "llama",

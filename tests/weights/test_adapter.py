@@ -8,9 +8,10 @@ import torch
 
 from heedful.nn.lora import adapted
 from heedful.train.adapters import adapt, merge
-from heedful.weights.adapter import load_adapter, save_adapter
+from heedful.weights.adapter import load_adapter
 from heedful.weights.folder import load_folder
 from heedful.weights.save import save
+from heedful.weights.save_adapter import save_adapter
 from support.adapters import lora_settings as settings
 from support.adapters import stir, tiny
 from support.case import error

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import heedful
-from heedful.generate.engine import greedy_batch
+from heedful.generate.batch import greedy_batch
 from heedful.models.base import Batch, Model
 from heedful.models.gemma import Gemma, GemmaConfig
 from heedful.models.qwen import Qwen, QwenConfig
 from heedful.weights.gguf import unpermute
 from heedful.weights.gguf_file import GgufFile
 from support.folders import logits, tiny_llama
-from support.ggufs import Kind, write
+from support.ggufs import Kind, write_gguf
 
 QUANTIZED = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
 K_QUANTS = [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
@@ -30,7 +30,7 @@ K_QUANTS = [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
 
 def test_plain_files_give_the_same_model(tmp_path):
     model = tiny_llama()
-    write(tmp_path / "m.gguf", model, "llama", bos_token_id=1, eos_token_id=2, eot_token_id=5, pad_token_id=0)
+    write_gguf(tmp_path / "m.gguf", model, "llama", bos_token_id=1, eos_token_id=2, eot_token_id=5, pad_token_id=0)
     loaded = heedful.load(tmp_path / "m.gguf")
     assert loaded.model.config == model.config
     assert torch.equal(logits(loaded.model), logits(model))
@@ -43,7 +43,7 @@ def test_plain_files_give_the_same_model(tmp_path):
 
 def test_a_tied_model_has_no_output(tmp_path):
     model = tiny_llama(tied=True)
-    write(tmp_path / "m.gguf", model, "llama")
+    write_gguf(tmp_path / "m.gguf", model, "llama")
     loaded = heedful.load(tmp_path / "m.gguf").model
     assert loaded.config.tied and loaded.head.weight is loaded.embed.weight
     assert torch.equal(logits(loaded), logits(model))
@@ -52,7 +52,7 @@ def test_a_tied_model_has_no_output(tmp_path):
 @pytest.mark.parametrize("kind", [*QUANTIZED, Kind.F16, Kind.BF16], ids=lambda k: k.name)
 def test_quantized_files_give_the_dequantized_model(kind, tmp_path):
     model = tiny_llama()
-    stored = write(tmp_path / "m.gguf", model, "llama", kind)
+    stored = write_gguf(tmp_path / "m.gguf", model, "llama", kind)
     loaded = heedful.load(tmp_path / "m.gguf", dtype=torch.float32).model
     c = model.config
     for i, block in enumerate(loaded.decoder.blocks):
@@ -133,7 +133,7 @@ def test_other_architectures(arch, tmp_path):
     more = {}
     if arch == "gemma2":
         more = dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0, sliding_window=4)
-    write(tmp_path / "m.gguf", model, arch, **more)
+    write_gguf(tmp_path / "m.gguf", model, arch, **more)
     loaded = heedful.load(tmp_path / "m.gguf").model
     assert type(loaded) is type(model)
     assert (logits(loaded) - logits(model)).abs().max() < 1e-5  # (norm + 1) - 1 rounds
@@ -157,7 +157,7 @@ def test_llama_3s_stretched_rotation(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_divisors)
-        write(tmp_path / "m.gguf", model, "llama")
+        write_gguf(tmp_path / "m.gguf", model, "llama")
     loaded = heedful.load(tmp_path / "m.gguf").model
     assert (logits(loaded) - logits(model)).abs().max() < 1e-5
     assert loaded.config.scaling == scaling and len({*divisors.round(3)}) > 2
@@ -174,7 +174,7 @@ def test_what_is_not_read_says_so(tmp_path):
     ]:
         path = tmp_path / "m.gguf"
         path.unlink(missing_ok=True)
-        write(path, model, arch, **fields)
+        write_gguf(path, model, arch, **fields)
         with pytest.raises(ValueError, match=message):
             heedful.load(path)
 
@@ -239,7 +239,7 @@ def test_bad_files_are_refused(content, tmp_path):
 def test_spoiled_bytes_are_an_error_or_a_model(data, tmp_path):
     good = tmp_path / "good.gguf"
     if not good.exists():
-        write(good, tiny_llama(n_layers=1), "llama", Kind.Q8_0)
+        write_gguf(good, tiny_llama(n_layers=1), "llama", Kind.Q8_0)
     content = bytearray(good.read_bytes())
     description = content.index(b"token_embd") + 600
     for _ in range(data.draw(st.integers(1, 3))):

@@ -1,7 +1,7 @@
-"""Tokens to text as they come: pieces that never split a character, and an end where a stop text begins.
+"""Incremental detokenization: tokens to text that never splits a character, and an end where a stop string begins.
 
-`Detokenizer` turns tokens into pieces of text that join to the whole. `StopMatcher` looks for stop texts across the
-borders of pieces and holds back what may still become one. `Writer` is both, for one answer.
+`Detokenizer` turns tokens into pieces of text that join to the whole. `StopMatcher` finds stop strings across the
+borders of pieces and holds back text that may still become one. `StoppingDetokenizer` is both, for one sequence.
 """
 
 from __future__ import annotations
@@ -9,55 +9,58 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # what part of a character decodes to
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 CONTEXT = 6  # tokens before the first new one: more than any decoder looks back
 
 
 class SupportsDecode(Protocol):
-    """What is needed of a tokenizer."""
+    """The one method that generation needs of a tokenizer."""
 
-    def decode(self, ids: Sequence[int], /) -> str: ...
+    def decode(self, ids: Sequence[int], /) -> str:
+        """The text of token ids."""
+        ...
 
 
 class Detokenizer:
-    """Text as it comes. Only what has not been shown is decoded again, after the tokens shown last: a decoder may
-    treat the first token of a text otherwise than the others (a space before it, "##ing").
+    """Text of tokens as they come. Only new tokens are decoded, after the last ones emitted: a decoder may treat the
+    first token of a text otherwise than the others (a space before it, "##ing").
 
     `context` are the tokens before; where they end inside a character, the text is decoded as if it stood alone.
     """
 
     def __init__(self, tokenizer: SupportsDecode, context: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self._shown = list(context[-CONTEXT:])
-        if self._shown and tokenizer.decode(self._shown).endswith(BROKEN):
-            self._shown = []
-        self._waiting: list[int] = []
+        self._emitted = list(context[-CONTEXT:])
+        if self._emitted and tokenizer.decode(self._emitted).endswith(REPLACEMENT):
+            self._emitted = []
+        self._pending: list[int] = []
 
     def push(self, token: int) -> str:
-        self._waiting.append(token)
-        piece = self._unshown()
-        if piece.endswith(BROKEN):
+        """The text that a token completes; empty while a character is incomplete."""
+        self._pending.append(token)
+        piece = self._decode_pending()
+        if piece.endswith(REPLACEMENT):
             return ""
-        if piece:  # a token without text (a special one) tells the next decoding nothing
-            self._shown = self._waiting
+        if piece:  # a token without text (a special one) is no context for the next
+            self._emitted = self._pending
         else:
-            self._shown = (self._shown + self._waiting)[-CONTEXT:]
-        self._waiting = []
+            self._emitted = (self._emitted + self._pending)[-CONTEXT:]
+        self._pending = []
         return piece
 
     def flush(self) -> str:
-        """What is left at the end, a broken character included."""
-        piece = self._unshown() if self._waiting else ""
-        self._shown, self._waiting = self._shown + self._waiting, []
+        """The rest at the end, an incomplete character included."""
+        piece = self._decode_pending() if self._pending else ""
+        self._emitted, self._pending = self._emitted + self._pending, []
         return piece
 
-    def _unshown(self) -> str:
-        before = self.tokenizer.decode(self._shown)
-        return self.tokenizer.decode(self._shown + self._waiting)[len(before) :]
+    def _decode_pending(self) -> str:
+        before = self.tokenizer.decode(self._emitted)
+        return self.tokenizer.decode(self._emitted + self._pending)[len(before) :]
 
 
 def stream_pieces(tokens: Iterable[int], tokenizer: SupportsDecode) -> Iterator[str]:
-    """The pieces of a text that stands alone."""
+    """The non-empty pieces of a text that stands alone."""
     text = Detokenizer(tokenizer)
     for token in tokens:
         if piece := text.push(token):
@@ -67,7 +70,7 @@ def stream_pieces(tokens: Iterable[int], tokenizer: SupportsDecode) -> Iterator[
 
 
 class StopMatcher:
-    """Lets text through up to the first stop text: the one that is complete first, whatever the pieces were."""
+    """Lets text through up to the first stop string: the one that is complete first, however the text is divided."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         assert "" not in stop
@@ -76,6 +79,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str) -> str:
+        """The text that cannot be part of a stop string; what may be the beginning of one is held back."""
         if self.found or not text:
             return ""
         text = self._held + text
@@ -88,36 +92,37 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """The end has come: what was held back is no stop text."""
+        """The held-back text, when no more comes."""
         text, self._held = self._held, ""
         return text
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """How much of the text's end is the stop text's beginning."""
+        """How much of the text's end is the stop string's beginning."""
         longest = min(len(text), len(stop) - 1)
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class StoppingDetokenizer:
-    """The text of one answer; without a tokenizer it stays empty."""
+    """A `Detokenizer` that ends at stop strings; without a tokenizer its text stays empty."""
 
     def __init__(self, tokenizer: SupportsDecode | None, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
         if stop and tokenizer is None:
             raise ValueError("stop texts need a tokenizer: give the engine one, or use stop_ids")
         self._text = None if tokenizer is None else Detokenizer(tokenizer, context)
-        self._stop = StopMatcher(stop)
+        self._matcher = StopMatcher(stop)
 
     @property
     def stopped(self) -> bool:
-        return self._stop.found
+        """Whether a stop string was found."""
+        return self._matcher.found
 
     def push(self, token: int) -> str:
-        """The text that is certain now; may be empty."""
-        return "" if self._text is None else self._stop.push(self._text.push(token))
+        """New text that later tokens cannot change; may be empty."""
+        return "" if self._text is None else self._matcher.push(self._text.push(token))
 
     def flush(self) -> str:
         """The rest, when no more tokens come."""
         if self._text is None or self.stopped:
             return ""
-        return self._stop.push(self._text.flush()) + self._stop.flush()
+        return self._matcher.push(self._text.flush()) + self._matcher.flush()

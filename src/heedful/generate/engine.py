@@ -1,57 +1,57 @@
-"""The engine: many requests at once through `start` and `step`, whatever the family; offline and behind a server.
+"""The engine: continuous batching of requests through a model's `start` and `step`, for every family.
 
-Each `step` gives every running answer one token, and reads a bounded part of the prompts that wait: requests join
-and leave between steps (continuous batching; Yu et al. 2022, "Orca"). An answer never depends on what else is there.
+Each `step` decodes one token for every running sequence and prefills a bounded part of the waiting prompts, so requests
+join and leave between steps (Yu et al. 2022, "Orca"). A sequence never depends on the others in the batch.
 
     engine = Engine(model, tokenizer)
     results = engine.run(requests)                     # offline
     engine.add(request); events = engine.step()        # a server's loop
-    for event in engine.stream(request): ...           # one request, as it is written
+    for event in engine.stream(request): ...           # one request, token by token
 
-An answer that reaches the model's last position ends there with finish_reason "length": `max_tokens` may be more than
-fits, the prompt may not. Where a pass of the model fails it is tried again in parts: those at fault end with the error,
-and the others go on. The engine belongs to one thread.
+A sequence that reaches the model's last position finishes with reason "length": `max_tokens` may exceed what fits, the
+prompt may not. If a pass of the model raises, it is repeated in halves: the requests at fault end with the error, the
+others go on. The engine is not thread-safe.
 
     B rows, T tokens of a prompt, V vocabulary
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import count, zip_longest
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from heedful.generate.detokenizer import SupportsDecode
-from heedful.generate.model_runner import ModelRunner
-from heedful.generate.model_runner import Speaker as Speaker
-from heedful.generate.request import Request, Result, Sampling
+from heedful.generate.model_runner import Chunk, ModelRunner
+from heedful.generate.request import Request, Result
 from heedful.generate.sampling import InvalidLogits, sample, token_scores
 from heedful.generate.scheduler import Scheduler, bucket_by_length
 from heedful.generate.sequence import Event, GeneratedSequence, SequenceGroup
-from heedful.models.base import Batch, row_lengths
+from heedful.models.base import GenerativeModel
 from heedful.nn.paged import PagedState
 from heedful.nn.state import State, without
 
-POOL = 2**15  # tokens in a pool of which nobody has said how large it should be
+DEFAULT_POOL = 2**15  # tokens of a paged KV cache whose size is not given
+
 # The rows of one decode pass: their sequences, logits (B, V) and KV cache.
 Pass = tuple[list[GeneratedSequence], Tensor, State]
 
 
 class Engine:
-    """Answers requests with one model; its tokenizer is needed for text and stop texts only.
+    """Runs requests on one model; the tokenizer is needed for text and stop strings only.
 
-    `max_rows` bounds how many answers are written at once, `chunk` how many tokens of prompts a step reads,
-    `cache_tokens` how many tokens all rows together may come to remember (what pads them to one length not counted).
-    With state "paged" (decoder-only models) prompts that begin alike are read once, and cache_tokens is the size of the
-    pool, in blocks of `block`, at most 32,768 unless told; on a CPU it takes memory only as it fills.
+    `max_rows` bounds how many sequences decode at once, `chunk` how many prompt tokens a step prefills, `cache_tokens`
+    how many tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged"
+    (decoder-only models) prompts share the blocks of a common prefix, and cache_tokens is the size of the pool, in
+    blocks of `block`, at most 32,768 unless given; on a CPU it takes memory only as it fills.
     """
 
     def __init__(
         self,
-        model: Speaker,
+        model: GenerativeModel[Any],
         tokenizer: SupportsDecode | None = None,
         *,
         max_rows: int = 32,
@@ -63,58 +63,63 @@ class Engine:
         if state not in ("contiguous", "paged"):
             raise ValueError(f"state {state!r} is neither contiguous nor paged")
         if state == "paged" and cache_tokens is None:
-            cache_tokens = min(max_rows * (model.longest or POOL), POOL)
+            cache_tokens = min(max_rows * (model.longest or DEFAULT_POOL), DEFAULT_POOL)
         self.model, self.tokenizer = model, tokenizer
-        self.reader = ModelRunner(model, cache_tokens if state == "paged" else None, block)
-        self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.reader.begin)
-        self._tasks: dict[int, SequenceGroup] = {}
+        self.runner = ModelRunner(model, cache_tokens if state == "paged" else None, block)
+        self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.runner.allocate)
+        self._groups: dict[int, SequenceGroup] = {}  # waiting or running, by their request's id
         self._ids = count()
-        self._running: list[GeneratedSequence] = []  # one per row of the state
+        self._decoding: list[GeneratedSequence] = []  # one per row of the state
         self._state: State | None = None
         self._events: list[Event] = []
-        self._kept: list[Event] = []  # of others, while `run` or `stream` waited for its own
+        self._deferred: list[Event] = []  # of other requests, while `run` or `stream` waited for its own
 
     # --- requests --------------------------------------------------------------------------------------------------
 
+    def check(self, request: Request) -> None:
+        """ValueError if the request could never run; thread-safe."""
+        self.runner.check(request)
+        self.scheduler.check(request.best_of or request.n, self.runner.cache_tokens(request))
+
     def add(self, request: Request) -> int:
-        """Put a request in line; its number is in all its events."""
-        self.reader.check(request)
-        task = SequenceGroup(next(self._ids), request, *self.reader.measure(request), self.tokenizer)
-        self.scheduler.add(task)
-        self._tasks[task.id] = task
-        return task.id
+        """Queue a request; returns the id that its events carry."""
+        self.check(request)
+        group = self.runner.new_group(next(self._ids), request, self.tokenizer)
+        self.scheduler.add(group)
+        self._groups[group.id] = group
+        return group.id
 
     def cancel(self, id: int) -> bool:
-        """Forget a request, its rows free at once; False if there is none of this number (any more)."""
-        task = self._tasks.get(id)
-        if task is None:
+        """Drop a request and free its rows at once; False if there is none of this id (any more)."""
+        group = self._groups.get(id)
+        if group is None:
             return False
-        for answer in task.answers:
-            answer.finish_reason = answer.finish_reason or "error"
+        for sequence in group.sequences:
+            sequence.finish_reason = sequence.finish_reason or "error"
         with torch.inference_mode():
-            self._close(task)
-            self._let_go()
-        self._kept = [event for event in self._kept if event.id != id]
+            self._remove(group)
+            self._drop_finished_rows()
+        self._deferred = [event for event in self._deferred if event.id != id]
         return True
 
     def step(self) -> list[Event]:
-        """A token for every running answer, and a part of the prompts that wait."""
-        kept, self._kept = self._kept, []
-        return kept + self._step()
+        """One token for every running sequence, and a part of the waiting prompts."""
+        deferred, self._deferred = self._deferred, []
+        return deferred + self._step()
 
     @property
     def busy(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._tasks or self._kept)
+        return bool(self._groups or self._deferred)
 
     def run(self, requests: Iterable[Request]) -> list[Result]:
-        """Answer all of them; if one fails its error is raised and the rest is cancelled."""
+        """Run requests to their end; if one fails its error is raised and the rest is cancelled."""
         ids: list[int] = []
         results: dict[int, Result] = {}
         try:
             for request in requests:
                 ids.append(self.add(request))
-            for event in self._follow(set(ids)):
+            for event in self._events_of(set(ids)):
                 if event.error is not None:
                     raise event.error
                 if event.result is not None:
@@ -125,166 +130,163 @@ class Engine:
         return [results[id] for id in ids]
 
     def stream(self, request: Request) -> Iterator[Event]:
-        """One request's events as they come; a stream that is closed early cancels it."""
+        """One request's events as they come; closing the iterator early cancels it."""
         return self._stream(self.add(request))
 
     def _stream(self, id: int) -> Iterator[Event]:
         try:
-            for event in self._follow({id}):
+            for event in self._events_of({id}):
                 if event.error is not None:
                     raise event.error
                 yield event
         finally:
             self.cancel(id)
 
-    def _follow(self, ids: set[int]) -> Iterator[Event]:
-        """The events of these requests until all have ended; those of others are kept for `step`."""
-        while not ids.isdisjoint(self._tasks):
+    def _events_of(self, ids: set[int]) -> Iterator[Event]:
+        """Step until these requests have ended and yield their events; those of others are deferred to `step`."""
+        while not ids.isdisjoint(self._groups):
             events = self._step()
-            self._kept += [event for event in events if event.id not in ids]
+            self._deferred += [event for event in events if event.id not in ids]
             yield from (event for event in events if event.id in ids)
 
-    # --- a step ----------------------------------------------------------------------------------------------------
+    # --- one step --------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def _step(self) -> list[Event]:
         self._events = []
-        self._speak()
-        plan = self.scheduler.plan()
-        if self.reader.pool is not None:
-            for pieces in self.reader.waves(plan):
-                self._read_pieces(pieces)
+        self._decode()
+        chunks = self.scheduler.schedule()
+        if self.runner.pool is not None:
+            for wave in self.runner.prefix_waves(chunks):
+                self._prefill_chunks(wave)
             return self._events
-        together = [task for task, n in plan if self._at_once(task, n)]
-        for group in bucket_by_length(together, lambda task: task.n_left):
-            self._read_together(group)
-        for task, n in plan:
-            if task not in together:
-                self._read_pieces([(task, n)])
+        whole = [group for group, n in chunks if self._is_whole(group, n)]
+        for bucket in bucket_by_length(whole, lambda group: group.n_left):
+            self._prefill_batch(bucket)
+        for group, n in chunks:
+            if group not in whole:
+                self._prefill_chunks([(group, n)])
         return self._events
 
-    def _speak(self) -> None:
-        """One more token for every row."""
+    def _decode(self) -> None:
+        """One token for every row."""
         if self._state is None:
             return
-        answers, before = self._running, self._state.lengths
+        sequences, before = self._decoding, self._state.lengths
         try:
-            found = [(answers, self.reader.step([a.tokens[-1] for a in answers], self._state), self._state)]
-        except Exception as problem:
-            self._state.truncate(before)  # a pass may fail after it was noted
-            found = self._speak_apart(self._state, list(range(len(answers))), problem)
-            self._rejoin(found)
-        for some, logits, state in found:
-            self._say(some, logits, state.lengths)
-        self._let_go()
+            logits = self.runner.decode([s.tokens[-1] for s in sequences], self._state)
+            passes = [(sequences, logits, self._state)]
+        except Exception as error:
+            self._state.truncate(before)  # a pass may fail after it was recorded in the state
+            passes = self._decode_halves(self._state, list(range(len(sequences))), error)
+            self._merge_passes(passes)
+        for some, logits, state in passes:
+            self._sample_running(some, logits, state.lengths)
+        self._drop_finished_rows()
 
-    def _speak_apart(self, state: State, rows: list[int], problem: Exception) -> list[Pass]:
-        """A pass of these rows failed: try each half of them. The one that fails alone ends with its problem."""
+    def _decode_halves(self, state: State, rows: list[int], error: Exception) -> list[Pass]:
+        """A pass of these rows failed: repeat it with each half. A row that fails alone ends with its error."""
         if len(rows) == 1:
-            self._fail(self._running[rows[0]].task, problem)
+            self._fail(self._decoding[rows[0]].group, error)
             return []
-        found: list[Pass] = []
+        passes: list[Pass] = []
         for half in rows[: len(rows) // 2], rows[len(rows) // 2 :]:
-            going = [row for row in half if self._running[row].finish_reason is None]  # a request may have several
+            going = [row for row in half if self._decoding[row].finish_reason is None]  # a request may have several
             if not going:
                 continue
-            part, answers = state.part(going), [self._running[row] for row in going]
+            part, sequences = state.part(going), [self._decoding[row] for row in going]
             try:
-                found.append((answers, self.reader.step([a.tokens[-1] for a in answers], part), part))
+                passes.append((sequences, self.runner.decode([s.tokens[-1] for s in sequences], part), part))
             except Exception as another:
-                found += self._speak_apart(state, going, another)
-        return found
+                passes += self._decode_halves(state, going, another)
+        return passes
 
-    def _rejoin(self, found: Sequence[Pass]) -> None:
+    def _merge_passes(self, passes: Sequence[Pass]) -> None:
         """Make one state of the parts; the rows that failed are in none of them."""
         assert self._state is not None
         whole = self._state.part([])
-        for _, _, part in found:
+        for _, _, part in passes:
             whole.join(part)
-        self._state.select([])  # what a pool held of those that failed is free
-        self._running = [answer for answers, _, _ in found for answer in answers]
-        self._state = whole if self._running else None
+        self._state.select([])  # frees the blocks of the failed rows
+        self._decoding = [sequence for sequences, _, _ in passes for sequence in sequences]
+        self._state = whole if self._decoding else None
 
-    def _say(self, answers: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> None:
-        """The next tokens of those whose request has not failed meanwhile."""
-        rows = [row for row, answer in enumerate(answers) if answer.finish_reason is None]
-        if len(rows) < len(answers):
-            answers, logits, lengths = [answers[r] for r in rows], logits[rows], [lengths[r] for r in rows]
+    def _sample_running(self, sequences: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> None:
+        """Sample the next token of those whose request has not failed meanwhile; rows with invalid logits fail."""
+        sequences, logits, lengths = _unfinished(sequences, logits, lengths)
         try:
-            self._emit(self._possible(answers, logits, lengths))
-        except Exception as problem:
-            for task in {a.task.id: a.task for a in answers if a.finish_reason is None}.values():
-                self._fail(task, problem)
+            try:
+                events = self._sample(sequences, logits, lengths)
+            except InvalidLogits as error:
+                for row in error.rows:
+                    self._fail(sequences[row].group, error)
+                events = self._sample(*_unfinished(sequences, logits, lengths))
+            self._emit(events)
+        except Exception as error:
+            for group in {s.group.id: s.group for s in sequences if s.finish_reason is None}.values():
+                self._fail(group, error)
 
-    def _possible(self, answers: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
-        """The next tokens; rows of which none is possible fail by themselves."""
-        try:
-            return self._next(answers, logits, lengths)
-        except InvalidLogits as problem:
-            for row in problem.rows:
-                self._fail(answers[row].task, problem)
-            rows = [row for row, answer in enumerate(answers) if answer.finish_reason is None]
-            return self._next([answers[row] for row in rows], logits[rows], [lengths[row] for row in rows])
-
-    def _next(self, answers: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
-        """Choose a token for each row of logits (B, V)."""
-        tokens = sample(logits, [a.sampler for a in answers])
-        found = token_scores(logits, tokens, [a.n_top for a in answers])
+    def _sample(self, sequences: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> list[Event]:
+        """Sample a token for each row of logits (B, V) and append it to its sequence."""
+        tokens = sample(logits, [s.sampler for s in sequences])
+        scores = token_scores(logits, tokens, [s.n_top_logprobs for s in sequences])
         longest = self.model.longest
         return [
-            answer.take(token, score, full=longest is not None and length >= longest)
-            for answer, token, score, length in zip(answers, tokens, found, lengths, strict=True)
+            sequence.append(token, score, full=longest is not None and length >= longest)
+            for sequence, token, score, length in zip(sequences, tokens, scores, lengths, strict=True)
         ]
 
-    # --- prompts ---------------------------------------------------------------------------------------------------
+    # --- prefill ---------------------------------------------------------------------------------------------------
 
-    def _at_once(self, task: SequenceGroup, n: int) -> bool:
-        """Whether a prompt is read as a whole, and with others."""
-        return self.reader.pool is None and task.n_read == 0 and n == task.n_left and not task.request.echo
+    @staticmethod
+    def _is_whole(group: SequenceGroup, n: int) -> bool:
+        """Whether a prompt is prefilled at once, and can be in a batch with others."""
+        return group.n_prefilled == 0 and n == group.n_left and not group.request.echo
 
-    def _read_together(self, tasks: list[SequenceGroup]) -> None:
-        """Read whole prompts side by side; if that fails each alone, so that only the one at fault fails."""
+    def _prefill_batch(self, groups: list[SequenceGroup]) -> None:
+        """Prefill whole prompts as one batch; if that raises each alone, so that only the one at fault fails."""
         try:
-            self._begin(tasks, *self.reader.whole(tasks))
-        except Exception as problem:
-            if len(tasks) == 1:
-                return self._fail(tasks[0], problem)
-            for task in tasks:
-                task.reset()
-                self._read_together([task])
+            self._start_decoding(groups, *self.runner.prefill_batch(groups))
+        except Exception as error:
+            if len(groups) == 1:
+                return self._fail(groups[0], error)
+            for group in groups:
+                group.reset()
+                self._prefill_batch([group])
 
-    def _read_pieces(self, pieces: list[tuple[SequenceGroup, int]]) -> None:
-        """Read the next n tokens of each prompt; if that fails each alone, so that only the one at fault fails."""
+    def _prefill_chunks(self, chunks: list[Chunk]) -> None:
+        """Prefill the next n tokens of each prompt; if that raises each alone, so that only the one at fault fails."""
         try:
-            self.reader.pieces(pieces)
-            tasks = [task for task, _ in pieces if task.n_left == 0]
-            if tasks:
-                state = self.reader.taken(tasks)
-                self._begin(tasks, torch.stack([task.last for task in tasks if task.last is not None]), state)
-        except Exception as problem:
-            if len(pieces) == 1:
-                return self._fail(pieces[0][0], problem)
-            for task, n in pieces:
-                if task.n_left == 0:
-                    n = len(task.prompt)
-                    self._close_state(task)
-                    task.reset()
-                self._read_pieces([(task, n)])
+            self.runner.prefill_chunks(chunks)
+            groups = [group for group, _ in chunks if group.n_left == 0]
+            if groups:
+                state = self.runner.take_state(groups)
+                logits = torch.stack([group.last_logits for group in groups if group.last_logits is not None])
+                self._start_decoding(groups, logits, state)
+        except Exception as error:
+            if len(chunks) == 1:
+                return self._fail(chunks[0][0], error)
+            for group, n in chunks:
+                if group.n_left == 0:
+                    n = len(group.prompt)
+                    self._free_state(group)
+                    group.reset()
+                self._prefill_chunks([(group, n)])
 
-    def _begin(self, tasks: Sequence[SequenceGroup], logits: Tensor, state: State) -> None:
-        """Prompts are read: the first tokens by the logits (B, V) after each; those that go on join the others."""
-        events = [answer.echo(self._text(task)) for task in tasks if task.request.echo for answer in task.answers]
-        rows = [row for row, task in enumerate(tasks) if task.request.max_tokens for _ in task.answers]
-        answers = [answer for task in tasks if task.request.max_tokens for answer in task.answers]
+    def _start_decoding(self, groups: Sequence[SequenceGroup], logits: Tensor, state: State) -> None:
+        """Sample the first tokens of prefilled prompts by the logits (B, V) after each; their rows join the batch."""
+        events = [sequence.echo(self._text(g)) for g in groups if g.request.echo for sequence in g.sequences]
+        rows = [row for row, group in enumerate(groups) if group.request.max_tokens for _ in group.sequences]
+        sequences = [sequence for group in groups if group.request.max_tokens for sequence in group.sequences]
         try:
-            events += self._next(answers, logits[rows], [state.lengths[row] for row in rows])
-            going = [i for i, answer in enumerate(answers) if answer.finish_reason is None]
+            events += self._sample(sequences, logits[rows], [state.lengths[row] for row in rows])
+            going = [i for i, sequence in enumerate(sequences) if sequence.finish_reason is None]
             if going:
                 self._join(state, [rows[i] for i in going])
-                self._running = self._running + [answers[i] for i in going]
+                self._decoding = self._decoding + [sequences[i] for i in going]
         finally:
             if state is not self._state:
-                state.select([])  # what a pool holds of it is free
+                state.select([])  # frees its blocks in a pool
         self._emit(events)
 
     def _join(self, state: State, rows: list[int]) -> None:
@@ -295,91 +297,61 @@ class Engine:
             state.select(rows)
         self._state = state
 
-    # --- ends ------------------------------------------------------------------------------------------------------
+    # --- finish ----------------------------------------------------------------------------------------------------
 
     def _emit(self, events: Sequence[Event]) -> None:
-        """Hand out what is settled; the last event of a request brings its result."""
+        """Add the events of this step; the last event of a finished request gets its result."""
         self._events += events
         for event in {event.id: event for event in events}.values():
-            task = self._tasks[event.id]
-            if task.done:
-                event.result = task.result()
-                self._close(task)
+            group = self._groups[event.id]
+            if group.finished:
+                event.result = group.result()
+                self._remove(group)
 
-    def _fail(self, task: SequenceGroup, problem: Exception) -> None:
-        """End a request; answers that ended before have said so."""
-        for answer in task.answers:
-            answer.finish_reason = answer.finish_reason or "error"
-        ended = [a.index for a in task.answers if a.finish_reason == "error"] or [0]
-        self._events += [Event(task.id, index, None, "", finish_reason="error") for index in ended]
-        self._events[-1].error = problem
-        self._close(task)
+    def _fail(self, group: SequenceGroup, error: Exception) -> None:
+        """End a request with an error; sequences that finished before keep their reason."""
+        for sequence in group.sequences:
+            sequence.finish_reason = sequence.finish_reason or "error"
+        ended = [s.index for s in group.sequences if s.finish_reason == "error"] or [0]
+        self._events += [Event(group.id, index, None, "", finish_reason="error") for index in ended]
+        self._events[-1].error = error
+        self._remove(group)
 
-    def _close(self, task: SequenceGroup) -> None:
-        self.scheduler.remove(task)
-        del self._tasks[task.id]
-        self._close_state(task)
+    def _remove(self, group: SequenceGroup) -> None:
+        self.scheduler.remove(group)
+        del self._groups[group.id]
+        self._free_state(group)
 
     @staticmethod
-    def _close_state(task: SequenceGroup) -> None:
-        if task.state is not None:
-            task.state.select([])
-            task.state = None
+    def _free_state(group: SequenceGroup) -> None:
+        if group.state is not None:
+            group.state.select([])
+            group.state = None
 
-    def _let_go(self) -> None:
-        """Rows whose answers have ended make room."""
-        for row in reversed(range(len(self._running))):
-            answer = self._running[row]
-            if answer.finish_reason is not None:
+    def _drop_finished_rows(self) -> None:
+        """Drop the rows of finished sequences from the batch."""
+        for row in reversed(range(len(self._decoding))):
+            sequence = self._decoding[row]
+            if sequence.finish_reason is not None:
                 assert self._state is not None
-                if answer.finish_reason == "error":
-                    self._state.free(row)  # nothing of it may be left to whoever comes next
-                elif isinstance(self._state, PagedState):  # what was said may begin the next prompt
-                    self._state.publish(row, [*answer.task.prompt, *answer.tokens])
+                if sequence.finish_reason == "error":
+                    self._state.free(row)  # nothing of it may be left to the next request
+                elif isinstance(self._state, PagedState):  # its tokens may be the prefix of the next prompt
+                    self._state.publish(row, [*sequence.group.prompt, *sequence.tokens])
                 self._state.drop(row)
-                self._running = without(self._running, row)
-        if not self._running:
+                self._decoding = without(self._decoding, row)
+        if not self._decoding:
             self._state = None
 
-    def _text(self, task: SequenceGroup) -> str:
-        return "" if self.tokenizer is None else self.tokenizer.decode(task.request.prompt)
+    def _text(self, group: SequenceGroup) -> str:
+        return "" if self.tokenizer is None else self.tokenizer.decode(group.request.prompt)
 
 
-def generate_batch(
-    model: Speaker, batch: Batch, max_tokens: int, how: Sampling, stop: Collection[int] = ()
-) -> list[list[int]]:
-    """All new tokens of each row of a batch; the token it stopped at is not among them."""
-    prompts, sources = _rows(batch.tokens, batch.lengths), _rows(batch.source, batch.source_lengths)
-    requests = [
-        Request(prompt or (), source, max_tokens, how, stop_ids=frozenset(stop))
-        for prompt, source in zip_longest(prompts, sources)
-    ]
-    engine = Engine(model, max_rows=len(requests), chunk=sum(map(len, [*prompts, *sources])))
-    return [result.choices[0].tokens for result in engine.run(requests)]
-
-
-def request_batches(
-    model: Speaker, tokenizer: SupportsDecode | None, requests: Sequence[Request], most: int
-) -> list[tuple[list[SequenceGroup], Batch]]:
-    """All requests, checked, in batches of at most so many: for what answers a batch from its beginning to its end
-    (beam search, speculation). Requests of about one length go together; a task's number is its request's place.
-    """
-    reader = ModelRunner(model)
-    for request in requests:
-        reader.check(request)
-    tasks = [SequenceGroup(i, request, *reader.measure(request), tokenizer) for i, request in enumerate(requests)]
-    groups = bucket_by_length(tasks, lambda task: task.n_left)
-    parts = [group[i : i + most] for group in groups for i in range(0, len(group), most)]
-    return [(part, reader.batch(part, [task.prompt for task in part])) for part in parts]
-
-
-def _rows(tokens: Tensor | None, lengths: Tensor | None) -> list[tuple[int, ...]]:
-    """The rows of (B, T) without their padding; none of nothing."""
-    if tokens is None:
-        return []
-    return [tuple(row[:n]) for row, n in zip(tokens.tolist(), row_lengths(tokens, lengths), strict=True)]
-
-
-def greedy_batch(model: Speaker, batch: Batch, max_tokens: int) -> list[list[int]]:
-    """The most likely token at each step, for every row."""
-    return generate_batch(model, batch, max_tokens, Sampling(temperature=0))
+def _unfinished(
+    sequences: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]
+) -> tuple[Sequence[GeneratedSequence], Tensor, Sequence[int]]:
+    """The rows of sequences that have no finish reason yet."""
+    rows = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
+    if len(rows) == len(sequences):
+        return sequences, logits, lengths
+    return [sequences[r] for r in rows], logits[rows], [lengths[r] for r in rows]

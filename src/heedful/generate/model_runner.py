@@ -1,183 +1,195 @@
-"""How the engine calls a model: prompts side by side, or one in parts, into contiguous states or into a pool's blocks.
+"""Prefill and decode: how the engine calls a model, with contiguous KV caches or with a paged pool's blocks.
 
-B rows, T tokens of a prompt, V vocabulary
+Whole prompts are prefilled in padded batches, long ones in chunks. With a pool, the blocks of a prefix that is known
+are reused instead of computed (prefix caching).
+
+    B rows, T tokens of a prompt, V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from heedful.generate.detokenizer import SupportsDecode
 from heedful.generate.request import Request
 from heedful.generate.scheduler import bucket_by_length
 from heedful.generate.sequence import SequenceGroup
-from heedful.models.base import Batch, DecoderModel
+from heedful.models.base import Batch, DecoderModel, GenerativeModel
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.nn.paged import PagedState, Pool
 from heedful.nn.state import KeyValueState, State
 
-AHEAD = 256  # positions allocated for new tokens when a prompt is read; more are added when these are full
+CAPACITY_AHEAD = 256  # positions allocated for new tokens at prefill; more are added when these are full
 
-
-class Speaker(Protocol):
-    """What decoding needs of a model."""
-
-    @property
-    def longest(self) -> int | None: ...
-    def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, State]: ...
-    def step(self, tokens: Tensor, state: Any, *, last: bool = False) -> Tensor: ...  # the state `start` gave
+Chunk = tuple[SequenceGroup, int]  # a prompt, and how many tokens of it to prefill
 
 
 class ModelRunner:
-    """A model and where its states live; with `pool_tokens` in a pool of that size."""
+    """A model and where its KV caches live: with `pool_tokens` in a paged pool of that size."""
 
-    def __init__(self, model: Speaker, pool_tokens: int | None = None, block: int = 16) -> None:
+    def __init__(self, model: GenerativeModel[Any], pool_tokens: int | None = None, block: int = 16) -> None:
         self.model = model
-        self.continues = isinstance(model, DecoderModel)
-        self.n_read = 0  # tokens of prompts that went through the model
+        self.decoder_only = isinstance(model, DecoderModel)
+        self.n_prefilled = 0  # prompt tokens that went through the model
         self.pool: Pool | None = None
         if pool_tokens is not None:
             if not isinstance(model, DecoderModel) or type(model.new_state(0, 0)) is not KeyValueState:
                 raise ValueError(f"a {type(model).__name__} cannot be paged: use state='contiguous'")
             self.pool = Pool(pool_tokens // block, block)
 
+    # --- requests ----------------------------------------------------------------------------------------------------
+
     def check(self, request: Request) -> None:
-        """ValueError if the model cannot read it."""
+        """ValueError if the model cannot run the request: no prompt or source, too many tokens, ids out of range."""
         longest, (n_inputs, n_outputs) = self.model.longest, vocab_sizes(self.model)
-        if self.continues and request.source is not None:
+        if self.decoder_only and request.source is not None:
             raise ValueError("this model continues a prompt and has no encoder: it takes no source")
-        if self.continues and not request.prompt:
+        if self.decoder_only and not request.prompt:
             raise ValueError("the prompt is empty: begin with a token, for example the one that begins a text")
-        if not self.continues and not request.source:
+        if not self.decoder_only and not request.source:
             raise ValueError("this model answers a source, and the request has none")
         for name, ids, size in ("prompt", request.prompt, n_outputs), ("source", request.source or (), n_inputs):
             if longest is not None and len(ids) > longest:
                 raise ValueError(f"the {name} has {len(ids)} tokens, and this model has positions for {longest}")
             check_token_ids(ids, size, f"the {name}")
 
-    def measure(self, request: Request) -> tuple[tuple[int, ...], int]:
-        """What the decoder reads first, and how many tokens all answers may come to remember."""
-        prompt = request.prompt or (getattr(self.model, "start_id", 0),)
-        n = len(prompt) + request.max_tokens
+    def decoder_prompt(self, request: Request) -> tuple[int, ...]:
+        """What the decoder is prefilled with: the prompt, or an encoder-decoder's start token."""
+        return request.prompt or (getattr(self.model, "start_id", 0),)
+
+    def cache_tokens(self, request: Request) -> int:
+        """How many tokens all sequences of a request may come to keep in the KV cache."""
+        n = len(self.decoder_prompt(request)) + request.max_tokens
         n = n if self.model.longest is None else min(n, self.model.longest)
         if self.pool is not None:
             n = -(-n // self.pool.block) * self.pool.block
-        return prompt, n * (request.best_of or request.n)
+        return n * (request.best_of or request.n)
 
-    def step(self, tokens: Sequence[int], state: State) -> Tensor:
-        """One more token for each row: logits (B, V)."""
+    def new_group(self, id: int, request: Request, tokenizer: SupportsDecode | None) -> SequenceGroup:
+        """A request that was checked, as a group of sequences for the scheduler."""
+        return SequenceGroup(id, request, self.decoder_prompt(request), self.cache_tokens(request), tokenizer)
+
+    # --- decode ------------------------------------------------------------------------------------------------------
+
+    def decode(self, tokens: Sequence[int], state: State) -> Tensor:
+        """One decode step: the last token of each row in, logits (B, V) out."""
         return self.model.step(self._tensor(tokens), state)
 
-    def whole(self, tasks: Sequence[SequenceGroup]) -> tuple[Tensor, State]:
-        """Read whole prompts side by side: logits (B, V) after each."""
-        prompts = [task.prompt for task in tasks]
-        logits, state = self.model.start(self.batch(tasks, prompts), capacity=self._capacity(tasks))
-        for task in tasks:
-            task.n_read = len(task.prompt)
-            self.n_read += task.n_read
+    # --- prefill -----------------------------------------------------------------------------------------------------
+
+    def prefill_batch(self, groups: Sequence[SequenceGroup]) -> tuple[Tensor, State]:
+        """Prefill whole prompts as one padded batch: logits (B, V) after each, and their KV cache."""
+        prompts = [group.prompt for group in groups]
+        logits, state = self.model.start(self.batch(groups, prompts), capacity=self._capacity(groups))
+        for group in groups:
+            group.n_prefilled = len(group.prompt)
+            self.n_prefilled += group.n_prefilled
         return logits, state
 
-    def begin(self, task: SequenceGroup) -> None:
-        """A prompt will be read: with a pool, what is known of it need not be."""
+    def allocate(self, group: SequenceGroup) -> None:
+        """Give an admitted request its table of blocks, beginning with those of a cached prefix."""
         if self.pool is not None:
             assert isinstance(self.model, DecoderModel)
-            task.state = PagedState(self.pool, len(self.model.decoder.blocks), 1)
-            self._adopt(task)
+            group.state = PagedState(self.pool, len(self.model.decoder.blocks), 1)
+            self._reuse_prefix(group)
 
-    def waves(self, plan: Sequence[tuple[SequenceGroup, int]]) -> Iterator[list[tuple[SequenceGroup, int]]]:
-        """Prompts, each with how many tokens of it to read, in groups to read side by side, one group after the other:
-        those that go on alike wait for the first of them, and then know what it has read."""
-        left = list(plan)
+    def prefix_waves(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Chunks in padded batches, one after the other, such that no block is computed twice: of prompts that continue
+        with the same block only the first is in a batch, and the others reuse its blocks later."""
+        left = list(chunks)
         while left:
-            now: list[tuple[SequenceGroup, int]] = []
-            later: list[tuple[SequenceGroup, int]] = []
+            now: list[Chunk] = []
+            later: list[Chunk] = []
             seen: set[tuple[int, ...]] = set()
-            for task, n in left:
-                self._adopt(task)
-                following = self._following(task)
-                (later if following in seen else now).append((task, n))
-                if following is not None:
-                    seen.add(following)
-            yield from bucket_by_length([piece for piece in now if not piece[0].request.echo], self._size)
-            yield from ([piece] for piece in now if piece[0].request.echo)
+            for group, n in left:
+                self._reuse_prefix(group)
+                prefix = self._next_prefix(group)
+                (later if prefix in seen else now).append((group, n))
+                if prefix is not None:
+                    seen.add(prefix)
+            yield from bucket_by_length([chunk for chunk in now if not chunk[0].request.echo], self._chunk_length)
+            yield from ([chunk] for chunk in now if chunk[0].request.echo)
             left = later
 
-    def _adopt(self, task: SequenceGroup) -> None:
-        if not task.request.echo:  # the prompt's own scores take reading
-            assert isinstance(task.state, PagedState)
-            task.n_read = task.state.adopt(0, task.prompt)
+    def _reuse_prefix(self, group: SequenceGroup) -> None:
+        if not group.request.echo:  # scoring a prompt takes all of its logits
+            assert isinstance(group.state, PagedState)
+            group.n_prefilled = group.state.adopt(0, group.prompt)
 
-    def _following(self, task: SequenceGroup) -> tuple[int, ...] | None:
-        """The tokens up to the end of the block that is read next, where another prompt may have the same."""
+    def _next_prefix(self, group: SequenceGroup) -> tuple[int, ...] | None:
+        """The prompt up to the end of its next block, where that block can be shared; else None."""
         assert self.pool is not None
-        end = (task.n_read // self.pool.block + 1) * self.pool.block
-        return task.prompt[:end] if end < len(task.prompt) and not task.request.echo else None
+        end = (group.n_prefilled // self.pool.block + 1) * self.pool.block
+        return group.prompt[:end] if end < len(group.prompt) and not group.request.echo else None
 
     @staticmethod
-    def _size(piece: tuple[SequenceGroup, int]) -> int:
-        task, n = piece
-        return min(n, len(task.prompt) - task.n_read)
+    def _chunk_length(chunk: Chunk) -> int:
+        group, n = chunk
+        return min(n, len(group.prompt) - group.n_prefilled)
 
-    def pieces(self, pieces: Sequence[tuple[SequenceGroup, int]]) -> None:
-        """Read n more tokens of each prompt, side by side if they are several; note the logits after each."""
-        if len(pieces) == 1:
-            return self.part(*pieces[0])
+    def prefill_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Prefill n more tokens of each prompt, several as one padded batch; keep the logits after each."""
+        if len(chunks) == 1:
+            return self._prefill_chunk(*chunks[0])
         assert isinstance(self.model, DecoderModel)
-        tasks = [task for task, _ in pieces]
-        states = [task.state for task in tasks if isinstance(task.state, PagedState)]
+        groups = [group for group, _ in chunks]
+        states = [group.state for group in groups if isinstance(group.state, PagedState)]
         whole = PagedState.beside(states)
-        prompts = [task.prompt[task.n_read : task.n_read + n] for task, n in pieces]
-        logits, _ = self.model.start(self.batch(tasks, prompts), state=whole)
+        prompts = [group.prompt[group.n_prefilled : group.n_prefilled + n] for group, n in chunks]
+        logits, _ = self.model.start(self.batch(groups, prompts), state=whole)
         whole.apart(states)
-        for task, prompt, row in zip(tasks, prompts, logits, strict=True):
-            self._note(task, row[None], len(prompt))
+        for group, prompt, row in zip(groups, prompts, logits, strict=True):
+            self._prefilled(group, row[None], len(prompt))
 
-    def taken(self, tasks: Sequence[SequenceGroup]) -> State:
-        """What is remembered of prompts that were read, as one state that is no longer theirs."""
-        states = [task.state for task in tasks]
-        for task in tasks:
-            task.state = None
+    def _prefill_chunk(self, group: SequenceGroup, n: int) -> None:
+        echo = group.request.echo
+        if group.state is None and self.pool is not None:
+            self.allocate(group)
+        elif group.state is None:
+            first = group.prompt[: 1 if echo else n]  # `start` gives the last logits alone, an echo needs all
+            logits, group.state = self.model.start(self.batch([group], [first]), capacity=self._capacity([group]))
+            self._prefilled(group, logits, len(first))
+            n -= len(first)
+        tokens = group.prompt[group.n_prefilled : group.n_prefilled + n]
+        if tokens:
+            logits = self.model.step(self._tensor([tokens]), group.state, last=not echo)
+            self._prefilled(group, logits[0] if echo else logits, len(tokens))
+
+    def _prefilled(self, group: SequenceGroup, logits: Tensor, n: int) -> None:
+        """Record n prefilled tokens; logits (n, V) after each of them, or (1, V) after the last."""
+        if group.request.echo:
+            group.score_prompt(logits)
+        group.last_logits = logits[-1]
+        group.n_prefilled += n
+        self.n_prefilled += n
+        if isinstance(group.state, PagedState):
+            group.state.publish(0, group.prompt)
+
+    def take_state(self, groups: Sequence[SequenceGroup]) -> State:
+        """The KV caches of prefilled prompts as the rows of one state, which the groups give up."""
+        states = [group.state for group in groups]
+        for group in groups:
+            group.state = None
         if len(states) > 1:
             return PagedState.beside([state for state in states if isinstance(state, PagedState)])
         assert states[0] is not None
         return states[0]
 
-    def part(self, task: SequenceGroup, n: int) -> None:
-        """Read n more tokens of one prompt; note its scores if it is echoed."""
-        echo = task.request.echo
-        if task.state is None and self.pool is not None:
-            self.begin(task)
-        elif task.state is None:
-            first = task.prompt[: 1 if echo else n]  # `start` gives the last logits alone, an echo wants all
-            logits, task.state = self.model.start(self.batch([task], [first]), capacity=self._capacity([task]))
-            self._note(task, logits, len(first))
-            n -= len(first)
-        tokens = task.prompt[task.n_read : task.n_read + n]
-        if tokens:
-            logits = self.model.step(self._tensor([tokens]), task.state, last=not echo)
-            self._note(task, logits[0] if echo else logits, len(tokens))
+    # --- tensors -----------------------------------------------------------------------------------------------------
 
-    def _note(self, task: SequenceGroup, logits: Tensor, n: int) -> None:
-        """n tokens were read; logits (n, V) after each of them, or (1, V) after the last."""
-        if task.request.echo:
-            task.score_prompt(logits)
-        task.last = logits[-1]
-        task.n_read += n
-        self.n_read += n
-        if isinstance(task.state, PagedState):
-            task.state.publish(0, task.prompt)
+    def batch(self, groups: Sequence[SequenceGroup], prompts: Sequence[Sequence[int]]) -> Batch:
+        """The prompts, and the sources of an encoder-decoder, as a padded batch."""
+        tokens, lengths = self._padded(prompts)
+        if self.decoder_only:
+            return Batch(tokens, lengths)
+        return Batch(tokens, lengths, *self._padded([group.request.source or () for group in groups]))
 
     def _tensor(self, ids: Sequence[Any]) -> Tensor:
         return torch.tensor(ids, device=getattr(self.model, "device", None))
-
-    def batch(self, tasks: Sequence[SequenceGroup], prompts: Sequence[Sequence[int]]) -> Batch:
-        tokens, lengths = self._padded(prompts)
-        if self.continues:
-            return Batch(tokens, lengths)
-        return Batch(tokens, lengths, *self._padded([task.request.source or () for task in tasks]))
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
         longest = max(map(len, rows))
@@ -185,6 +197,6 @@ class ModelRunner:
         uneven = any(len(row) < longest for row in rows)
         return tokens, self._tensor([len(row) for row in rows]) if uneven else None
 
-    def _capacity(self, tasks: Sequence[SequenceGroup]) -> int:
-        need = max(len(task.prompt) + min(task.request.max_tokens, AHEAD) for task in tasks)
+    def _capacity(self, groups: Sequence[SequenceGroup]) -> int:
+        need = max(len(group.prompt) + min(group.request.max_tokens, CAPACITY_AHEAD) for group in groups)
         return need if self.model.longest is None else min(need, self.model.longest)

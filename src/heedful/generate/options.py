@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol, TypedDict, cast
 
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
-from heedful.generate.engine import Speaker
 from heedful.generate.request import Request, Sampling
 from heedful.models.base import DecoderModel, GenerativeModel, Model
 from heedful.text.tokenizer import Tokenizer
@@ -125,7 +124,7 @@ def make_drafter(target: ModelWithTokenizer, draft: Literal["lookup"] | ModelWit
             f"{draft.name} cannot draft for {target.name}: both must continue a prompt or both answer a source, "
             f"on one device, not on {draft.model.device} and {target.model.device}"
         )
-    return DraftModel(cast(Speaker, draft.model))
+    return DraftModel(cast(GenerativeModel[Any], draft.model))
 
 
 @lru_cache(maxsize=8)

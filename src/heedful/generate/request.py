@@ -1,6 +1,6 @@
-"""What is asked of a model, and what it answers: plain data, checked when made.
+"""Requests and results of generation: plain data, validated when constructed.
 
-The words and their meaning are those of OpenAI's completions API where it has them.
+Names and meanings are those of OpenAI's completions API where it has them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ FinishReason = Literal["stop", "length", "error"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. Temperature 0 is greedy; the cuts apply in the order they stand here."""
+    """Sampling parameters. Temperature 0 is greedy; the filters apply in the order of these fields."""
 
     temperature: float = 1.0
     top_k: int | None = None  # only the k most likely (Fan et al. 2018)
     top_p: float = 1.0  # the fewest that together have this mass (Holtzman et al. 2020)
     min_p: float = 0.0  # at least this share of the likeliest one's probability (Nguyen et al. 2024)
     typical_p: float = 1.0  # this mass of those nearest to the entropy (Meister et al. 2023)
-    repetition_penalty: float = 1.0  # divides the logits of what was said or asked (Keskar et al. 2019)
-    frequency_penalty: float = 0.0  # taken off per time a token was said
-    presence_penalty: float = 0.0  # taken off once if a token was said
+    repetition_penalty: float = 1.0  # divides the logits of generated and prompt tokens (Keskar et al. 2019)
+    frequency_penalty: float = 0.0  # subtracted per occurrence of a generated token
+    presence_penalty: float = 0.0  # subtracted once from generated tokens
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to these tokens' logits
     seed: int | None = None  # the same seed gives the same text, whatever else is in the batch
 
@@ -52,19 +52,19 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how to go on from it."""
+    """One prompt and the parameters of its completion."""
 
-    prompt: tuple[int, ...] = ()  # what the decoder reads; may be empty for an encoder-decoder
-    source: tuple[int, ...] | None = None  # what the encoder reads
+    prompt: tuple[int, ...] = ()  # the decoder's input; may be empty for an encoder-decoder
+    source: tuple[int, ...] | None = None  # the encoder's input
     max_tokens: int = 16
     sampling: Sampling = Sampling()
-    stop: tuple[str, ...] = ()  # texts that end the answer and are not part of it
-    stop_ids: frozenset[int] = frozenset()  # tokens that end it
-    n: int = 1  # how many answers
-    best_of: int | None = None  # choose them from this many, by mean log-probability
-    logprobs: int | None = None  # log-probabilities of the chosen token and of this many alternatives
-    echo: bool = False  # the prompt is part of the answer, and scored with it
-    first: int = 0  # the first answer's number among those of a seed: n answers may be asked for in parts
+    stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
+    stop_ids: frozenset[int] = frozenset()  # tokens that end a sequence
+    n: int = 1  # how many sequences
+    best_of: int | None = None  # generate this many and keep the n of highest mean log-probability
+    logprobs: int | None = None  # log-probabilities of each token and of this many likeliest ones
+    echo: bool = False  # include the prompt in the text, and its scores
+    first: int = 0  # index of the first sequence in the seed's streams: n sequences may be split over several requests
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0 or (self.max_tokens == 0 and not self.echo):
@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token's log-probability under the model itself (temperature 1, no cuts), and the likeliest alternatives."""
+    """A token's log-probability under the model itself (temperature 1, no filters), and the likeliest tokens."""
 
     token: int
     logprob: float
@@ -90,20 +90,20 @@ class TokenScore:
 
 @dataclass
 class Choice:
-    """One answer."""
+    """One generated sequence."""
 
     index: int
     tokens: list[int]
-    text: str  # empty where there is no tokenizer; ends before a stop text, of which `tokens` keep what was drawn
+    text: str  # empty without a tokenizer; ends before a stop string, whose tokens stay in `tokens`
     finish_reason: FinishReason
-    scores: list[TokenScore] | None = None  # of `tokens`, where they were asked for
-    score: float | None = None  # of the whole, where beam search found it
-    end: TokenScore | None = None  # of the token of `stop_ids` that ended it, where scores were asked for
+    scores: list[TokenScore] | None = None  # of `tokens`, with logprobs
+    score: float | None = None  # of the whole sequence, with beam search
+    end: TokenScore | None = None  # of the token of `stop_ids` that ended it, with logprobs
 
 
 @dataclass
 class Result:
-    """All answers to a request, and with echo the scores of its prompt (the first token has none)."""
+    """The choices of a request, and with echo the scores of its prompt (the first token has none)."""
 
     choices: list[Choice]
     prompt_scores: list[TokenScore | None] | None = None

@@ -1,4 +1,4 @@
-"""A request while it is being answered: what was read of its prompt, and what each of its answers says so far."""
+"""A request while the engine runs it: a `SequenceGroup` with its prefill, and each `GeneratedSequence` of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from heedful.nn.state import State
 
 @dataclass
 class Event:
-    """Something was said, or an answer has ended. The last event of a request carries its result, or its error."""
+    """A token was generated, or a sequence finished. The last event of a request carries its result, or its error."""
 
     id: int  # of the request
-    index: int  # of the answer
+    index: int  # of the sequence in it
     token: int | None  # None for the echo of a prompt, a stop token, and an error
-    piece: str  # text that is certain now; may be empty
-    score: TokenScore | None = None  # where scores were asked for; of a stop token too
+    piece: str  # new text that later tokens cannot change; may be empty
+    score: TokenScore | None = None  # with logprobs; of a stop token too
     finish_reason: FinishReason | None = None
     result: Result | None = None
     error: Exception | None = None
@@ -30,63 +30,64 @@ class Event:
 
 
 class GeneratedSequence:
-    """One answer while it is written."""
+    """One of a request's n sequences while it is decoded: sampler, detokenizer, tokens and text so far."""
 
-    def __init__(self, task: SequenceGroup, index: int, tokenizer: SupportsDecode | None) -> None:
-        request = task.request
-        self.task, self.index = task, index
+    def __init__(self, group: SequenceGroup, index: int, tokenizer: SupportsDecode | None) -> None:
+        request = group.request
+        self.group, self.index = group, index
         self.sampler = Sampler(request.sampling, request.prompt, request.first + index)
-        self.writer = StoppingDetokenizer(tokenizer, request.stop, request.prompt)
+        self.detokenizer = StoppingDetokenizer(tokenizer, request.stop, request.prompt)
         self.tokens: list[int] = []
         self.text = ""
-        self.scores: list[TokenScore] = []  # of all that was drawn, a stop token too
+        self.scores: list[TokenScore] = []  # of all sampled tokens, a stop token too
         self.finish_reason: FinishReason | None = None
 
     @property
-    def n_top(self) -> int | None:
-        """How many alternatives to score beside the token; None if nobody asks for scores."""
-        request = self.task.request
+    def n_top_logprobs(self) -> int | None:
+        """How many alternatives to score beside each token; None if no scores are needed."""
+        request = self.group.request
         ranked = request.best_of is not None and request.best_of > request.n
         return 0 if request.logprobs is None and ranked else request.logprobs
 
     def echo(self, text: str) -> Event:
-        """The prompt's text, before anything is said."""
-        if not self.task.request.max_tokens:
+        """The event of the prompt's text, before the first token."""
+        if not self.group.request.max_tokens:
             self.finish_reason = "length"
         event = self._event(None, text, None)
-        event.prompt_scores = self.task.echoed
+        event.prompt_scores = self.group.echo_scores
         return event
 
-    def take(self, token: int, score: TokenScore | None, *, full: bool) -> Event:
-        """The next token; `full` says that the model has no position to read it at."""
+    def append(self, token: int, score: TokenScore | None, *, full: bool) -> Event:
+        """Append a sampled token, check the stop conditions, detokenize; `full`: the model has no position for it."""
         if score is not None:
             self.scores.append(score)
-        if token in self.task.request.stop_ids:
+        if token in self.group.request.stop_ids:
             self.finish_reason = "stop"
-            return self._event(None, self.writer.flush(), score)
+            return self._event(None, self.detokenizer.flush(), score)
         self.tokens.append(token)
-        piece = self.writer.push(token)
-        if not self.writer.stopped and (full or len(self.tokens) >= self.task.request.max_tokens):
+        piece = self.detokenizer.push(token)
+        if not self.detokenizer.stopped and (full or len(self.tokens) >= self.group.request.max_tokens):
             self.finish_reason = "length"
-            piece += self.writer.flush()
-        if self.writer.stopped:
+            piece += self.detokenizer.flush()
+        if self.detokenizer.stopped:
             self.finish_reason = "stop"
         return self._event(token, piece, score)
 
     def _event(self, token: int | None, piece: str, score: TokenScore | None) -> Event:
         self.text += piece
-        asked = self.task.request.logprobs is not None
-        return Event(self.task.id, self.index, token, piece, score if asked else None, self.finish_reason)
+        wanted = self.group.request.logprobs is not None
+        return Event(self.group.id, self.index, token, piece, score if wanted else None, self.finish_reason)
 
     @property
-    def mean(self) -> float:
-        """The mean log-probability of what was drawn, by which the best answers are chosen."""
+    def mean_logprob(self) -> float:
+        """Mean log-probability of the sampled tokens, by which `best_of` ranks sequences."""
         return sum(s.logprob for s in self.scores) / max(1, len(self.scores))
 
     def choice(self, index: int) -> Choice:
+        """The finished sequence as a choice of the result."""
         assert self.finish_reason is not None
         choice = Choice(index, self.tokens, self.text, self.finish_reason)
-        if self.task.request.logprobs is not None:
+        if self.group.request.logprobs is not None:
             n = len(self.tokens)
             choice.scores, choice.end = self.scores[:n], next(iter(self.scores[n:]), None)
         return choice
@@ -94,70 +95,72 @@ class GeneratedSequence:
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """A request in the engine, as its scheduler sees it."""
+    """The sequences of one request, which share a prompt; a `Job` of the scheduler."""
 
     id: int
     request: Request
-    prompt: tuple[int, ...]  # what the decoder reads: the request's, or an encoder-decoder's first token
-    size: int
+    prompt: tuple[int, ...]  # of the decoder: the request's, or an encoder-decoder's start token
+    cache_tokens: int
     tokenizer: SupportsDecode | None
-    n_read: int = 0
-    state: State | None = None  # of a prompt that is read in parts
-    last: Tensor | None = None  # (V,) logits after what was read, of a prompt that is scored
+    n_prefilled: int = 0
+    state: State | None = None  # KV cache of a prompt that is prefilled in chunks
+    last_logits: Tensor | None = None  # (V,) after the last chunk
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
-    answers: list[GeneratedSequence] = field(init=False)
+    sequences: list[GeneratedSequence] = field(init=False)
 
     def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew, as if nothing had been read."""
-        self.n_read, self.state, self.last, self.prompt_scores = 0, None, None, []
+        """Start over, as if nothing had been prefilled."""
+        self.n_prefilled, self.state, self.last_logits, self.prompt_scores = 0, None, None, []
         n = self.request.best_of or self.request.n
-        self.answers = [GeneratedSequence(self, i, self.tokenizer) for i in range(n)]
+        self.sequences = [GeneratedSequence(self, i, self.tokenizer) for i in range(n)]
 
     @property
-    def whole(self) -> bool:
+    def atomic(self) -> bool:
+        """An encoder-decoder's source is encoded in one pass."""
         return self.request.source is not None
 
     @property
-    def exact(self) -> bool:
+    def fixed_chunks(self) -> bool:
         """Where a prompt is divided shows in the last digits of its scores."""
         return self.request.echo
 
     @property
     def n_left(self) -> int:
-        left = len(self.prompt) - self.n_read
+        """Prompt tokens that are not prefilled yet, those of the source included."""
+        left = len(self.prompt) - self.n_prefilled
         return left + len(self.request.source or ()) if left else 0
 
     @property
     def n_rows(self) -> int:
-        return len(self.answers)
+        """Rows of the batch: one per sequence."""
+        return len(self.sequences)
 
     @property
-    def done(self) -> bool:
-        return all(a.finish_reason is not None for a in self.answers)
+    def finished(self) -> bool:
+        """Whether every sequence has a finish reason."""
+        return all(s.finish_reason is not None for s in self.sequences)
 
     def score_prompt(self, logits: Tensor) -> None:
-        """Note the scores of the next T tokens of the prompt, given the logits (T, V) after each of them."""
-        tokens = self.prompt[self.n_read : self.n_read + len(logits)]
-        before = logits[:-1] if self.last is None else torch.cat([self.last[None], logits[:-1]])
-        if self.last is None:
+        """Append the scores of the next T prompt tokens, given the logits (T, V) after each of them."""
+        tokens = self.prompt[self.n_prefilled : self.n_prefilled + len(logits)]
+        before = logits[:-1] if self.last_logits is None else torch.cat([self.last_logits[None], logits[:-1]])
+        if self.last_logits is None:
             self.prompt_scores.append(None)
         n_top = [self.request.logprobs or 0] * len(before)
         self.prompt_scores += token_scores(before, tokens[len(tokens) - len(before) :], n_top)
 
     def result(self) -> Result:
-        """All answers, the best of them first where more were written than asked for."""
-        chosen: Sequence[GeneratedSequence] = self.answers
+        """The n choices; with best_of those of the highest mean log-probability, best first."""
+        chosen: Sequence[GeneratedSequence] = self.sequences
         if len(chosen) > self.request.n:
-            chosen = sorted(chosen, key=lambda a: -a.mean)[: self.request.n]
-        choices = [answer.choice(i) for i, answer in enumerate(chosen)]
-        if not self.request.echo:
-            return Result(choices)
-        return Result(choices, self.echoed)
+            chosen = sorted(chosen, key=lambda s: -s.mean_logprob)[: self.request.n]
+        choices = [sequence.choice(i) for i, sequence in enumerate(chosen)]
+        return Result(choices, self.echo_scores if self.request.echo else None)
 
     @property
-    def echoed(self) -> list[TokenScore | None]:
-        """The scores of the request's prompt, without an encoder-decoder's first token."""
+    def echo_scores(self) -> list[TokenScore | None]:
+        """The scores of the request's prompt, without an encoder-decoder's start token."""
         return self.prompt_scores[len(self.prompt) - len(self.request.prompt) :]

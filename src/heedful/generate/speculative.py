@@ -1,12 +1,13 @@
-"""Speculative decoding: a cheap drafter guesses several tokens, the model judges all of them in one step.
+"""Speculative decoding: a cheap drafter proposes several tokens, the target model verifies all of them in one step.
 
-Leviathan et al. 2023; Chen et al. 2023. A guess that the drafter makes with probability q and the model would make with
-p is kept with probability min(1, p/q); the first one refused is replaced by a draw from (p - q)+, and where all are
-kept the model adds a token of its own. So every step says one token at least, and what is said follows the model's own
-distribution whatever the drafter is: p and q are those after temperature, penalties and cuts. With temperature 0 the
-tokens are those of plain decoding (but for logits so near that a step of several tokens rounds them otherwise).
+Leviathan et al. 2023; Chen et al. 2023. A token that the drafter proposes with probability q and the target model would
+sample with p is accepted with probability min(1, p/q); the first one rejected is replaced by a sample from (p - q)+,
+and where all are accepted the target model adds a token of its own. So every step generates one token at least, and
+the output follows the target model's distribution whatever the drafter is: p and q are those after temperature,
+penalties and filters. With temperature 0 the tokens are those of plain decoding (but for logits so near that a step of
+several tokens rounds them otherwise).
 
-    B rows still being written, T tokens of a step, V vocabulary
+    B unfinished rows, T tokens of a step, V vocabulary
 """
 
 from __future__ import annotations
@@ -19,86 +20,90 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heedful.generate.batch import pad_tokens, request_batches, unpad_tokens
 from heedful.generate.detokenizer import SupportsDecode
-from heedful.generate.draft import Drafter, Proposal, SpeculativeRow, SpeculativeSampler, one_hot, pad_rows, unpad_rows
-from heedful.generate.engine import Speaker, request_batches
+from heedful.generate.draft import Drafter, Proposal, SpeculativeRow, SpeculativeSampler, one_hot
 from heedful.generate.request import Request, Sampling
 from heedful.generate.sampling import InvalidLogits
 from heedful.generate.sequence import Event, SequenceGroup
-from heedful.models.base import Batch
+from heedful.models.base import Batch, GenerativeModel
 
 GREEDY = Sampling(temperature=0)
-FIRST = 4  # proposals before it is known how good they are
-ROWS = 32  # prompts answered side by side
+FIRST = 4  # proposals before the acceptance rate is known
+ROWS = 32  # prompts of a batch
 
 
 @dataclass
 class Statistics:
-    """What speculation gained. A row counts the steps in which it took part, the one that reads its prompt too."""
+    """Counts of speculative decoding. A row counts the steps in which it took part, its prefill too."""
 
-    proposed: int = 0  # tokens by the drafter
+    proposed: int = 0  # draft tokens
     accepted: int = 0  # of them
-    tokens: int = 0  # said, those that end a row among them
+    tokens: int = 0  # generated, stop tokens included
     steps: int = 0  # of all rows
-    calls: int = 0  # of the model, each a step of several rows
+    calls: int = 0  # passes of the target model, each a step of several rows
 
     @property
     def acceptance(self) -> float:
+        """The share of draft tokens that were accepted."""
         return self.accepted / max(self.proposed, 1)
 
     @property
     def tokens_per_step(self) -> float:
-        """Plain decoding has 1."""
+        """Generated tokens per row and step; plain decoding has 1."""
         return self.tokens / max(self.steps, 1)
 
 
 def verify_draft(
-    chooser: SpeculativeSampler, logits: Tensor, rows: Sequence[SpeculativeRow], proposals: Sequence[Proposal]
+    sampler: SpeculativeSampler, logits: Tensor, rows: Sequence[SpeculativeRow], proposals: Sequence[Proposal]
 ) -> list[tuple[int, int]]:
-    """For each row how many proposed tokens stay by the logits (B, T, V) at their places, and the one after."""
-    if not chooser.simple:
-        return [_judge(chooser, *each) for each in zip(logits, rows, proposals, strict=True)]
+    """For each row how many draft tokens are accepted, given logits (B, T, V) at their positions, and the token after
+    them."""
+    if not sampler.greedy:
+        return [_verify_row(sampler, *each) for each in zip(logits, rows, proposals, strict=True)]
     highest, likeliest = logits.max(-1)  # (B, T)
     wrong = (~highest.isfinite()).nonzero()[:, 0].tolist()
     if wrong:
         raise InvalidLogits([rows[i].index for i in wrong], highest[~highest.isfinite()].tolist())
-    judged = []
+    verified = []
     for best, proposal in zip(likeliest.tolist(), proposals, strict=True):
         n = 0
         while n < len(proposal.tokens) and proposal.tokens[n] == best[n]:
             n += 1
-        judged.append((n, best[n]))
-    return judged
+        verified.append((n, best[n]))
+    return verified
 
 
-def _judge(chooser: SpeculativeSampler, logits: Tensor, row: SpeculativeRow, proposal: Proposal) -> tuple[int, int]:
+def _verify_row(
+    sampler: SpeculativeSampler, logits: Tensor, row: SpeculativeRow, proposal: Proposal
+) -> tuple[int, int]:
     for place, token in enumerate(proposal.tokens):
-        p = chooser.probabilities(logits[place], row, proposal.tokens[:place])
-        q = one_hot(token, p) if proposal.chances is None else proposal.chances[place]
+        p = sampler.probabilities(logits[place], row, proposal.tokens[:place])
+        q = one_hot(token, p) if proposal.distributions is None else proposal.distributions[place]
         if row.random.random() * float(q[token]) >= float(p[token]):
             left = (p - q).clamp(min=0)
             if not left.any():  # p = q but for rounding
                 left = p
-            return place, chooser.draw(left, row)
+            return place, sampler.draw(left, row)
     n = len(proposal.tokens)
-    return n, chooser.draw(chooser.probabilities(logits[n], row, proposal.tokens), row)
+    return n, sampler.draw(sampler.probabilities(logits[n], row, proposal.tokens), row)
 
 
-class Speculation:
-    """Speculative decoding of a batch, step by step: iterate over it, and look at its `statistics` at any time.
+class SpeculativeDecoding:
+    """Speculative decoding of a batch: an iterator over steps, with `statistics` that can be read at any time.
 
-    Each step gives the new tokens of every row of the batch, none for a row that has ended. A row ends before a token
-    of `stop_ids`, after `max_tokens`, or where the model has no more positions. Where all proposals were accepted, the
-    next ones are twice as many; else one more than were accepted.
+    Each step yields the new tokens of every row of the batch, none for a row that has finished. A row finishes before a
+    token of `stop_ids`, after `max_tokens`, or at the model's last position. Where all draft tokens were accepted, the
+    next draft is twice as long; else one more than were accepted.
 
-    The same seed gives a row the same text whatever else is in the batch, as long as none of the batch comes near the
-    last position: there all rows get fewer proposals, and use their random numbers otherwise.
+    The same seed gives a row the same tokens whatever else is in the batch, as long as no row comes near the last
+    position: there all rows get shorter drafts, and use their random numbers otherwise.
     """
 
     @torch.inference_mode()
     def __init__(
         self,
-        model: Speaker,
+        model: GenerativeModel[Any],
         batch: Batch,
         *,
         drafter: Drafter,
@@ -109,82 +114,82 @@ class Speculation:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: it must be 1 or more")
         self.model, self.max_tokens, self.stop_ids = model, max_tokens, stop_ids
-        self.most, self.chooser, self.statistics = drafter.most, SpeculativeSampler(sampling), Statistics(calls=1)
+        self.most, self.sampler, self.statistics = drafter.most, SpeculativeSampler(sampling), Statistics(calls=1)
         batch = with_start_token(model, batch)
         logits, self.state = model.start(batch)
-        self.logits = logits[:, None]  # (B, T, V) of a row's last token and of what was proposed after it
-        self.drafting = drafter.begin(batch, self.chooser, logits.shape[-1])
+        self.logits = logits[:, None]  # (B, T, V) after a row's last token and after each draft token
+        self.drafter = drafter.begin(batch, self.sampler, logits.shape[-1])
         self.rows = make_rows(batch, sampling.seed, min(FIRST, self.most))
         self.proposals = [Proposal() for _ in self.rows]
         self.n_rows = len(self.rows)
 
     def __iter__(self) -> Iterator[list[list[int]]]:
         while self.rows:
-            if self.statistics.steps:  # `start` gave the logits for the first
-                self._read()
-            yield self._say()
+            if self.statistics.steps:  # `start` gave the logits of the first step
+                self._propose()
+            yield self._accept()
 
     @torch.inference_mode()
-    def _say(self) -> list[list[int]]:
-        """What each row of the batch says by the logits there are; rows that have ended leave."""
+    def _propose(self) -> None:
+        """Draft tokens for each row, and the target model's logits at their positions."""
+        self.state.truncate([len(row.tokens) - 1 for row in self.rows])  # drop what was rejected
+        limit = self._max_step()
+        counts = [min(row.n_draft, limit - 1, self.max_tokens - row.n_generated - 1) for row in self.rows]
+        self.proposals = self.drafter.propose(self.rows, counts)
+        tokens = [row.tokens[-1:] + p.tokens for row, p in zip(self.rows, self.proposals, strict=True)]
+        self.logits = self.model.step(pad_tokens(tokens, self.logits.device), self.state)
+        self.statistics.calls += 1
+
+    @torch.inference_mode()
+    def _accept(self) -> list[list[int]]:
+        """Verify the drafts: the new tokens of each row of the batch. Finished rows are dropped."""
         new: list[list[int]] = [[] for _ in range(self.n_rows)]
         going = []
-        judged = verify_draft(self.chooser, self.logits, self.rows, self.proposals)
-        for i, (row, proposal, (n, token)) in enumerate(zip(self.rows, self.proposals, judged, strict=True)):
-            said = [*proposal.tokens[:n], token]
-            end = next((place for place, token in enumerate(said) if token in self.stop_ids), None)
-            new[row.index] = said[:end]
-            self._count(proposal, n, said if end is None else said[: end + 1])
-            row.text += said
+        verified = verify_draft(self.sampler, self.logits, self.rows, self.proposals)
+        for i, (row, proposal, (n, token)) in enumerate(zip(self.rows, self.proposals, verified, strict=True)):
+            tokens = [*proposal.tokens[:n], token]
+            end = next((place for place, token in enumerate(tokens) if token in self.stop_ids), None)
+            new[row.index] = tokens[:end]
+            self._count(proposal, n, tokens if end is None else tokens[: end + 1])
+            row.tokens += tokens
             if proposal.tokens:
-                row.reach = min(2 * row.reach, self.most) if n == len(proposal.tokens) else n + 1
-            if end is None and row.n_said < self.max_tokens and self._fits(row):
+                row.n_draft = min(2 * row.n_draft, self.most) if n == len(proposal.tokens) else n + 1
+            if end is None and row.n_generated < self.max_tokens and self._fits(row):
                 going.append(i)
         self._keep(going)
         return new
 
     @torch.inference_mode()
-    def end(self, index: int) -> None:
-        """This row of the batch says no more."""
+    def finish(self, index: int) -> None:
+        """Drop a row of the batch."""
         self._keep([i for i, row in enumerate(self.rows) if row.index != index])
 
     def _keep(self, going: list[int]) -> None:
         if 0 < len(going) < len(self.rows):
             self.state.select(going)
-            self.drafting.select(going)
+            self.drafter.select(going)
         self.rows = [self.rows[i] for i in going]
 
-    @torch.inference_mode()
-    def _read(self) -> None:
-        """Let the drafter propose, and the model read each row's last token and its proposals."""
-        self.state.truncate([len(row.text) - 1 for row in self.rows])  # forget what was refused
-        room = self._room()
-        counts = [min(row.reach, room - 1, self.max_tokens - row.n_said - 1) for row in self.rows]
-        self.proposals = self.drafting.propose(self.rows, counts)
-        tokens = [row.text[-1:] + p.tokens for row, p in zip(self.rows, self.proposals, strict=True)]
-        self.logits = self.model.step(pad_rows(tokens, self.logits.device), self.state)
-        self.statistics.calls += 1
-
     def _fits(self, row: SpeculativeRow) -> bool:
-        return self.model.longest is None or len(row.text) <= self.model.longest
+        return self.model.longest is None or len(row.tokens) <= self.model.longest
 
-    def _room(self) -> int:
-        """How many tokens the model can read in one step: not past its last position nor across a border."""
-        read = [len(row.text) - 1 for row in self.rows]
-        last, border = self.model.longest, self.state.original
-        room = [self.max_tokens] if last is None else [last - n for n in read]
-        return min(room + [border - n for n in read if border is not None and n < border])
+    def _max_step(self) -> int:
+        """How many tokens one step can take: not past the last position, nor across the LongRoPE switch length."""
+        lengths = [len(row.tokens) - 1 for row in self.rows]
+        last, switch = self.model.longest, self.state.original
+        limits = [self.max_tokens] if last is None else [last - n for n in lengths]
+        return min(limits + [switch - n for n in lengths if switch is not None and n < switch])
 
-    def _count(self, proposal: Proposal, n_accepted: int, said: Sequence[int]) -> None:
+    def _count(self, proposal: Proposal, n_accepted: int, tokens: Sequence[int]) -> None:
         self.statistics.proposed += len(proposal.tokens)
-        self.statistics.accepted += min(n_accepted, len(said))
-        self.statistics.tokens += len(said)
+        self.statistics.accepted += min(n_accepted, len(tokens))
+        self.statistics.tokens += len(tokens)
         self.statistics.steps += 1
 
 
-def speculate(model: Speaker, batch: Batch, **how: Any) -> tuple[list[list[int]], Statistics]:
-    """All new tokens of each row, and what it took; see `Speculation`, which gives them as they come, for the rest."""
-    steps = Speculation(model, batch, **how)
+def speculate(model: GenerativeModel[Any], batch: Batch, **options: Any) -> tuple[list[list[int]], Statistics]:
+    """All new tokens of each row, and the statistics; `options` are those of `SpeculativeDecoding`."""
+    steps = SpeculativeDecoding(model, batch, **options)
     rows: list[list[int]] = [[] for _ in steps.rows]
     for step in steps:
         for row, tokens in zip(rows, step, strict=True):
@@ -193,60 +198,63 @@ def speculate(model: Speaker, batch: Batch, **how: Any) -> tuple[list[list[int]]
 
 
 def run_speculative(
-    model: Speaker, tokenizer: SupportsDecode | None, requests: Sequence[Request], drafter: Drafter
+    model: GenerativeModel[Any], tokenizer: SupportsDecode | None, requests: Sequence[Request], drafter: Drafter
 ) -> Iterator[Event]:
-    """Answer requests that differ in their prompts alone, with the engine's events: one answer to each, no scores.
+    """Run requests that differ in their prompts alone, with the engine's events: one sequence for each, no scores.
 
-    The id of an event is its request's place. A seed gives the same text again, but not that of plain decoding, since
-    guesses take random numbers too.
+    The id of an event is its request's index. A seed repeats its text, but not that of plain decoding, since drafts
+    take random numbers too.
     """
     for r in requests:
-        asked = {
+        wanted = {
             "n": r.n > 1,
             "best_of": (r.best_of or 1) > 1,
             "logprobs": r.logprobs is not None,
             "echo": r.echo,
         }
-        if any(asked.values()):
-            wrong = ", ".join(name for name, is_asked in asked.items() if is_asked)
+        if any(wanted.values()):
+            wrong = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
             raise ValueError(f"speculation gives one answer without scores: leave out {wrong}, or the draft")
-    return _answer(model, request_batches(model, tokenizer, requests, ROWS), drafter)
+    return _run(model, request_batches(model, tokenizer, requests, ROWS), drafter)
 
 
-def _answer(model: Speaker, batches: Sequence[tuple[list[SequenceGroup], Batch]], drafter: Drafter) -> Iterator[Event]:
-    for tasks, batch in batches:
-        one = tasks[0].request
-        steps = Speculation(model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling)
+def _run(
+    model: GenerativeModel[Any], batches: Sequence[tuple[list[SequenceGroup], Batch]], drafter: Drafter
+) -> Iterator[Event]:
+    for groups, batch in batches:
+        one = groups[0].request
+        steps = SpeculativeDecoding(model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling)
         for step in steps:
-            for row, (task, tokens) in enumerate(zip(tasks, step, strict=True)):
-                yield from _take(task, tokens, model.longest)
-                if task.done:
-                    steps.end(row)
+            for row, (group, tokens) in enumerate(zip(groups, step, strict=True)):
+                yield from _append(group, tokens, model.longest)
+                if group.finished:
+                    steps.finish(row)
 
 
-def _take(task: SequenceGroup, tokens: Sequence[int], longest: int | None) -> Iterator[Event]:
-    """What a request's answer makes of its new tokens, up to its end."""
-    (said,) = task.answers
+def _append(group: SequenceGroup, tokens: Sequence[int], longest: int | None) -> Iterator[Event]:
+    """The events of a request's new tokens, up to its end."""
+    (sequence,) = group.sequences
     for token in tokens:
-        n_read = len(task.prompt) + len(said.tokens)
-        event = said.take(token, None, full=longest is not None and n_read >= longest)
-        event.result = task.result() if task.done else None
+        n_cached = len(group.prompt) + len(sequence.tokens)
+        event = sequence.append(token, None, full=longest is not None and n_cached >= longest)
+        event.result = group.result() if group.finished else None
         yield event
-        if task.done:
+        if group.finished:
             return
 
 
-def with_start_token(model: Speaker, batch: Batch) -> Batch:
-    """The batch with the token that an encoder-decoder begins with, if nothing is there: the drafter begins alike."""
+def with_start_token(model: GenerativeModel[Any], batch: Batch) -> Batch:
+    """The batch with an encoder-decoder's start token where it has no prompt, so that the drafter starts alike."""
     start = getattr(model, "start_id", None)
     if batch.tokens is not None or batch.source is None or start is None:
         return batch
     return replace(batch, tokens=batch.source.new_full((len(batch.source), 1), start), lengths=None)
 
 
-def make_rows(batch: Batch, seed: int | None, reach: int) -> list[SpeculativeRow]:
-    texts = unpad_rows(batch.ids, batch.lengths)
-    seeds = [seed] * len(texts)
+def make_rows(batch: Batch, seed: int | None, n_draft: int) -> list[SpeculativeRow]:
+    """The rows of a batch, each with its own random stream."""
+    rows = unpad_tokens(batch.ids, batch.lengths)
+    seeds = [seed] * len(rows)
     if seed is None:
-        seeds = torch.randint(2**62, (len(texts),)).tolist()
-    return [SpeculativeRow(i, text, len(text), random.Random(seeds[i]), reach) for i, text in enumerate(texts)]
+        seeds = torch.randint(2**62, (len(rows),)).tolist()
+    return [SpeculativeRow(i, row, len(row), random.Random(seeds[i]), n_draft) for i, row in enumerate(rows)]

@@ -205,5 +205,5 @@ def refuse_adapted(model: nn.Module, doing: str) -> None:
     if adapted(model):
         raise ValueError(
             f"a model with adapters is not {doing}: merge them first (heedful.train.adapters.merge), or keep them "
-            "alone with heedful.weights.adapter.save_adapter"
+            "alone with heedful.weights.save_adapter.save_adapter"
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from heedful.generate.engine import Speaker, generate_batch
+from heedful.generate.batch import generate_batch
 from heedful.generate.request import Sampling
-from heedful.models.base import Batch, EncoderDecoderModel, Model
+from heedful.models.base import Batch, EncoderDecoderModel, GenerativeModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.seq2seq import Seq2Seq
@@ -169,7 +169,7 @@ def greedy_target(
     """The target that greedy decoding gives for a source (1, S), without <eos>."""
     banned = [ids[0] for ids in model.generation.get("bad_words_ids") or () if len(ids) == 1]
     sampling = Sampling(temperature=0, logit_bias=dict.fromkeys(banned, -100.0))
-    return generate_batch(cast(Speaker, model), Batch(source=source), max_tokens, sampling, stop=ends)[0]
+    return generate_batch(cast(GenerativeModel[Any], model), Batch(source=source), max_tokens, sampling, stop=ends)[0]
 
 
 def _eos_ids(model: Model, tokenizer: Tokenizer | None) -> list[int]:

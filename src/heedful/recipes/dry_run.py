@@ -35,7 +35,7 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.weights import hub
 from heedful.weights.meta import load_meta
-from heedful.weights.resolve import resolve, shipped_models
+from heedful.weights.resolve import resolve_model, shipped_models
 
 LARGE = 64 * 10**6  # bytes above which the vocabulary is chosen by the size of a text alone
 BYTES_PER_TOKEN = {"characters": 1.0, "bytes": 1.0}
@@ -89,7 +89,7 @@ def without_weights(name: str) -> Model:
 
 def _local(name: str) -> Path:
     if name in shipped_models() or Path(name).expanduser().exists() or not hub.is_id(name):
-        return resolve(name)
+        return resolve_model(name)
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json")

@@ -28,8 +28,9 @@ from heedful.train.recipe import Recipe, merge_tables, read_recipe, shipped_reci
 from heedful.train.run import Run, to_toml
 from heedful.train.runlog import RunLog
 from heedful.train.trainer import Summary, Trainer, trainable_parameters
-from heedful.weights.adapter import load_adapter, write_adapter
+from heedful.weights.adapter import load_adapter
 from heedful.weights.save import write_config
+from heedful.weights.save_adapter import write_adapter
 
 # Settings of `heedful train my.txt`: tuned on 1 MB of text, good for more.
 AUTOMATIC: dict[str, Any] = {

@@ -14,11 +14,11 @@ from heedful.kernels.packed import Kind
 from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
 from heedful.train.cost import free_memory
-from heedful.weights.adapted import base_of, is_adapter
+from heedful.weights.adapter import base_of, is_adapter
 from heedful.weights.folder import weight_files
 from heedful.weights.gguf_file import GgufFile
 from heedful.weights.meta import load_meta
-from heedful.weights.resolve import resolve
+from heedful.weights.resolve import resolve_model
 
 BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.625}
 SHARE = 0.8  # of the free memory, for models; the rest is for activations and other programs
@@ -63,7 +63,7 @@ def estimate_memory(path: Path, quantize: Kind | None = None, cache_tokens: int 
 def stored_bytes(path: Path) -> int:
     """Bytes of the weights in memory, in the precision they are stored in."""
     if path.is_dir() and is_adapter(path):
-        return stored_bytes(resolve(base_of(path)))
+        return stored_bytes(resolve_model(base_of(path)))
     if path.is_dir() and (path / "config.json").exists():
         return sum(file.stat().st_size for file in weight_files(path))
     with GgufFile(next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path) as file:

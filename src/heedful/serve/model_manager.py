@@ -21,7 +21,7 @@ from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 from heedful.serve.worker import Worker
 from heedful.weights.describe import format_bytes
-from heedful.weights.resolve import reject_pickle, resolve, shipped_models
+from heedful.weights.resolve import reject_pickle, resolve_model, shipped_models
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class ModelManager:
         name, given, source = text.partition("=")
         if not given or text in shipped_models() or Path(text).expanduser().exists():
             name, source = "", text
-        path = resolve(source)
+        path = resolve_model(source)
         reject_pickle(path)
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")

@@ -24,11 +24,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from heedful.generate.engine import Engine, Speaker
+from heedful.generate.engine import Engine
 from heedful.generate.request import Request
 from heedful.generate.sampling import InvalidLogits
 from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
+from heedful.models.base import GenerativeModel
 from heedful.serve.errors import Overloaded, ShuttingDown
 from heedful.serve.handle import GenerationHandle, Handle, JobHandle, is_last
 from heedful.serve.metrics import Metrics
@@ -72,7 +73,7 @@ class Worker:
         if "generate" not in self.loaded.abilities:
             return None
         tokenizer = None if self.loaded.tokenizer is None else self.loaded.tokenizer.target
-        model = cast(Speaker, self.loaded.model)
+        model = cast(GenerativeModel[Any], self.loaded.model)
         try:
             return Engine(model, tokenizer, state="paged", **self._settings)
         except ValueError:
@@ -104,8 +105,7 @@ class Worker:
         """Queue several, all or none, with one `wakeup`: however many, they are accepted unless the queue is full."""
         engine = self._require_engine()
         for request in requests:
-            engine.reader.check(request)
-            engine.scheduler.check(request.best_of or request.n, engine.reader.measure(request)[1])
+            engine.check(request)
         wakeup = asyncio.Event()
         handles = [GenerationHandle(self._cancel, request, stream, wakeup) for request in requests]
         self._enqueue(*handles)
@@ -128,15 +128,17 @@ class Worker:
     def max_context(self) -> int | None:
         """Most tokens of a prompt and its answer together, by the model's positions and the cache; None: no limit."""
         engine = self._require_engine()
-        block = 1 if engine.reader.pool is None else engine.reader.pool.block
-        cached = None if engine.scheduler.max_size is None else engine.scheduler.max_size // block * block
+        block = 1 if engine.runner.pool is None else engine.runner.pool.block
+        cached = (
+            None if engine.scheduler.max_cache_tokens is None else engine.scheduler.max_cache_tokens // block * block
+        )
         return min((n for n in (self.loaded.model.longest, cached) if n is not None), default=None)
 
     def max_answers(self, request: Request) -> int:
         """How many answers to one prompt fit into a batch and the cache; more take several requests."""
         engine = self._require_engine()
-        scheduler, size = engine.scheduler, engine.reader.measure(replace(request, n=1))[1]
-        cached = scheduler.max_rows if scheduler.max_size is None else scheduler.max_size // size
+        scheduler, size = engine.scheduler, engine.runner.cache_tokens(replace(request, n=1))
+        cached = scheduler.max_rows if scheduler.max_cache_tokens is None else scheduler.max_cache_tokens // size
         return max(1, min(scheduler.max_rows, cached))
 
     def _enqueue(self, *handles: Handle[Any]) -> None:
@@ -167,7 +169,7 @@ class Worker:
     def n_running(self) -> int:
         """Requests in prefill or decoding."""
         engine = self._engine
-        return 0 if engine is None else len(engine.scheduler.active)
+        return 0 if engine is None else len(engine.scheduler.running)
 
     @property
     def busy(self) -> bool:
@@ -288,7 +290,7 @@ class Worker:
         """The engine itself failed: make a new one. Running requests get the error; waiting ones move to the new."""
         assert self._engine is not None
         error = self._server_error(error)
-        waiting = {task.id for task in self._engine.scheduler.waiting} if self._engine.scheduler.active else set()
+        waiting = {task.id for task in self._engine.scheduler.waiting} if self._engine.scheduler.running else set()
         handles, self._in_engine = self._in_engine, {}
         with self._condition:
             self._engine, self._n_prefilled = self._make_engine(), 0
@@ -324,19 +326,19 @@ class Worker:
         """Report what the step did, and what is running and waiting now."""
         if self._metrics is None or self._engine is None:
             return
-        reader, now = self._engine.reader, time.perf_counter()
+        runner, now = self._engine.runner, time.perf_counter()
         self._metrics.step(
             running=self.n_running,
             waiting=self._count_waiting(),
-            prompt_tokens=reader.n_read - self._n_prefilled,
+            prompt_tokens=runner.n_prefilled - self._n_prefilled,
             generated_tokens=self._n_generated,
         )
         if self._n_generated and self._last_step:
             self._metrics.next_token(now - self._last_step)
         self._last_step = now if self._in_engine else 0.0
-        self._n_prefilled, self._n_generated = reader.n_read, 0
-        if reader.pool is not None:
-            self._metrics.cache(reader.pool.n_used * reader.pool.block, reader.pool.n_blocks * reader.pool.block)
+        self._n_prefilled, self._n_generated = runner.n_prefilled, 0
+        if runner.pool is not None:
+            self._metrics.cache(runner.pool.n_used * runner.pool.block, runner.pool.n_blocks * runner.pool.block)
 
     def _post_result(self, handle: Handle[R], value: R | None, error: Exception | None) -> None:
         self._outbox.append((handle, partial(handle._finish, value, error)))

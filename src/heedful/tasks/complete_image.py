@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from heedful.generate.engine import generate_batch
+from heedful.generate.batch import generate_batch
 from heedful.generate.request import Sampling
 from heedful.models.image_gpt import ImageGPT
 

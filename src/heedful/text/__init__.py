@@ -1,4 +1,4 @@
-"""Text: tokenizers of every family, training new ones, chat templates, and BPE step by step."""
+"""Tokenizers of every family, training new ones, chat templates, and a trace of BPE merges."""
 
 from heedful.text.bpe_trace import Merge, Trace, trace_merges
 from heedful.text.chat import render_template

@@ -1,7 +1,7 @@
-"""The families' tokenizers, assembled from their vocabularies.
+"""Tokenizer backends of each family, built from its vocabulary files.
 
-What each paper's code does before and after its subword model: how text is normalised, where words are cut, which
-tokens go around a text. Every function returns a `tokenizers.Tokenizer` and the names of its special tokens.
+Normalizer, pre-tokenizer, subword model, decoder and post-processor as in each paper's code. Functions of a family
+return a `tokenizers.Tokenizer` and the names of its special tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from heedful.text.byte_level import CHAR_OF_BYTE
 Roles = dict[str, str]
 Built = tuple[tokenizers.Tokenizer, Roles]
 
-# How text is cut into words before byte-level BPE; GPT-2's own pattern is built into the library.
+# The pre-tokenizers' patterns before byte-level BPE; GPT-2's own is built into the library.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,11 +35,12 @@ PATTERNS: dict[str, str | None] = {
 
 
 def special_token(name: str, **flags: bool) -> AddedToken:
+    """A special token that the normalizer leaves alone."""
     return AddedToken(name, special=True, normalized=False, **flags)
 
 
 def byte_level_pre_tokenizer(pattern: str | None, *, prefix_space: bool = False) -> pre_tokenizers.PreTokenizer:
-    """Cut words by `pattern` (None: GPT-2's), then write them in the byte alphabet."""
+    """Split into words by `pattern` (None: GPT-2's), then map bytes to the byte-level alphabet."""
     if pattern is None:
         return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
@@ -47,7 +48,7 @@ def byte_level_pre_tokenizer(pattern: str | None, *, prefix_space: bool = False)
 
 
 def wrap_with_special_tokens(backend: tokenizers.Tokenizer, before: str | None, after: str | None) -> None:
-    """Let `add_special` put `before` and `after` around a text (and around both texts of a pair)."""
+    """Set the post-processor that puts `before` and `after` around a text (and around both texts of a pair)."""
     names = [name for name in (before, after) if name is not None]
     if not names:
         return
@@ -86,7 +87,7 @@ def _bpe_model(vocab: dict[str, int], merges: list[tuple[str, str]], **options: 
 
 
 def bpe(vocab: dict[str, int], merges: str, config: dict[str, Any], family: str) -> Built:
-    """vocab.json and merges.txt: GPT-1, GPT-2 (Neo, J, NeoX), RoBERTa or Qwen, as `family` or the vocabulary say."""
+    """BPE from vocab.json and merges.txt: GPT-1, GPT-2 (Neo, J, NeoX), RoBERTa or Qwen, by family or vocabulary."""
     pairs = parse_merges(merges)
     if family == "openaigpt" or any(piece.endswith("</w>") for piece in vocab):
         return gpt1(vocab, pairs)
@@ -131,14 +132,14 @@ def _roberta(backend: tokenizers.Tokenizer, prefix: bool) -> Built:
 
 
 def bert_special_tokens(config: dict[str, Any]) -> Roles:
-    """[UNK], [CLS] ... or what the files call them."""
+    """BERT's special tokens by role: [UNK], [CLS] ... or the names in the config."""
     defaults = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
     given = {role: config.get(f"{role}_token", name) for role, name in defaults.items()}
     return {role: name["content"] if isinstance(name, dict) else name for role, name in given.items()}
 
 
 def configure_bert(backend: tokenizers.Tokenizer, roles: Roles, config: dict[str, Any]) -> None:
-    """BERT's normalisation, its words, and [CLS] a [SEP] b [SEP]."""
+    """Set BERT's normalizer, pre-tokenizer, decoder, and post-processor [CLS] a [SEP] b [SEP]."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
@@ -184,8 +185,8 @@ def byt5(extra: int = 0) -> Built:
 def marian(vocab: dict[str, int], model: sentencepiece.SentencePieceModel) -> tuple[tokenizers.Tokenizer, int]:
     """Marian: a SentencePiece model cuts the text, vocab.json (shared by both languages) numbers the pieces.
 
-    Pieces of the other language keep their ids under a name that no text has; pieces of this language without a number
-    come after the vocabulary. The second result is where those begin: they all mean <unk>.
+    Pieces of the other language keep their ids under a name that no text contains; pieces of this language without an
+    id are appended. The second result is the first appended id: they all mean <unk>.
     """
     if model.kind != sentencepiece.UNIGRAM:
         raise ValueError("Marian's .spm files must be unigram models")

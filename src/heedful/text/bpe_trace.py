@@ -1,8 +1,8 @@
-"""Byte pair encoding, step by step, for a reader's eyes.
+"""Byte pair encoding step by step: every merge of a text, for display.
 
 The algorithm as it was first published (Gage 1994, "A New Algorithm for Data Compression"): replace the most frequent
 pair of adjacent symbols by a symbol that does not occur yet, and again, until no pair occurs twice. New symbols are
-named Z, Y, X ... as on the blackboard:
+named Z, Y, X ... as in lectures:
 
     aaabdaaabac
     Z = aa    ZabdZabac

@@ -1,4 +1,4 @@
-"""The byte alphabet of GPT-2's tokenizer, and byte tokens of SentencePiece ("<0x0A>").
+"""The byte-level alphabet of GPT-2's tokenizer, and byte-fallback tokens of SentencePiece ("<0x0A>").
 
 Byte-level BPE (Radford et al. 2019, section 2.2) works on bytes but is stored as text, so every byte needs a
 printable character: the printable ones of Latin-1 stand for themselves, the other 68 are moved to U+0100 and up ("Ġ"
@@ -27,7 +27,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """The bytes a byte-level piece stands for; a piece outside the alphabet is its own UTF-8."""
+    """The bytes of a byte-level piece; a piece outside the alphabet is its own UTF-8."""
     if all(char in BYTE_OF_CHAR for char in piece):
         return bytes(BYTE_OF_CHAR[char] for char in piece)
     return piece.encode()

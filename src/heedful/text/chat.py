@@ -164,12 +164,12 @@ class Rendered:
     marks: tuple[int, ...]
 
     def user_made(self, start: int, end: int) -> bool:
-        """Does a special token at text[start:end] contain text that a user typed?"""
+        """Whether a special token at text[start:end] contains text that a user typed."""
         return any(start < mark < end for mark in self.marks)
 
 
 def render_chat(template: str, messages: Messages, special: Iterable[str], variables: Mapping[str, Any]) -> Rendered:
-    """Render `messages`, keeping track of special-token look-alikes inside them."""
+    """Render `messages`, marking what looks like a special token inside them."""
     check_messages(messages)
     special = [name for name in special if name]
     mark = _unused_character([template, *_strings(messages), *_strings(variables)])
@@ -185,7 +185,7 @@ def render_chat(template: str, messages: Messages, special: Iterable[str], varia
 
 
 def check_messages(messages: Messages) -> None:
-    """A conversation is a non-empty list of {"role": ..., "content": ...} with roles that templates know."""
+    """ValueError unless messages are a non-empty list of {"role": ..., "content": ...} with known roles."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError('messages must be a non-empty list such as [{"role": "user", "content": "Hello"}]')
     for index, message in enumerate(messages):

@@ -1,7 +1,7 @@
-"""A tokenizer from the files that a model's folder holds.
+"""Loading a tokenizer from the files of a model's folder.
 
     tokenizer.json                          any family, as the `tokenizers` library stores it
-    vocab.json + merges.txt                 GPT-2 and those who took its tokenizer; RoBERTa; Qwen; GPT-1
+    vocab.json + merges.txt                 GPT-2 and families with its tokenizer; RoBERTa; Qwen; GPT-1
     vocab.txt                               BERT, DistilBERT (WordPiece)
     source.spm + target.spm + vocab.json    Marian
     tokenizer.model, spiece.model           LLaMA 2, Mistral, Gemma; T5 (SentencePiece)
@@ -38,9 +38,11 @@ class Folder:
             self._allowed.append((path.parent.parent / "blobs").resolve())
 
     def has(self, *names: str) -> bool:
+        """Whether all these files are there."""
         return all((self.path / name).is_file() for name in names)
 
     def bytes(self, name: str) -> bytes:
+        """A file's contents; ValueError if it is a link elsewhere or too large."""
         path = (self.path / name).resolve()
         if not any(path.is_relative_to(root) for root in self._allowed):
             raise ValueError(f"{name} in {self.path} is a link to a place outside the folder")
@@ -49,19 +51,21 @@ class Folder:
         return path.read_bytes()
 
     def text(self, name: str) -> str:
+        """A file's contents as UTF-8."""
         try:
             return self.bytes(name).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(f"{name} in {self.path} is not UTF-8: {error}") from None
 
     def json(self, name: str) -> Any:
+        """A file's contents as JSON."""
         try:
             return json.loads(self.text(name))
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{name} in {self.path} is not JSON: {error}") from None
 
     def settings(self, name: str) -> dict[str, Any]:
-        """A JSON object, or nothing where there is no such file."""
+        """A file's JSON object, empty if there is no such file."""
         if not self.has(name):
             return {}
         value = self.json(name)
@@ -71,7 +75,7 @@ class Folder:
 
 
 def _token(value: Any) -> str | None:
-    """A token is written as text, or as an object with its flags."""
+    """The content of a token that is written as text, or as an object with its flags."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None
 
@@ -130,7 +134,7 @@ def _read(folder: Folder) -> Tokenizer:
 
 
 def _family(config: dict[str, Any], model: dict[str, Any]) -> str:
-    """What the files call this tokenizer: "gpt2", "roberta", "byt5"; "" where they do not say."""
+    """The tokenizer's family by tokenizer_class or model_type: "gpt2", "roberta", "byt5"; "" if neither is given."""
     name = config.get("tokenizer_class") or model.get("tokenizer_class") or ""
     name = str(name).removesuffix("Fast").removesuffix("Tokenizer").lower()
     if name in ("", "pretrained", "tokenizersbackend"):

@@ -1,6 +1,6 @@
 """The tokenizer inside a GGUF file (llama.cpp's format), from the file's metadata.
 
-GGUF stores a vocabulary and the *name* of what happens before it ("tokenizer.ggml.pre"), so the names are a table here.
+GGUF stores a vocabulary and only the *name* of its pre-tokenizer ("tokenizer.ggml.pre"): the table below maps them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from heedful.text import backends, sentencepiece
 from heedful.text.tokenizer import Tokenizer
 
-# "tokenizer.ggml.pre" -> the pattern that cuts words
+# "tokenizer.ggml.pre" -> the pre-tokenizer's pattern
 _PATTERN_OF: dict[str, str] = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "default", "smollm"), "gpt2"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3"), "llama3"),

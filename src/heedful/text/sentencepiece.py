@@ -33,6 +33,8 @@ CHAT_PIECES = frozenset({"<start_of_turn>", "<end_of_turn>"})
 
 @dataclass
 class Piece:
+    """An entry of the vocabulary: its text, score and type."""
+
     text: str = ""
     score: float = 0.0
     kind: int = NORMAL
@@ -40,7 +42,7 @@ class Piece:
 
 @dataclass
 class SentencePieceModel:
-    """What a model file says, with the defaults of sentencepiece_model.proto."""
+    """The fields of a model file, with the defaults of sentencepiece_model.proto."""
 
     pieces: list[Piece] = field(default_factory=list)
     kind: int = UNIGRAM
@@ -54,6 +56,7 @@ class SentencePieceModel:
     remove_extra_whitespaces: bool = True
 
     def piece(self, index: int) -> str | None:
+        """The text of an id, None if there is no such id."""
         return self.pieces[index].text if 0 <= index < len(self.pieces) else None
 
 

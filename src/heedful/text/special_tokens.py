@@ -1,11 +1,11 @@
-"""A tokenizer that cannot be talked into special tokens.
+"""Tokenizer backends in which user text cannot produce special tokens.
 
 Text from a user that happens to read "</s>" is text. The `tokenizers` library can be told not to *split* text at
 special tokens (`encode_special_tokens`), but that alone is not enough: where a special token is also an entry of the
 model's own vocabulary, the model may still assemble it from ordinary characters (a Unigram model does so always: its
-lattice contains "</s>" like any other piece; a BPE model does when some merge produces it). `guarded` therefore
-returns a tokenizer whose model knows those entries under an unguessable name: every id stays where it was, and no text
-reaches them. SentencePiece behaves the same way: control pieces are never matched in text.
+lattice contains "</s>" like any other piece; a BPE model does when some merge produces it). So
+`without_special_tokens` returns a tokenizer whose model has those entries under an unguessable name: every id stays
+where it was, and no text reaches them. SentencePiece behaves the same way: control pieces are never matched in text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _vocabulary(model: dict[str, Any]) -> set[str]:
 
 
 def reachable_from_text(spec: dict[str, Any]) -> set[str]:
-    """Special tokens that the model itself could produce from ordinary text."""
+    """The special tokens that the model itself could produce from ordinary text."""
     model = spec["model"]
     reserved = special_names(spec) & _vocabulary(model)
     if "merges" not in model or model.get("ignore_merges"):

@@ -1,7 +1,7 @@
 """Text to token ids and back: one class for every family.
 
-A thin wrapper over a `tokenizers.Tokenizer` that adds what a model needs to know about its tokens (which one ends a
-text, which one pads), chat templates, and one rule the library does not have: text is text. "<|endoftext|>" typed by
+A thin wrapper over a `tokenizers.Tokenizer` that adds the roles of special tokens (which one ends a text, which one
+pads), chat templates, and one rule the library does not have: text is text. "<|endoftext|>" typed by
 a user is thirteen ordinary characters unless `allow_special=True` says otherwise (see special_tokens.py).
 """
 
@@ -21,7 +21,7 @@ from heedful.text.byte_level import CHAR_OF_BYTE, UTF8_BYTES, byte_fallback_byte
 from heedful.text.chat import Messages, render_chat
 from heedful.text.sentencepiece import FOREIGN, SPACE
 
-# The part each special token plays, and the names by which it is recognised where no file says.
+# The roles of special tokens, and the names by which they are recognised where no file gives them.
 ROLES: dict[str, tuple[str, ...]] = {
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
@@ -67,13 +67,13 @@ class Tokenizer:
         return {role: names[0] for role, names in found.items() if names}
 
     def _mark_special(self, names: Iterable[str]) -> None:
-        """A token that plays a part is special, whatever the file says; one that is missing gets a new id."""
+        """Make tokens with a role special, whatever the file says; one that is missing gets a new id."""
         present = {t.content for t in self.backend.get_added_tokens_decoder().values() if t.special}
         missing = [name for name in dict.fromkeys(names) if name and name not in present]
         self.backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
 
     def _prepare(self) -> None:
-        """All that is derived from the backend; nothing of it is saved."""
+        """Derive everything that is not saved from the backend."""
         spec: dict[str, Any] = json.loads(self.backend.to_str())
         self._plain = special_tokens.without_special_tokens(self.backend, spec)
         self._special: tokenizers.Tokenizer | None = None
@@ -97,7 +97,7 @@ class Tokenizer:
     sep_id: int | None
 
     def _is_lossless(self, spec: dict[str, Any]) -> bool:
-        """Bytes in, the same bytes out: nothing normalised, no byte missing, no character dropped."""
+        """Whether decode(encode(x)) == x: nothing normalized, no byte missing, no character dropped."""
         vocab = spec["model"]["vocab"]
         if self._bytes != "level" or spec.get("normalizer") or not isinstance(vocab, dict):
             return False
@@ -146,13 +146,13 @@ class Tokenizer:
         return self._special
 
     def _ids(self, encoding: tokenizers.Encoding, *texts: str) -> list[int]:
-        """The ids of an encoding. Marian numbers pieces apart from cutting them, so it needs a second look."""
+        """The ids of an encoding; Marian's vocab.json differs from its SentencePiece model, so its ids are mapped."""
         ids: list[int] = encoding.ids
         if self._unknown_from is None:
             return ids
         assert self.unk_id is not None
         for place, (index, (start, end)) in enumerate(zip(ids, encoding.offsets, strict=True)):
-            if index == self.unk_id:  # a stretch this language cannot cut may be a piece of the other one
+            if index == self.unk_id:  # what this language's model does not know may be a piece of the other one
                 text = texts[encoding.sequence_ids[place] or 0][start:end]
                 piece = self.backend.normalizer.normalize_str(text).removeprefix(SPACE) if text else ""
                 found = self.id(FOREIGN + piece)

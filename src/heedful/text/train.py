@@ -1,7 +1,7 @@
-"""New tokenizers from text.
+"""Training tokenizers on text.
 
 Each function takes texts (any iterable, read once) and returns a `Tokenizer`. The subword algorithms are those of the
-`tokenizers` library; `heedful.text.bpe_trace` shows one of them at work.
+`tokenizers` library; `heedful.text.bpe_trace` shows BPE step by step.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def train_unigram(
 
 
 def _with_short_scores(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Scores of six decimals: the library does not read back every bit of longer ones, and a tokenizer that was saved
-    must be the one that it was."""
+    """Scores rounded to six decimals: the library does not read back every bit of longer ones, and a saved tokenizer
+    must be loaded unchanged."""
     content = json.loads(backend.to_str())
     content["model"]["vocab"] = [[piece, round(score, 6)] for piece, score in content["model"]["vocab"]]
     return tokenizers.Tokenizer.from_str(json.dumps(content))

@@ -24,7 +24,7 @@ from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
 from heedful.nn.lora import LoRALinear, adapted, merge, replace_module
 from heedful.train.recipe import AdapterSettings
-from heedful.weights.adapter import adapter_contents
+from heedful.weights.save_adapter import adapter_contents
 
 __all__ = ["LoRALinear", "adapt", "adapted", "merge"]
 

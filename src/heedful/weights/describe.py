@@ -29,9 +29,9 @@ def _describe_file(name: str) -> str:
     from heedful.weights.folder import meta_model, read_config
     from heedful.weights.gguf import hub_config_from_gguf
     from heedful.weights.gguf_file import GgufFile
-    from heedful.weights.resolve import reject_pickle, resolve
+    from heedful.weights.resolve import reject_pickle, resolve_model
 
-    path = resolve(name)
+    path = resolve_model(name)
     reject_pickle(path)
     if path.is_dir():
         model = meta_model(read_config(path))
@@ -67,9 +67,9 @@ def format_bytes(n_bytes: float) -> str:
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of a model, or of a folder with a tokenizer alone; weights are not read."""
     from heedful.text import Tokenizer
-    from heedful.weights.resolve import resolve
+    from heedful.weights.resolve import resolve_model
 
-    path = resolve(name)
+    path = resolve_model(name)
     if path.is_dir():
         return Tokenizer.from_folder(path)
     from heedful.weights.gguf_file import GgufFile

@@ -49,6 +49,7 @@ def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torc
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """config.json; ValueError for quantized weights, which are not supported in safetensors."""
     hub = read_json(folder, "config.json")
     if hub.get("quantization_config") is not None:
         raise ValueError(
@@ -76,7 +77,7 @@ def meta_model(hub: Mapping[str, Any]) -> Model:
 
 
 class SkipInit(TorchFunctionMode):
-    """Parameters made inside are given no numbers (which takes time even where there is no memory for them)."""
+    """Skips torch.nn.init inside the context: it takes time even on the meta device."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Any = None
@@ -88,18 +89,18 @@ class SkipInit(TorchFunctionMode):
 
 
 def own_settings(hub: Mapping[str, Any]) -> dict[str, Any]:
-    """The family's settings in a config.json of ours: what is left without what every config.json has."""
+    """The family's settings in a config.json of the "heedful" layout, without what every config.json has."""
     shared = {"model_type", "family", "architectures", "dtype", *special_token_ids(hub)}
     return {key: value for key, value in hub.items() if key not in shared}
 
 
 def own_names(model: Model, hub: Mapping[str, Any]) -> WeightMap | None:
-    """Files of ours keep our names; None: the family's map to the hub's."""
+    """The weight map of the "heedful" layout, which keeps our names; None: the family's map to the hub's names."""
     return identity(dict(model.named_parameters())) if hub["model_type"] == OWN else None
 
 
 def special_token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Which tokens begin, end and pad a text: the entries of a config that are no setting of the model."""
+    """The `*_token_id` entries of a config: which tokens begin, end and pad a text."""
     found = {}
     for key, value in values.items():
         if key.endswith("_token_id"):
@@ -114,7 +115,7 @@ def special_token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors: one file, or the shards that its index names."""
+    """The folder's safetensors files: model.safetensors, or the shards of its index."""
     if (folder / "model.safetensors").exists():
         return [regular_file(folder, "model.safetensors")]
     if (folder / "model.safetensors.index.json").exists():
@@ -140,7 +141,7 @@ def _instead(folder: Path) -> str:
 
 
 def regular_file(folder: Path, name: str) -> Path:
-    """The plain file `name` in `folder`; ValueError if it is elsewhere, by its name or by a link."""
+    """The regular file `name` in `folder`; ValueError if its name or a link leads elsewhere."""
     if not name or name in (".", "..") or any(c in name for c in "/\\\0:"):
         raise ValueError(f"{name[:200]!r} is not the name of a file in {folder}")
     path = (folder / name).resolve()
@@ -155,7 +156,7 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def allowed_roots(folder: Path) -> list[Path]:
-    """Where a folder's files may lie: in it, or in the blobs of its own repository in the hub's cache."""
+    """Where a folder's files may be: in it, or in the blobs of its own repository in the hub's cache."""
     folder = folder.resolve()
     repository = folder.parent.parent
     if folder.parent.name == "snapshots" and repository.name.startswith("models--"):

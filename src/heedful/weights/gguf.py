@@ -1,4 +1,4 @@
-"""Models from GGUF files, seen through the hub's eyes: their metadata as a config.json, their tensors by its names.
+"""Models from GGUF files: their metadata as the hub's config.json, their tensors by the hub's names.
 
 From there on a GGUF file is loaded like any folder. llama.cpp rotates neighbouring dimensions where the hub rotates
 halves, so LLaMA's queries and keys lie permuted in the file; Gemma's norms lie there with their 1 added.
@@ -62,7 +62,7 @@ def load_gguf(
 
 
 class GgufSource:
-    """A GGUF file's tensors by the hub's names and in the hub's order: a `Source`."""
+    """A GGUF file's tensors by the hub's names and in the hub's layout: a `TensorSource`."""
 
     mapped, fresh = False, True
 
@@ -80,15 +80,19 @@ class GgufSource:
         return table[pattern].format(*(number.groups() if number else ())) + "." + suffix
 
     def names(self) -> Iterable[str]:
+        """The tensors' names."""
         return self.real
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
         return self.file.shape(self.real[name])
 
     def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
         return self.file.dtype(self.real[name])
 
     def get(self, name: str) -> Tensor:
+        """A tensor, dequantized, in the hub's layout."""
         tensor = self.file.get(self.real[name])
         kind = self.hub["model_type"]
         if kind == "llama" and re.search(r"\.[qk]_proj\.", name):
@@ -99,11 +103,11 @@ class GgufSource:
         return tensor
 
     def release(self, name: str) -> None:
-        pass
+        """Nothing to free: every tensor is read into memory of its own."""
 
 
 def unpermute(x: Tensor, n_heads: int) -> Tensor:
-    """Each head's rows from neighbours (0, 1 turn together) to halves (0 and D/2 do)."""
+    """Reorder each head's rows from interleaved rotary pairs (0, 1) to halves (0, D/2)."""
     return x.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -171,7 +175,7 @@ def _scaling(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def _llama_3(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings behind the divisors that are stored: all LLaMAs from 3.1 on differ in the factor alone."""
+    """The rope_scaling that gives the stored divisors: all LLaMAs from 3.1 on differ in the factor alone."""
     divisors = file.get(ROPE_FACTORS).double()
     scaling = {
         "rope_type": "llama3",
@@ -190,7 +194,7 @@ def _llama_3(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_rotated(fields: Mapping[str, Any], hub: Mapping[str, Any]) -> None:
-    """All of a head is rotated in every architecture read here."""
+    """ValueError unless the whole head is rotated, as in every architecture read here."""
     heads = hub["num_attention_heads"]
     if type(heads) is not int or heads < 1 or type(hub["hidden_size"]) is not int:
         raise ValueError(f"the metadata gives {str(heads)[:50]} heads: it must be one number for all layers")
@@ -200,7 +204,7 @@ def _check_rotated(fields: Mapping[str, Any], hub: Mapping[str, Any]) -> None:
 
 
 def _tokens(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The special tokens; a chat model may end its turns with another token than its texts."""
+    """The special token ids; a chat model may end its turns with another token than its texts."""
     names = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
     get = {ours: fields.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in names.items()}.get
     found = {f"{name}_token_id": get(name) for name in names.values() if get(name) is not None}

@@ -1,7 +1,7 @@
 """Reading GGUF, llama.cpp's file format: metadata, and tensors that may be quantized.
 
-The whole description is checked before anything is believed: every count against the bytes that are left, every
-tensor against the file's end and its neighbours. The `gguf` package knows what the quantized blocks mean; its own
+The header is validated before anything is used: every count against the bytes that are left, every tensor against the
+file's end and its neighbours. The `gguf` package knows what the quantized blocks mean; its own
 reader is not used, because it trusts the counts in the file and takes seconds for a vocabulary.
 """
 
@@ -51,7 +51,8 @@ class GgufTensor:
 
 
 class GgufFile:
-    """`fields`: the metadata as plain values. The tensors under the file's own names, dequantized to float32."""
+    """An open GGUF file: metadata as plain values in `fields`, tensors by the file's own names, dequantized to float32.
+    Close it, or use it in a `with`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,6 +70,7 @@ class GgufFile:
         self.close()
 
     def close(self) -> None:
+        """Close the file."""
         self.file.close()
 
     def _read(self) -> None:
@@ -117,15 +119,19 @@ class GgufFile:
         return blocks
 
     def names(self) -> Iterable[str]:
+        """The tensors' names."""
         return self.blocks
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
         return self.blocks[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
         return PLAIN.get(self.blocks[name].kind, torch.float32)
 
     def get(self, name: str) -> Tensor:
+        """Read a tensor, dequantized."""
         block = self.blocks[name]
         if block.kind in PLAIN:
             memory = torch.empty(block.end - block.begin, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Models from the hub by their id ("org/name"), downloaded once into the hub's own cache.
+"""Models of the Hugging Face hub by their id ("org/name"), downloaded once into its own cache.
 
 huggingface_hub does the work: resuming, progress, the cache that other programs share. Only data is fetched, never
 pickled weights or code.
@@ -27,19 +27,19 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,9
 
 
 def is_id(name: str) -> bool:
-    """ "org/name" as the hub allows it."""
+    """Whether a name has the form of a hub id, "org/name"."""
     return _ID.fullmatch(name) is not None and ".." not in name and "--" not in name
 
 
 def is_cached(name: str) -> bool:
-    """Whether a model of the hub was downloaded before."""
+    """Whether a model of the hub is in the cache."""
     from huggingface_hub import try_to_load_from_cache
 
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def download(name: str, *, revision: str | None = None) -> Path:
-    """The folder of a model of the hub in the cache, downloaded if it is not there yet."""
+    """The folder of a hub model in the cache, downloaded if it is not there yet."""
     from huggingface_hub import errors, snapshot_download
 
     try:

@@ -1,14 +1,13 @@
-"""Filling a model from named tensors: peak memory is the model plus one tensor.
+"""Loading named tensors into a model: peak memory is the model plus one tensor.
 
-A `Source` knows names, shapes and tensors; a safetensors folder, a GGUF file and a dictionary are sources. Everything
-is checked by name and shape before the first tensor is read: what is missing, extra or misshapen is an error that
-lists it.
+A `TensorSource` has names, shapes and tensors: a safetensors folder, a GGUF file, a dictionary. Names and shapes are
+all checked before the first tensor is read: what is missing, extra or misshapen is an error that lists it.
 
-On the CPU and in the type they are stored in, parameters stay where they are: in the mapped file, read when they are
-first used, and shared by all processes that load it. They may be written to; the file does not change. It may be
-replaced by another, but not overwritten, while the model is there. A tensor in a file is not aligned as torch would
-align it, and a transposed one (GPT-2's) stays so: products give the same numbers but for their last bits, some more
-slowly. `own` gives every parameter memory of its own, for training; packing (weights/pack.py) does so too.
+On the CPU and in the type they are stored in, parameters stay in the memory-mapped file: pages are read when first
+used, and shared by all processes that load it. They may be written to (copy on write); the file does not change. It may
+be replaced by another, but not overwritten, while the model is in use. A tensor in a file is not aligned as torch would
+align it, and a transposed one (GPT-2's) stays a view: products give the same numbers but for their last bits, some more
+slowly. `clone_parameters` gives every parameter memory of its own, for training; packing (kernels/pack.py) does too.
 """
 
 from __future__ import annotations
@@ -35,19 +34,39 @@ MOST_THREADS = 16
 class TensorSource(Protocol):
     """Named tensors that are read one by one, maybe from several threads.
 
-    What `get` gives may be kept if it is the `mapped` file or `fresh` memory; otherwise it is copied. What was copied
-    `release` is told.
+    A tensor from `get` becomes a parameter as it is if it is `mapped` or `fresh`; otherwise it is copied and then
+    released.
     """
 
     @property
-    def mapped(self) -> bool: ...
+    def mapped(self) -> bool:
+        """Whether `get` returns views of a memory-mapped file."""
+        ...
+
     @property
-    def fresh(self) -> bool: ...
-    def names(self) -> Iterable[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def dtype(self, name: str) -> torch.dtype: ...
-    def get(self, name: str) -> Tensor: ...
-    def release(self, name: str) -> None: ...
+    def fresh(self) -> bool:
+        """Whether `get` returns newly allocated memory."""
+        ...
+
+    def names(self) -> Iterable[str]:
+        """The tensors' names."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        ...
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
+        ...
+
+    def get(self, name: str) -> Tensor:
+        """Read a tensor."""
+        ...
+
+    def release(self, name: str) -> None:
+        """A tensor was copied: its memory may be freed."""
+        ...
 
 
 class DictSource:
@@ -59,19 +78,23 @@ class DictSource:
         self.tensors = tensors
 
     def names(self) -> Iterable[str]:
+        """The tensors' names."""
         return self.tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
         return tuple(self.tensors[name].shape)
 
     def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
         return self.tensors[name].dtype
 
     def get(self, name: str) -> Tensor:
+        """The tensor itself."""
         return self.tensors[name]
 
     def release(self, name: str) -> None:
-        pass
+        """Nothing to free: the caller keeps the tensors."""
 
 
 def load_tensors(
@@ -82,7 +105,7 @@ def load_tensors(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Give every parameter of `model` (built on the meta device) its tensor from `source`.
+    """Load every parameter of `model` (built on the meta device) from `source`.
 
     `weights` is the map to the source's names, the model's own unless given. `dtype` None keeps the file's; where a
     file mixes several, all become the one that most of its numbers have.
@@ -90,7 +113,7 @@ def load_tensors(
     weights = weights or model.weight_map()
     parameters = dict(model.named_parameters())
     entries = weights.entries(parameters)
-    found = match_names(entries, weights, source, {n: p.shape for n, p in parameters.items()})
+    found = match_tensors(entries, weights, source, {n: p.shape for n, p in parameters.items()})
     kind = _kind(source, list(found.values()), dtype)
     place = _Placer(source, found, {n: p.shape for n, p in parameters.items()}, torch.device(device), kind)
     owners = _owners(model)
@@ -116,15 +139,15 @@ def load_tensors(
 
 
 def clone_parameters(model: M) -> M:
-    """The same model, every parameter in contiguous memory of its own, aligned as torch aligns it."""
+    """Copy every parameter out of the mapped file into contiguous, aligned memory of its own; returns the model."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     return model
 
 
 def with_config(model: Model, config: Config) -> tuple[Model, list[str]]:
-    """A model of another config with the same weights, as far as it has the same parameters; the names of those that
-    are new (a head, say) and have their paper's initial values."""
+    """A model of another config with the same weights where names and shapes agree, and the names of its other
+    parameters (a new head, say), which are initialized."""
     fresh = type(model).create(config)
     fresh.special, fresh.generation = dict(model.special), dict(model.generation)
     old, new = dict(model.named_parameters()), []
@@ -138,7 +161,7 @@ def with_config(model: Model, config: Config) -> tuple[Model, list[str]]:
 
 
 def _kind(source: TensorSource, names: list[str], wanted: torch.dtype | None) -> torch.dtype:
-    """The one type the model's parameters get."""
+    """The dtype of all parameters: `wanted`, or the one that most stored numbers have."""
     counts: dict[torch.dtype, int] = {}
     for name in names:
         kind = source.dtype(name)
@@ -155,7 +178,7 @@ def _kind(source: TensorSource, names: list[str], wanted: torch.dtype | None) ->
 
 @dataclass
 class _Placer:
-    """Reads one entry's tensors and makes them ours."""
+    """Reads the tensors of one entry of the weight map and converts them to parameters."""
 
     source: TensorSource
     found: Mapping[str, str]
@@ -164,12 +187,12 @@ class _Placer:
     kind: torch.dtype
 
     def is_kept(self, entry: Entry) -> bool:
-        """What the source gives becomes the parameter."""
+        """Whether the source's tensors become the parameters without a copy."""
         same = all(self.source.dtype(self.found[t]) == self.kind for t in entry.theirs)
         return same and self.device.type == "cpu" and (self.source.mapped or self.source.fresh)
 
     def n_threads(self, entries: list[Entry], others: list[Entry]) -> int:
-        """As many as can hold a tensor each in the memory that the largest takes."""
+        """As many as can hold a tensor each in the memory of the largest one."""
         busy = max((self._n_bytes(e) for e in others if not self.is_kept(e)), default=0)
         room = max(map(self._n_bytes, entries), default=0) // busy if busy else MOST_THREADS
         return max(1, min(MOST_THREADS, torch.get_num_threads(), room))
@@ -189,10 +212,10 @@ class _Placer:
         return ours
 
 
-def match_names(
+def match_tensors(
     entries: list[Entry], weights: WeightMap, source: TensorSource, shapes: Mapping[str, torch.Size]
 ) -> dict[str, str]:
-    """The source's name of each tensor of the map; ValueError with the whole list where they do not agree."""
+    """The source's name of each tensor of the weight map; ValueError that lists every disagreement."""
     given_names = {n for n in source.names() if not weights.is_ignored(n)}
     names = {weights.current(n): n for n in given_names}
     found: dict[str, str] = {}
@@ -219,7 +242,7 @@ def match_names(
 
 
 def _owners(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
-    """For each parameter, by its first name, every module attribute that holds it (tied ones are several)."""
+    """For each parameter, by its first name, every (module, attribute) that holds it; tied ones have several."""
     by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[str, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole: manifest.json has the size and the hash of every other file in its folder.
+"""The integrity of checkpoints: manifest.json has the size and the hash of every other file in its folder.
 
 A run keeps its checkpoints in `checkpoints/step-0000200`. A killed save leaves nothing by such a name
 (train/checkpoint.py renames only what is on the disk), so what is found wrong here was damaged later: a flipped byte,
@@ -25,7 +25,7 @@ _STEP = re.compile(r"step-(\d{7,})")
 
 
 def write_manifest(folder: Path, **facts: Any) -> None:
-    """Record every file that is in the folder now, and a few facts (numbers and texts)."""
+    """Write manifest.json with the size and hash of every file in the folder, and `facts` (numbers and texts)."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
     with ThreadPoolExecutor(max(1, min(MOST_THREADS, len(paths)))) as threads:
         hashes = list(threads.map(_hash, paths))
@@ -33,18 +33,18 @@ def write_manifest(folder: Path, **facts: Any) -> None:
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "blake2b": digest}
         for path, digest in zip(paths, hashes, strict=True)
     }
-    (folder / MANIFEST).write_bytes(_sealed({**facts, "files": files}))
+    (folder / MANIFEST).write_bytes(_with_hash({**facts, "files": files}))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What was recorded; ValueError, in half a sentence, if the record itself is damaged."""
+    """The manifest's contents; ValueError if manifest.json itself is missing or damaged."""
     try:
         with (folder / MANIFEST).open("rb") as file:
             raw = file.read(LARGEST_MANIFEST)
         found = json.loads(raw)
         found.pop("hash")
         files = found["files"].items()
-        good = raw == _sealed(found) and all(_is_inside(n) and e.keys() == {"size", "blake2b"} for n, e in files)
+        good = raw == _with_hash(found) and all(_is_inside(n) and e.keys() == {"size", "blake2b"} for n, e in files)
     except FileNotFoundError:
         raise ValueError(f"{MANIFEST} is not there") from None
     except OSError as error:
@@ -57,7 +57,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def integrity_error(folder: Path, *, skip: Collection[str] = (), sizes_only: bool = False) -> str | None:
-    """What is wrong with a checkpoint, in half a sentence; None if it is whole. It takes as long as reading it."""
+    """What is wrong with a checkpoint's files, None if all hashes agree; it takes as long as reading them."""
     try:
         files = {n: e for n, e in read_manifest(folder)["files"].items() if n not in skip}
     except ValueError as error:
@@ -86,10 +86,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def step_name(step: int) -> str:
+    """The folder name of a step's checkpoint: 200 -> "step-0000200"."""
     return f"step-{step:07}"
 
 
 def step_of(path: Path) -> int:
+    """The step of a checkpoint, from its folder's name."""
     found = _STEP.fullmatch(path.name)
     if found is None:
         raise ValueError(f"{path} is no checkpoint: their names are like {step_name(200)}")
@@ -97,13 +99,13 @@ def step_of(path: Path) -> int:
 
 
 def is_run(folder: Path) -> bool:
-    """A training run, not a model: see train/run.py."""
+    """Whether a folder is a training run (train/run.py), not a model."""
     return (folder / "recipe.toml").is_file() and not (folder / "config.json").exists()
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint a run's folder stands for: the best, or the newest if none is marked; whole as far as a model is
-    read from it. None if there is none."""
+    """The best checkpoint of a run, or the newest if none is marked as the best, whose model files are intact; None if
+    there is none."""
     usable = [
         p for p in checkpoints(folder / CHECKPOINTS) if integrity_error(p, skip=TRAINING, sizes_only=True) is None
     ]
@@ -128,11 +130,11 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
 
 
-def _sealed(record: dict[str, Any]) -> bytes:
-    """The record with its own hash, so that a flipped byte in it is found too."""
+def _with_hash(record: dict[str, Any]) -> bytes:
+    """The manifest as JSON with its own hash, so that a flipped byte in it is found too."""
     text = json.dumps(record, sort_keys=True)
-    seal = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
-    return (json.dumps({**record, "hash": seal}, indent=2, sort_keys=True) + "\n").encode()
+    own_hash = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    return (json.dumps({**record, "hash": own_hash}, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _is_inside(name: str) -> bool:

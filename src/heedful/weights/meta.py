@@ -1,23 +1,23 @@
-"""A model on this machine as shapes alone: what its files say it is, without reading its weights."""
+"""Models on the meta device: parameters with shapes and no memory, from a folder's or file's config alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from heedful.models.base import Model
-from heedful.weights.adapted import base_of, is_adapter
+from heedful.weights.adapter import base_of, is_adapter
 from heedful.weights.folder import meta_model, read_config
 from heedful.weights.gguf import hub_config_from_gguf
 from heedful.weights.gguf_file import GgufFile
-from heedful.weights.resolve import reject_pickle, resolve
+from heedful.weights.resolve import reject_pickle, resolve_model
 
 
 def load_meta(path: Path) -> Model:
-    """The model at a folder, an adapter's or one with a single GGUF file too, or at a GGUF file."""
+    """The model of a GGUF file or of a folder (an adapter's, or with a single GGUF file), on the meta device."""
     reject_pickle(path)
     if path.is_dir() and not (path / "config.json").exists():
-        if is_adapter(path):  # with the head of the model it belongs to
-            return load_meta(resolve(base_of(path)))
+        if is_adapter(path):  # of the model it was trained on
+            return load_meta(resolve_model(base_of(path)))
         if len(files := sorted(path.glob("*.gguf"))) == 1:
             return load_meta(files[0])
     if path.is_dir():

@@ -1,6 +1,6 @@
-"""What a name means: a model that ships with the package, a folder or file, an id of the hub, in this order.
+"""Resolving a model's name: a model that ships with the package, a folder or file, a hub id, in this order.
 
-The folder of a training run stands for its best checkpoint.
+The folder of a training run resolves to its best checkpoint.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def shipped_models() -> dict[str, Path]:
-    """The models that come with the package, by name."""
+    """The folders of the models that ship with the package, by name."""
     zoo = Path(str(resources.files("heedful"))) / "zoo"
     found = sorted(zoo.iterdir()) if zoo.is_dir() else []
     return {path.name: path for path in found if (path / "config.json").is_file()}
 
 
-def resolve(name: str | Path) -> Path:
-    """The folder or GGUF file that `name` stands for; a model of the hub is downloaded."""
+def resolve_model(name: str | Path) -> Path:
+    """The folder or GGUF file of a model's name; a model of the hub is downloaded."""
     text = str(name)
     if not text or "\0" in text:
         raise ValueError(f"{text!r} is not the name of a model, a folder or a file")
@@ -41,8 +41,7 @@ def resolve(name: str | Path) -> Path:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is that of a model on this machine: one that ships, a folder or file with one, or of the hub and
-    in its cache."""
+    """Whether a name resolves without a download: a shipped model, a folder, a run, a GGUF file, or a cached hub id."""
     if not name or "\0" in name:
         return False
     try:
@@ -50,12 +49,12 @@ def is_local(name: str) -> bool:
         if name in shipped_models() or is_run(path) or (path / "config.json").is_file():
             return True
         return (path.suffix == ".gguf" and path.is_file()) or (hub.is_id(name) and hub.is_cached(name))
-    except (OSError, RuntimeError):  # longer than names of files can be; ~ of somebody who is not here
+    except (OSError, RuntimeError):  # longer than file names can be; ~ of an unknown user
         return False
 
 
 def run_checkpoint(run: Path) -> Path:
-    """The best checkpoint of a run, the newest if none is marked as the best."""
+    """The best checkpoint of a run, the newest if none is marked; ValueError if it has none."""
     found = best_checkpoint(run)
     if found is None:
         raise ValueError(
@@ -78,13 +77,14 @@ def _unknown(text: str) -> str:
 
 
 def reject_pickle(path: Path) -> None:
+    """ValueError, with how to convert it, for a pickled checkpoint."""
     if path.suffix in PICKLES:
         raise ValueError(f"{path} is a pickled checkpoint. {HOW_TO_CONVERT}")
 
 
-def resolve_in(root: Path, name: str) -> Path:
-    """The model `name` in a folder of models, for names that come from others (over HTTP): LookupError unless it is
-    a plain name and its folder lies there."""
+def resolve_model_in(root: Path, name: str) -> Path:
+    """The folder `name` in a folder of models, for untrusted names (over HTTP): LookupError for anything else than the
+    plain name of an entry in it."""
     if _PLAIN.fullmatch(name) is None or ".." in name:
         raise LookupError(f"no model is called {name[:200]!r}")
     path = root / name

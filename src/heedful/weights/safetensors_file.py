@@ -1,7 +1,7 @@
-"""Reading safetensors files, each header checked whole before anything is believed.
+"""Reading safetensors files, each header validated as a whole before any tensor is read.
 
-The format: eight bytes with the length of a JSON header, the header, the numbers. A header that is longer than the
-file, ranges that overlap or leave holes, a shape that does not fit its bytes, a name that comes twice: each is an
+The format: eight bytes with the length of a JSON header, the header, the tensors' bytes. A header that is longer than
+the file, ranges that overlap or leave holes, a shape that does not fit its bytes, a name that comes twice: each is an
 error at once. Then the file is mapped into memory.
 """
 
@@ -43,9 +43,9 @@ class StoredTensor:
 
 
 class SafetensorsFiles:
-    """The tensors of one safetensors file or of a model's shards: a `Source`. Close it, or use it in a `with`.
+    """The tensors of one safetensors file or of a model's shards: a `TensorSource`. Close it, or use it in a `with`.
 
-    What `get` gives is the file itself, mapped; it stays when this is closed.
+    `get` returns views of the memory-mapped file, which stay valid after `close`.
     """
 
     mapped, fresh = True, False
@@ -75,23 +75,29 @@ class SafetensorsFiles:
         self.close()
 
     def close(self) -> None:
+        """Close the files; the maps stay as long as tensors use them."""
         for file in self.files:
             file.file.close()
 
     def names(self) -> Iterable[str]:
+        """The tensors' names."""
         return self.stored
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
         return self.stored[name][1].shape
 
     def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
         return self.stored[name][1].dtype
 
     def get(self, name: str) -> Tensor:
+        """A view of the mapped file."""
         file, stored = self.stored[name]
         return file.get(stored)
 
     def release(self, name: str) -> None:
+        """Drop a tensor's pages from memory."""
         file, stored = self.stored[name]
         file.release(stored)
 
@@ -120,7 +126,7 @@ class _Mapped:
         return part.view(stored.dtype).reshape(stored.shape)
 
     def release(self, stored: StoredTensor) -> None:
-        """Its pages are not needed any more; without this the whole file would count as used memory in the end."""
+        """Drop its pages: without this the whole file would count as used memory in the end."""
         begin = -(-stored.begin // mmap.PAGESIZE) * mmap.PAGESIZE
         end = stored.end // mmap.PAGESIZE * mmap.PAGESIZE
         if begin < end and hasattr(self.map, "madvise"):
@@ -131,7 +137,7 @@ _seeking = threading.Lock()
 
 
 def read_at(file: BinaryIO, memory: memoryview, begin: int) -> None:
-    """Fill `memory` with the file's bytes from `begin` on; several threads may."""
+    """Fill `memory` with the file's bytes from `begin` on; thread-safe."""
     done = 0
     while done < len(memory):
         if hasattr(os, "preadv"):

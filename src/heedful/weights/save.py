@@ -1,7 +1,7 @@
 """Writing a model as a folder in the hub's layout, which transformers' from_pretrained reads.
 
-Families that have no layout there are written with our own names and settings. The folder is written aside and
-renamed: it is there whole or not at all.
+Families that have no layout there are written with our own names and settings. The folder is written
+atomically: aside, then renamed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def save(
 
 
 def hub_config(model: Model) -> dict[str, Any]:
-    """config.json: the hub's if it has a layout for this model, else ours."""
+    """The contents of config.json: in the hub's layout if it has one for this model, else in ours."""
     try:
         hub = model.config.to_hub()
     except ValueError:
@@ -71,14 +71,14 @@ def hub_config(model: Model) -> dict[str, Any]:
 
 
 def config_and_weight_map(model: Model) -> tuple[dict[str, Any], WeightMap]:
-    """config.json, and the map of names that goes with it."""
+    """config.json and the weight map that belongs to it."""
     config = hub_config(model)
     ours = config["model_type"] == OWN
     return config, identity(dict(model.named_parameters())) if ours else model.weight_map()
 
 
 def write_folder(folder: Path, model: Model, tokenizer: Tokenizer | None = None, max_shard: int = MAX_SHARD) -> None:
-    """The model's files in a folder that is there; who calls it sees to it that nobody reads them half written."""
+    """Write the model's files into an existing folder, not atomically."""
     refuse_adapted(model, "saved whole")
     weights = config_and_weight_map(model)[1]
     parameters = {n: p.detach() for n, p in model.named_parameters()}
@@ -101,13 +101,13 @@ def write_folder(folder: Path, model: Model, tokenizer: Tokenizer | None = None,
 
 
 def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file, for whoever may read its folder (the library itself lets only the owner read)."""
+    """Write a safetensors file with its folder's permissions (the library makes it readable by its owner alone)."""
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def write_config(folder: Path, model: Model) -> None:
-    """What the model is, without its weights."""
+    """Write config.json and generation_config.json."""
     _write_json(folder / "config.json", hub_config(model))
     if model.generation:
         _write_json(folder / "generation_config.json", model.generation)
@@ -131,7 +131,7 @@ def _theirs(entries: list[Entry], parameters: dict[str, Tensor]) -> Iterator[tup
     for entry in entries:
         for name, tensor in zip(entry.theirs, entry.op.save([parameters[n] for n in entry.ours]), strict=True):
             whole = tensor.contiguous()
-            # Parts of one memory would be refused by the format's library: each gets its own.
+            # safetensors refuses tensors that share memory: each gets its own.
             yield name, whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
@@ -140,7 +140,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """On the disk before it gets its name: a rename must not arrive there before the contents do."""
+    """fsync every file: the rename must not reach the disk before the contents do."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb+") as file:

@@ -22,7 +22,7 @@ from heedful.serve.errors import ApiError
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
 from heedful.train.run import LOCK, RECIPE
 from heedful.train.runlog import BASELINES, LOG, SAMPLES, SUMMARY
-from heedful.weights.resolve import resolve_in
+from heedful.weights.resolve import resolve_model_in
 
 router = APIRouter()
 MAX_RUNS = 200
@@ -99,7 +99,7 @@ def list_runs(root: Path) -> list[dict[str, Any]]:
 def find_run(root: Path, name: str) -> Path | None:
     """The folder of a run by its name; None if it is not a run or not directly in `root`."""
     try:
-        folder = resolve_in(root, name)
+        folder = resolve_model_in(root, name)
     except (LookupError, OSError):
         return None
     return folder if _file(folder, RECIPE) is not None else None

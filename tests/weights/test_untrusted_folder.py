@@ -10,7 +10,7 @@ import pytest
 
 import heedful
 from heedful.weights.folder import LARGEST_CONFIG
-from heedful.weights.resolve import resolve_in
+from heedful.weights.resolve import resolve_model_in
 from support.folders import change_config, saved, tiny_gpt, tiny_llama
 
 
@@ -208,5 +208,5 @@ def test_a_name_from_others_stays_in_the_folder_of_models(name, tmp_path):
     (root / "link").symlink_to(tmp_path / "secret")
     (root / ".hidden").mkdir()
     with pytest.raises(LookupError):
-        resolve_in(root, name)
-    assert resolve_in(root, "m") == root / "m"
+        resolve_model_in(root, name)
+    assert resolve_model_in(root, "m") == root / "m"

@@ -13,7 +13,7 @@ from heedful.generate.engine import Engine, Event
 from heedful.generate.request import Request, Result, Sampling
 from heedful.models.base import Batch
 from support.families import CASES
-from support.speech import plainly
+from support.uncached import generate_uncached
 
 GREEDY = Sampling(temperature=0)
 STATES = ["contiguous", "paged"]
@@ -95,7 +95,7 @@ def hundred(bard) -> list[tuple[Request, Result]]:
         (alone,) = Engine(bard.model, bard.tokenizer).run([request])
         asked.append((request, alone))
         if i % 4 == 0:
-            said, plain = alone.choices[-1].tokens, plainly(bard.model, request, request.n - 1)
+            said, plain = alone.choices[-1].tokens, generate_uncached(bard.model, request, request.n - 1)
             assert said == (plain[: len(said)] if request.stop else plain)
     assert {choice.finish_reason for _, alone in asked for choice in alone.choices} == {"stop", "length"}
     return asked
@@ -135,7 +135,7 @@ def test_other_families_go_through_the_same_engine(name):
         )
     engine = Engine(model, max_rows=4, chunk=12)
     for request, (result, events) in zip(requests, flow(engine, requests, chance), strict=True):
-        assert result.choices[0].tokens == plainly(model, request)
+        assert result.choices[0].tokens == generate_uncached(model, request)
         check_stream(request, result, events)
 
 
@@ -232,7 +232,7 @@ def test_running_rows_get_a_token_in_every_step_while_a_long_prompt_is_read(bard
     for step in range(10):
         events = engine.step()
         assert [e.id for e in events if e.token is not None] == [short] + [long] * (step == 9)
-        assert engine.reader.n_read == 2 + min(95, 10 * (step + 1))
+        assert engine.runner.n_prefilled == 2 + min(95, 10 * (step + 1))
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -247,9 +247,9 @@ def test_cancelled_requests_leave_at_once(bard, state):
     assert {event.id for event in engine.step()} == {waiting[1]}
     while engine.busy:
         (event,) = engine.step()
-    assert event.result.choices[0].tokens == plainly(bard.model, Request((5,), max_tokens=3, sampling=GREEDY))
-    if engine.reader.pool is not None:
-        assert engine.reader.pool.n_used == 0
+    assert event.result.choices[0].tokens == generate_uncached(bard.model, Request((5,), max_tokens=3, sampling=GREEDY))
+    if engine.runner.pool is not None:
+        assert engine.runner.pool.n_used == 0
 
 
 def test_streams_and_runs_share_an_engine(bard):

@@ -15,7 +15,7 @@ from heedful.kernels.cpu.library import library
 from heedful.kernels.pack import pack
 from heedful.models.base import DecoderModel
 from support.families import CASES
-from support.speech import plainly
+from support.uncached import generate_uncached
 
 GREEDY = Sampling(temperature=0)
 STATES = ["contiguous", "paged"]
@@ -79,9 +79,9 @@ def test_a_prompt_that_fails_fails_alone(bard, decoders, state):
     for bad, words in (ids[1], "perhaps"), (long, "perhaps"), (biased, "token 99 (at 0 of logit_bias)"):
         assert last[bad].finish_reason == "error" and words in str(last[bad].error)
     for good, prompt, n in ((running, (7, 8), 8), (ids[0], (7, 9), 2), (ids[2], (7, 10), 2)):
-        want = plainly(bard.model, Request(prompt, max_tokens=n, sampling=GREEDY))
+        want = generate_uncached(bard.model, Request(prompt, max_tokens=n, sampling=GREEDY))
         assert last[good].result.choices[0].tokens == want
-    assert engine.reader.pool is None or engine.reader.pool.n_used == 0
+    assert engine.runner.pool is None or engine.runner.pool.n_used == 0
 
 
 def followed(engine: Engine, requests: list[Request]) -> list[list[Event]]:
@@ -113,7 +113,7 @@ def test_a_step_that_fails_fails_for_the_row_at_fault_alone(bard, decoders, stat
         assert mine.tokens == theirs.tokens
         if kind == "float32" and library() is not None:
             assert mine == theirs  # to the last bit of its log-probabilities
-    assert engine.reader.pool is None or engine.reader.pool.n_used == 0
+    assert engine.runner.pool is None or engine.runner.pool.n_used == 0
 
 
 @pytest.mark.parametrize("name", ["t5", "seq2seq-gru-bi-dot", "phi3-longrope"])
@@ -124,7 +124,7 @@ def test_so_it_is_in_every_family(name):
     ids = [tuple(range(3 + i, 6 + 3 * i)) for i in range(5)]
     never, always = (Sampling(temperature=0, logit_bias={7: bias}) for bias in (-100, 100))
     requests = [Request(p if decoder else (), None if decoder else p, 7, never) for p in ids]
-    want = [plainly(model, r) for r in requests]
+    want = [generate_uncached(model, r) for r in requests]
     requests[2] = dataclasses.replace(requests[2], sampling=always)
     step = model.step
 
@@ -142,7 +142,7 @@ def test_so_it_is_in_every_family(name):
 
 def test_nonsense_in_one_row_ends_that_row_alone(bard, decoders):
     requests = [Request((i,), max_tokens=6, sampling=GREEDY) for i in (7, 33)]
-    want = [plainly(bard.model, r) for r in requests]
+    want = [generate_uncached(bard.model, r) for r in requests]
     engine = Engine(Stumbling(bard.model, nonsense=want[0][2]))
     ids = [engine.add(r) for r in requests]
     events = []
@@ -160,14 +160,14 @@ def test_nothing_of_a_failed_row_is_left_to_the_next(bard, state):
     with torch.no_grad():
         model.embed.weight[65] = torch.nan
     requests = [Request((i,) * n, max_tokens=12, sampling=GREEDY) for i, n in ((7, 40), (33, 1), (3, 1))]
-    want = [plainly(bard.model, r) for r in requests]
+    want = [generate_uncached(bard.model, r) for r in requests]
     bias = Sampling(temperature=0, logit_bias={65: 100})
     # Untied, so that only reading the token is ruinous, not thinking of it.
     model.head.weight = torch.nn.Parameter(bard.model.head.weight.clone())
     engine = Engine(model, state=state, block=4, cache_tokens=400)
     ids = [engine.add(requests[0]), engine.add(Request((8, 8), max_tokens=12, sampling=bias))]
     events = []
-    while ids[1] in engine._tasks:
+    while ids[1] in engine._groups:
         events += engine.step()
     ids += [engine.add(r) for r in requests[1:]]
     while engine.busy:
