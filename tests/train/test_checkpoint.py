@@ -235,18 +235,18 @@ def test_one_killed_between_two_renames_comes_back(tmp_path):
 # --- no room ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fails", ["os.fsync", "Path.write_text", "write_tensors"])
+@pytest.mark.parametrize("fails", ["os.fsync", "Path.write_text", "write_safetensors"])
 def test_a_full_disk_leaves_the_old_ones_and_says_what_to_do(fails, tmp_path, monkeypatch):
     save(tmp_path, 1)
 
     def full(*_: object, **__: object) -> None:
-        if fails == "write_tensors":  # as its library says it
+        if fails == "write_safetensors":  # as its library says it
             raise checkpoint.SafetensorError("Error while serializing: No space left on device (os error 28)")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for step in (1, 2):
         with monkeypatch.context() as patch:
-            where = {"os.fsync": os, "Path.write_text": Path, "write_tensors": checkpoint}[fails]
+            where = {"os.fsync": os, "Path.write_text": Path, "write_safetensors": checkpoint}[fails]
             patch.setattr(where, fails.split(".")[-1], full)
             with pytest.raises(OSError, match="no space left") as error:
                 save(tmp_path, step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,11 @@ from heedful.observe import attention as look
 from heedful.observe.capture import capture
 from heedful.observe.inputs import ModelInput, text_input
 from support.browser import address, in_address, n_lines, settled, table, until
-from support.serving import Server
 
 TO_BE = "To be, or not to be"
 SHIP = "The ship sailed across the sea."
 HUND = "Ein Hund läuft über die Straße."
 DIGITS = "3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    page = Path(heedful.__file__).parent / "serve" / "page" / "index.html"
-    if not page.is_file():
-        pytest.skip("the playground's page is not built: make page")
-    with Server("shakespeare", "bert-books", "translator", "reversal") as started:
-        yield started
 
 
 def reading_of(name: str, text: str) -> tuple[Any, ModelInput]:

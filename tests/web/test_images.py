@@ -5,30 +5,19 @@ from __future__ import annotations
 import json
 import runpy
 import shlex
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-import heedful
 from heedful.observe import attention as look
 from heedful.observe.inputs import image_input
 from heedful.serve.playground.images import example_digits
 from support.browser import settled, table
 from support.playground import exact
-from support.serving import Server, events
+from support.serving import events
 
 LEVELS = "0123456789abcdefg"
-
-
-@pytest.fixture(scope="module")
-def server():
-    if not (Path(heedful.__file__).parent / "serve" / "page" / "index.html").is_file():
-        pytest.skip("the playground's page is not built: make page")
-    with Server("digits-vit", "digits-gpt") as started:
-        yield started
 
 
 def params(page: Any) -> dict[str, str]:
