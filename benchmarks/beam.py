@@ -44,9 +44,9 @@ def heedful_answers(folder: Path, end: int, *, packed: bool = False) -> Answer:
 
     model: Any = heedful.load(folder).model
     if packed:
-        from heedful.kernels.pack import pack
+        from heedful.kernels.accelerate import accelerate
 
-        model = pack(model, "float32")
+        model = accelerate(model, "inference", precision="float32")
     batch = Batch(source=torch.tensor([source_ids()]))
 
     def answer() -> list[int]:

@@ -83,11 +83,11 @@ def main() -> int:
 
     import heedful
     from heedful.evaluate.harness import HarnessModel, local_task
-    from heedful.kernels.pack import pack_as_stored
+    from heedful.kernels.accelerate import accelerate_as_stored
 
     name = given.model or smollm2()
     loaded = heedful.load(name)
-    pack_as_stored(loaded.model)  # as a server does it
+    accelerate_as_stored(loaded.model)  # as a server does it
     ours = HarnessModel(loaded)
     print(f"{loaded.name}, {given.limit or 'all'} items, {os.cpu_count()} cores")
     print("| task | metric | in process | over HTTP | published |\n|---|---|---|---|---|")

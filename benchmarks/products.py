@@ -30,7 +30,7 @@ CACHES = 64e6  # bytes that are surely more than the caches
 Product = Callable[[Tensor], Tensor]
 
 
-def ours(way: type[packed.Packed], kind: packed.Kind) -> tuple[Callable[[Tensor], Product], torch.dtype, float]:
+def ours(way: type[packed.Packed], kind: packed.Precision) -> tuple[Callable[[Tensor], Product], torch.dtype, float]:
     dtype = packed.FLOATS.get(kind, torch.float32)
 
     def make(weight: Tensor) -> Product:

@@ -24,8 +24,8 @@ from torch import Tensor
 
 import heedful
 from heedful.evaluate.perplexity import sliding_windows
-from heedful.kernels.pack import n_bytes
-from heedful.kernels.packed import Kind
+from heedful.kernels.accelerate import n_bytes
+from heedful.kernels.packed import Precision
 from heedful.loaded import Loaded
 from heedful.models.base import Batch
 
@@ -103,7 +103,7 @@ def main() -> None:
             sum(p.nbytes for p in theirs.parameters()),
             tally(lambda ids: theirs(ids, use_cache=False).logits),
         )
-    for kind in get_args(Kind):
+    for kind in get_args(Precision):
         model = load(arguments.model, kind, arguments.device).model
         report(kind, n_bytes(model), tally(lambda ids, model=model: model(Batch(ids)).logits))
 

@@ -25,8 +25,8 @@ from heedful.generate.options import (
     refuse_result_options,
 )
 from heedful.generate.request import Request, Result
-from heedful.kernels.pack import pack
-from heedful.kernels.packed import Kind
+from heedful.kernels.accelerate import accelerate
+from heedful.kernels.packed import Precision
 from heedful.models.base import DecoderModel, GenerativeModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.image_gpt import ImageGPT
@@ -292,7 +292,7 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    quantize: Kind | None = None,
+    quantize: Precision | None = None,
 ) -> Loaded:
     """Load a model that ships with heedful, a folder in the hub's layout, a GGUF file, or a model of the hub
     ("org/name", downloaded once).
@@ -302,7 +302,7 @@ def load(
     """
     loaded = _load(name, torch.device(device or "cpu"), dtype)
     if quantize is not None:
-        pack(loaded.model, quantize)
+        accelerate(loaded.model, "inference", precision=quantize)
     return loaded
 
 

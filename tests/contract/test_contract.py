@@ -8,16 +8,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from heedful.kernels.cpu.library import library
 from heedful.models.base import Batch
 from heedful.nn.attention import Watch
+from heedful.nn.stack import Stack
 from heedful.nn.state import State
 from support.case import Case, error
 from support.families import CASES
 
 LIMIT = 1e-5
-every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-speaking = pytest.mark.parametrize("case", [c for c in CASES if c.generates], ids=lambda c: c.name)
-packing = pytest.mark.parametrize("case", [c for c in CASES if c.packs], ids=lambda c: c.name)
+
+
+def on_both_paths(cases):
+    """Each case plain and accelerated for inference, except where there is nothing to accelerate."""
+    found = [(c, path) for c in cases for path in ("plain", "inference") if path == "plain" or c.accelerates]
+    return pytest.mark.parametrize("case, path", found, ids=[f"{c.name}-{path}" for c, path in found])
+
+
+plain = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+every = on_both_paths(CASES)
+speaking = on_both_paths([c for c in CASES if c.generates])
+packing = on_both_paths([c for c in CASES if c.packs])
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +50,8 @@ def head(batch: Batch, n: int, rows: list[int] | None = None) -> Batch:
 
 
 @every
-def test_a_batch_equals_its_rows_alone(case: Case):
-    model, batch = case.model(), case.batch()
+def test_a_batch_equals_its_rows_alone(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     together = model(batch).logits
     for i, row in enumerate(case.rows(batch)):
         alone = model(row).logits[0]
@@ -48,8 +59,8 @@ def test_a_batch_equals_its_rows_alone(case: Case):
 
 
 @every
-def test_what_stands_in_the_padding_does_not_matter(case: Case):
-    model, batch = case.model(), case.batch()
+def test_what_stands_in_the_padding_does_not_matter(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     if batch.lengths is None and batch.source_lengths is None:
         pytest.skip("nothing is padded in this family's batches")
     other = dataclasses.replace(batch)
@@ -63,8 +74,8 @@ def test_what_stands_in_the_padding_does_not_matter(case: Case):
 
 
 @every
-def test_watching_changes_nothing(case: Case):
-    model, batch = case.model(), case.batch()
+def test_watching_changes_nothing(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     counted = case.counted(batch)
     plain = model(batch).logits[counted]
     watches = [m for m in model.modules() if isinstance(m, Watch)]
@@ -73,19 +84,19 @@ def test_watching_changes_nothing(case: Case):
         watch.on = True
         watch.weights.register_forward_hook(lambda _m, _i, out: seen.append(out))
     watched = model(batch).logits[counted]
-    assert error(watched, plain) < 1e-6
+    assert error(watched, plain) < 3e-6
     assert (len(seen) > 0) == (len(watches) > 0)
     for weights in seen:
         assert weights.ndim == 4 and error(weights.sum(-1), torch.ones(weights.shape[:-1])) < LIMIT
 
 
-@every
+@plain
 def test_a_config_survives_as_data(case: Case):
     config = case.model().config
     assert type(config).from_dict(config.to_dict()) == config
 
 
-@every
+@plain
 def test_a_fresh_model_speaks_sense(case: Case):
     """New weights: finite outputs, and a loss no worse than a little above guessing."""
     model = case.model()
@@ -97,7 +108,7 @@ def test_a_fresh_model_speaks_sense(case: Case):
     assert logits.std() < 3
 
 
-@every
+@plain
 def test_every_parameter_learns(case: Case):
     model, batch = case.model(), case.batch()
     with torch.enable_grad():
@@ -107,8 +118,8 @@ def test_every_parameter_learns(case: Case):
 
 
 @speaking
-def test_the_future_never_changes_the_past(case: Case):
-    model, batch = case.model(), case.batch()
+def test_the_future_never_changes_the_past(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     tokens = batch.tokens.clone()
     tokens[:, 5:] = 7
     now, changed = model(batch).logits, model(dataclasses.replace(batch, tokens=tokens)).logits
@@ -117,8 +128,8 @@ def test_the_future_never_changes_the_past(case: Case):
 
 
 @speaking
-def test_rows_of_unequal_length_start_together(case: Case):
-    model, batch = case.model(), case.batch()
+def test_rows_of_unequal_length_start_together(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     together, state = model.start(batch)
     following = torch.tensor([4, 9, 6])
     stepped = model.step(following, state)
@@ -129,16 +140,16 @@ def test_rows_of_unequal_length_start_together(case: Case):
 
 
 @speaking
-def test_several_tokens_in_a_step_equal_single_steps(case: Case):
-    model, batch = case.model(), case.batch()
+def test_several_tokens_in_a_step_equal_single_steps(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     _, state = model.start(head(batch, 3))
     several = model.step(batch.tokens[:, 3:7], state)
     assert error(several, model(batch).logits[:, 3:7]) < LIMIT
 
 
 @speaking
-def test_selected_rows_go_on_as_themselves(case: Case):
-    model, batch = case.model(), case.batch()
+def test_selected_rows_go_on_as_themselves(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     _, state = model.start(head(batch, 4))
     state.select([2, 0, 2, 1])
     got = model.step(batch.tokens[[2, 0, 2, 1], 4], state)
@@ -148,8 +159,8 @@ def test_selected_rows_go_on_as_themselves(case: Case):
 
 
 @speaking
-def test_truncated_rows_go_on_from_there(case: Case):
-    model, batch = case.model(), case.batch()
+def test_truncated_rows_go_on_from_there(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     _, state = model.start(head(batch, 3))
     model.step(batch.tokens[:, 3:8], state)
     state.truncate([4, 6, 8])
@@ -159,8 +170,8 @@ def test_truncated_rows_go_on_from_there(case: Case):
 
 
 @speaking
-def test_a_freed_row_begins_anew(case: Case):
-    model, batch = case.model(), case.batch()
+def test_a_freed_row_begins_anew(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     _, state = model.start(head(batch, 4))
     state.free(1)
     assert state.lengths[1] == 0
@@ -172,9 +183,9 @@ def test_a_freed_row_begins_anew(case: Case):
 
 
 @speaking
-def test_rows_join_later_and_leave_earlier(case: Case):
+def test_rows_join_later_and_leave_earlier(case: Case, path: str):
     """Each row goes on as if alone, whatever the lengths of the others, of their sources too."""
-    model, batch = case.model(), case.batch()
+    model, batch = case.model(path), case.batch()
     whole = model(batch).logits
 
     def begin(row: int, n: int) -> State:
@@ -209,8 +220,8 @@ def test_rows_join_later_and_leave_earlier(case: Case):
 
 
 @packing
-def test_packed_documents_equal_separate_ones(case: Case):
-    model, batch = case.model(), case.batch()
+def test_packed_documents_equal_separate_ones(case: Case, path: str):
+    model, batch = case.model(path), case.batch()
     rows = [r.tokens[0] for r in case.rows(batch)]
     documents = torch.cat([torch.full((len(r),), i) for i, r in enumerate(rows)])[None]
     packed = Batch(torch.cat(rows)[None], documents=documents)
@@ -222,3 +233,25 @@ def test_packed_documents_equal_separate_ones(case: Case):
         apart = [case.objective(model, Batch(r[None])) for r in rows]
     assert together.n_targets == sum(a.n_targets for a in apart)
     assert error(together.sum, sum(a.sum for a in apart)) < LIMIT
+
+
+@plain
+def test_accelerating_keeps_the_number_of_parameters(case: Case):
+    if case.accelerates:
+        assert case.model("inference").n_parameters() == case.model().n_parameters()
+
+
+# Decoders with an option that the C library does not know: they run the plain blocks, with packed weights.
+UNKNOWN = {"gemma2": "softcap", "mixtral": "experts", "mixtral-window": "experts", "image-gpt": "quick_gelu"}
+
+
+@pytest.mark.skipif(library() is None, reason="the C kernels cannot be had here")
+def test_the_kernels_decode_all_families_but_those_listed():
+    plain = {
+        c.name
+        for c in CASES
+        if c.generates
+        for stack in [m for m in c.model("inference").modules() if isinstance(m, Stack) and m.causal]
+        if type(stack) is Stack
+    }
+    assert plain == set(UNKNOWN)

@@ -97,7 +97,7 @@ def ends_of(model: GenerativeModel, batch: Batch) -> list[int]:
     return sorted(set(said), key=lambda t: -said.count(t))[1:3]
 
 
-@pytest.mark.parametrize(("name", "scale", "seed"), [("gpt2", 0.7, 0), ("t5", 0.7, 1), ("marian", 0.3, 3)])
+@pytest.mark.parametrize(("name", "scale", "seed"), [("gpt2", 0.5, 0), ("t5", 0.7, 1), ("marian", 0.3, 3)])
 def test_the_same_answers_and_scores_as_transformers(name, scale, seed):
     case = case_of[name]
     reference, batch = softened(case, scale), prompts_of(case)

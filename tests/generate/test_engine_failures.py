@@ -11,8 +11,8 @@ import torch
 import heedful
 from heedful.generate.engine import Engine, Event
 from heedful.generate.request import Request, Sampling
+from heedful.kernels.accelerate import accelerate
 from heedful.kernels.cpu.library import library
-from heedful.kernels.pack import pack
 from heedful.models.base import DecoderModel
 from support.families import CASES
 from support.uncached import generate_uncached
@@ -97,7 +97,7 @@ def followed(engine: Engine, requests: list[Request]) -> list[list[Event]]:
 @pytest.mark.parametrize("state", STATES)
 def test_a_step_that_fails_fails_for_the_row_at_fault_alone(bard, decoders, state, kind, late):
     """The others say the same to the last bit, with the row that fails and without."""
-    model = bard.model if kind == "plain" else pack(copy.deepcopy(bard.model), kind)
+    model = bard.model if kind == "plain" else accelerate(copy.deepcopy(bard.model), "inference", precision=kind)
     never = Sampling(seed=3, logit_bias={60: -100})
     requests = [Request((i,) * (1 + i % 9), max_tokens=12, sampling=never, logprobs=0) for i in range(7, 12)]
     requests[1:1] = [Request((33, 5), max_tokens=12, n=2, sampling=Sampling(seed=1, logit_bias={60: 11}))]

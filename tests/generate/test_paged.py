@@ -11,9 +11,9 @@ import torch
 import heedful
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
-from heedful.kernels.pack import pack
+from heedful.kernels.accelerate import accelerate
 from heedful.models.base import Batch, DecoderModel
-from heedful.nn.paged import PagedState, Pool
+from heedful.nn.paged import BlockPool, PagedState
 from support.case import error
 from support.families import CASES
 
@@ -36,7 +36,7 @@ def bard():
 
 
 def paged(model, n_rows: int, n_blocks: int = 40, block: int = 4) -> PagedState:
-    return PagedState(Pool(n_blocks, block), len(model.decoder.blocks), n_rows)
+    return PagedState(BlockPool(n_blocks, block), len(model.decoder.blocks), n_rows)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +111,7 @@ class Counting(torch.nn.Module):
 @pytest.mark.parametrize("kind", ["plain", "float32"])
 def test_short_prompts_are_read_side_by_side(bard, monkeypatch, kind):
     monkeypatch.setattr("heedful.generate.model_runner.DecoderModel", (DecoderModel, Counting))
-    model = bard.model if kind == "plain" else pack(copy.deepcopy(bard.model), kind)
+    model = bard.model if kind == "plain" else accelerate(copy.deepcopy(bard.model), "inference", precision=kind)
     chance = random.Random(0)
     requests = [
         Request(tuple(chance.randrange(60) for _ in range(n)), max_tokens=4, sampling=GREEDY)
@@ -203,37 +203,37 @@ def test_a_small_pool_makes_room_and_keeps_results_right(bard):
     engine = Engine(bard.model, state="paged", cache_tokens=256, block=8, chunk=32)
     assert engine.run(requests) == Engine(bard.model).run(requests)
     pool = engine.runner.pool
-    assert pool.n_used == 0 and not any(pool.users)
+    assert pool.n_used == 0 and not any(pool.references)
     assert engine.runner.n_prefilled < sum(len(r.prompt) for r in requests)  # some was shared all the same
     with pytest.raises(ValueError, match=r"272 .*256"):
         engine.add(Request((1,) * 30, max_tokens=100, n=2))
 
 
 def test_the_least_recently_used_goes_first():
-    pool = Pool(4, 2)
+    pool = BlockPool(4, 2)
     tables = {}
     for name in "abcd":
-        tables[name] = [pool.take()]
-        pool.name([ord(name)] * 2, tables[name])
+        tables[name] = [pool.allocate()]
+        pool.cache_prefix([ord(name)] * 2, tables[name])
         pool.release(tables[name])
-    pool.share(pool.find([97, 97])[0])  # a is used again
+    pool.share(pool.find_prefix([97, 97])[0])  # a is used again
     pool.release(tables["a"])
-    pool.take(), pool.take()
-    assert [bool(pool.find([ord(name)] * 2)) for name in "abcd"] == [True, False, False, True]
-    pool.take(), pool.take()
+    pool.allocate(), pool.allocate()
+    assert [bool(pool.find_prefix([ord(name)] * 2)) for name in "abcd"] == [True, False, False, True]
+    pool.allocate(), pool.allocate()
     with pytest.raises(RuntimeError, match="all 4 blocks"):
-        pool.take()
+        pool.allocate()
     with pytest.raises(ValueError, match="room for nothing"):
-        Pool(0)
+        BlockPool(0)
 
 
 def test_blocks_are_found_by_all_that_lies_before_them():
-    pool = Pool(8, 2)
-    table = [pool.take() for _ in range(3)]
-    pool.name([1, 2, 3, 4, 5, 6], table)
-    assert pool.find([1, 2, 3, 4, 5]) == table[:2]
-    assert pool.find([3, 4]) == [] and pool.find([1, 2, 9, 9, 5, 6]) == table[:1]
+    pool = BlockPool(8, 2)
+    table = [pool.allocate() for _ in range(3)]
+    pool.cache_prefix([1, 2, 3, 4, 5, 6], table)
+    assert pool.find_prefix([1, 2, 3, 4, 5]) == table[:2]
+    assert pool.find_prefix([3, 4]) == [] and pool.find_prefix([1, 2, 9, 9, 5, 6]) == table[:1]
     pool.release(table)
     for _ in range(6):  # five were free; the end of the known text goes before its beginning
-        pool.take()
-    assert pool.find([1, 2, 3, 4, 5, 6]) == table[:2]
+        pool.allocate()
+    assert pool.find_prefix([1, 2, 3, 4, 5, 6]) == table[:2]

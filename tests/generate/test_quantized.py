@@ -15,10 +15,10 @@ from torch import nn
 
 import heedful
 from heedful.generate.batch import greedy_batch
+from heedful.kernels.accelerate import accelerate, n_bytes, packed_precision
 from heedful.kernels.cpu.library import library
-from heedful.kernels.pack import n_bytes, pack
+from heedful.kernels.modules import PackedAttention
 from heedful.models.base import GenerativeModel
-from heedful.nn.attention import Attention
 from heedful.nn.block import Block
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import MixtureOfExperts
@@ -57,7 +57,7 @@ def test_packed_float32_is_the_same_model(case):
     model, batch = case.model(), case.batch()
     counted = case.counted(batch)
     logits, ids = model(batch).logits[counted], greedy_batch(model, batch, 8)
-    assert pack(model, "float32") is model
+    assert accelerate(model, "inference", precision="float32") is model
     assert error(model(batch).logits[counted], logits) < LIMIT
     assert greedy_batch(model, batch, 8) == ids
 
@@ -109,7 +109,7 @@ def test_quantized_models_compute_with_the_rounded_weights(case, kind, limit):
     model, batch = case.model(), case.batch()
     by_hand = copy.deepcopy(model)
     round_by_hand(by_hand, kind)
-    logits = pack(model, kind)(batch).logits.float()
+    logits = accelerate(model, "inference", precision=kind)(batch).logits.float()
     counted = case.counted(batch)
     ours, theirs = logits[counted], by_hand(batch).logits[counted]
     if case.name == "mixtral":  # of 39 positions one has two experts so near that it goes to the other
@@ -124,7 +124,7 @@ def test_quantized_models_keep_the_contract(case, kind):
     """Steps equal the whole, rows are themselves in any company, and the states are of the activations' type."""
     if not case.generates:
         pytest.skip("does not speak")
-    model, batch = pack(case.model(), kind), case.batch()
+    model, batch = accelerate(case.model(), "inference", precision=kind), case.batch()
     together, state = model.start(batch)
     following = torch.tensor([4, 9, 6])
     stepped = model.step(following, state)
@@ -157,7 +157,7 @@ def model_bytes(model: nn.Module, kind: str) -> int:
 def test_memory_is_as_documented(kind):
     model = heedful.load("shakespeare").model
     expected, before = model_bytes(model, kind), model.n_parameters()
-    assert n_bytes(pack(model, kind)) == expected
+    assert n_bytes(accelerate(model, "inference", precision=kind)) == expected
     assert model.n_parameters() == before
 
 
@@ -165,7 +165,7 @@ def test_memory_is_as_documented(kind):
 PROGRAM = """
 import ctypes, re, sys, torch
 from heedful.models.llama import Llama, LlamaConfig
-from heedful.kernels.pack import n_bytes, pack
+from heedful.kernels.accelerate import accelerate, n_bytes, packed_precision
 def size(what): return 1024 * int(re.search(what + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 def llama(d, vocab):
     with torch.device("meta"):
@@ -174,11 +174,11 @@ def llama(d, vocab):
     for i, p in enumerate(model.parameters()):
         p.data.fill_(0.01 * i + 0.01)
     return model
-pack(llama(64, 64), sys.argv[1])  # whatever the libraries allocate once
+accelerate(llama(64, 64), "inference", precision=sys.argv[1])  # whatever the libraries allocate once
 before = size("VmRSS")
 model = llama(1024, 16_000)
 plain = size("VmRSS")
-pack(model, sys.argv[1])
+accelerate(model, "inference", precision=sys.argv[1])
 peak = size("VmHWM")
 ctypes.CDLL(None).malloc_trim(0)
 print(peak - plain, size("VmRSS") - before, n_bytes(model))
@@ -197,24 +197,24 @@ def test_the_process_grows_by_no_more_than_that(kind):
 
 def test_a_packed_model_is_not_saved(tmp_path):
     loaded = heedful.load("shakespeare", quantize="int8")
-    with pytest.raises(ValueError, match="packed as int8"):
+    with pytest.raises(ValueError, match="packed: save"):
         loaded.save(tmp_path / "m")
     assert not (tmp_path / "m").exists()
     with pytest.raises(ValueError, match="packed already"):
-        pack(loaded.model, "int4")
+        accelerate(loaded.model, "inference", precision="int4")
 
 
 def test_what_cannot_be_packed_is_said(tmp_path):
     cbow = next(c for c in CASES if c.name == "cbow")
     with pytest.raises(ValueError, match="nothing to pack"):
-        pack(cbow.model(), "int8")
+        accelerate(cbow.model(), "inference", precision="int8")
     with pytest.raises(ValueError, match="float32, bfloat16, float16, int8, int4"):
         heedful.load("shakespeare", quantize="int2")  # type: ignore[arg-type]
     model = heedful.load("shakespeare").model
     model.decoder.blocks[0].feedforward.up.weight.data[0, 0] = 1e5
     with pytest.raises(ValueError, match="bfloat16"):
-        pack(model, "float16")
-    assert model.packed is None and greedy_batch(model, heedful_batch(), 2)  # and nothing has changed
+        accelerate(model, "inference", precision="float16")
+    assert packed_precision(model) is None and greedy_batch(model, heedful_batch(), 2)  # and nothing has changed
 
 
 def heedful_batch():
@@ -236,7 +236,7 @@ def test_queries_keys_and_values_are_one_product():
     model = heedful.load("shakespeare", quantize="int8").model
     assert isinstance(model, GenerativeModel)
     assert not [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    joined = [m.joint.n_outputs for m in model.modules() if isinstance(m, Attention) and m.joint is not None]
+    joined = [m.joint.n_outputs for m in model.modules() if isinstance(m, PackedAttention)]
     assert joined == [3 * 192] * 6
 
 
@@ -263,7 +263,7 @@ def test_on_a_gpu_quantized_models_compute_with_the_rounded_weights(case, kind):
     if kind != "float32":
         round_by_hand(by_hand, kind)
     there = dataclasses.replace(batch, **{n: v.cuda() for n, v in vars(batch).items() if isinstance(v, torch.Tensor)})
-    logits = pack(model.cuda(), kind)(there).logits.float().cpu()
+    logits = accelerate(model.cuda(), "inference", precision=kind)(there).logits.float().cpu()
     counted = case.counted(batch)
     off = error(logits[counted], by_hand(batch).logits[counted])
     limit = {"float32": 1e-4, "float16": 0.01}.get(kind, 0.08)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.accelerate import accelerate
 from heedful.kernels.cpu import adamw
 from heedful.kernels.cpu import block as training
 from heedful.kernels.cpu.library import library
@@ -14,7 +15,7 @@ from heedful.models.base import Batch, Model
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.models.llama import Llama, LlamaConfig
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
 from heedful.nn.stack import Stack
@@ -40,8 +41,8 @@ def threads(request):
 def calls(monkeypatch) -> list[Block]:
     """The blocks that went through the kernels."""
     seen: list[Block] = []
-    real = training.run
-    monkeypatch.setattr(training, "run", lambda block, *given: seen.append(block) or real(block, *given))
+    real = training._run
+    monkeypatch.setattr(training, "_run", lambda block, *given: seen.append(block) or real(block, *given))
     return seen
 
 
@@ -50,7 +51,7 @@ def rough(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(p + 0.1 * torch.randn_like(p) if p.ndim < 2 else 4 * p)
-    return model.train()
+    return accelerate(model.train(), "training")
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
@@ -117,8 +118,8 @@ def test_a_model_learns_the_same_as_by_pytorch(case, calls, threads):
 
 def encoder(norm) -> Stack:
     attention = Attention(32, 2)
-    block = Block(attention, FeedForward(32, 70, "silu", bias=False), Norms(norm(32), norm(32)))
-    return Stack([block], causal=False).train()
+    block = PreNormBlock(attention, FeedForward(32, 70, "silu", bias=False), Norms(norm(32), norm(32)))
+    return accelerate(Stack([block], causal=False).train(), "training")
 
 
 @needs_kernels

@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-import heedful
+from heedful.kernels.accelerate import accelerate
+from heedful.kernels.cpu.decode import DecodeBlocks, KernelStack
 from heedful.kernels.cpu.library import library
-from heedful.kernels.pack import pack
 from heedful.models.base import Batch, EncoderDecoderModel
-from heedful.nn.paged import PagedState, Pool
+from heedful.nn.paged import BlockPool, PagedState
+from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
+from support import families
 
 pytestmark = pytest.mark.skipif(
     library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
 )
 
-SMALL = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 96, "vocab_size": 50}
-GROUPED = SMALL | {"n_kv_heads": 2, "d_head": 16, "full_layers": 0}
-FUSED = {
-    "gpt2": SMALL | {"max_len": 64},
-    "gpt3-125m": SMALL | {"max_len": 64},
-    "gpt1": SMALL | {"max_len": 64},
-    "gpt-neo-125m": SMALL | {"max_len": 64, "window": 5},
-    "gpt-j-6b": SMALL | {"d_rotary": 8, "max_len": 64},
-    "pythia-70m": SMALL | {"max_len": 64},
-    "llama3.2-1b": GROUPED,
-    "mistral-7b-v0.1": GROUPED | {"window": 4},
-    "qwen2.5-0.5b": GROUPED,
-    "qwen3-0.6b": GROUPED,
-    "olmo2-1b": SMALL,
-    "gemma-2b": GROUPED,
-    "phi3-mini-4k": SMALL,
-    "t5-small": SMALL | {"d_head": 16, "n_decoder_layers": 2},
-    "flan-t5-small": SMALL | {"d_head": 16, "n_decoder_layers": 2},
-    "opus-mt-en-de": SMALL | {"n_decoder_layers": 2, "max_len": 64, "start_id": 1, "pad_id": 1},
-}
+CASES = {c.name: c for c in families.CASES if c.generates}
+ONE_CALL = [  # decoders that are one call; contract/test_contract.py says which are not, and why
+    name for name, case in CASES.items() if any(isinstance(m, KernelStack) for m in case.model("inference").modules())
+]
+DECODERS = [name for name in ONE_CALL if CASES[name].packs and "longrope" not in name]  # that has a state of its own
 
 
-def settings(name: str) -> dict[str, object]:
-    """Those of the wished that this family has."""
-    known = heedful.create(name, device="meta").config
-    return {key: value for key, value in FUSED[name].items() if hasattr(known, key)}
+def tiny(name: str, precision: str = "float32"):
+    return accelerate(CASES[name].model(), "inference", precision=precision)
 
 
-def tiny(name: str, kind: str = "float32"):
-    torch.manual_seed(0)
-    model = heedful.create(name, **settings(name)).eval()
-    for p in model.parameters():  # what begins at 0 or 1 would hide mistakes
-        p.data += 0.1 * torch.randn_like(p)
-    return pack(model, kind)
+@contextmanager
+def plain_blocks(model):
+    """Inside, the decoder's blocks run one by one."""
+    model.decoder.__class__ = Stack
+    yield
+    model.decoder.__class__ = KernelStack
 
 
 def prompts(model) -> Batch:
@@ -74,41 +61,37 @@ def steps(model, n: int = 4) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("name", FUSED)
-def test_a_step_is_that_of_the_layers(name):
+@pytest.fixture
+def calls(monkeypatch) -> list[int]:
+    """One entry for each call of the library."""
+    seen, real = [], DecodeBlocks.__call__
+    monkeypatch.setattr(DecodeBlocks, "__call__", lambda *given: seen.append(1) or real(*given))
+    return seen
+
+
+@pytest.mark.parametrize("name", [n for n in ONE_CALL if "longrope" not in n])
+def test_a_step_is_that_of_the_layers(name, calls):
     model = tiny(name)
-    assert model.decoder.fused is not None
-    calls = []
-    fused, model.decoder.fused = model.decoder.fused, Counting(model.decoder.fused, calls)
     ours = steps(model)
     assert len(calls) == (8 if isinstance(model, EncoderDecoderModel) else 9)  # not where a source is read first
-    model.decoder.fused = None
-    theirs = steps(model)
-    assert fused is not None and (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
-
-
-class Counting:
-    def __init__(self, fused, calls):
-        self.fused, self.calls, self.can = fused, calls, fused.can
-
-    def __call__(self, *given):
-        self.calls.append(1)
-        return self.fused(*given)
+    with plain_blocks(model):
+        theirs = steps(model)
+    assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("kind, limit", [("bfloat16", 0.05), ("float16", 1e-4), ("int8", 0.05), ("int4", 0.05)])
 def test_so_it_is_with_fewer_bits(kind, limit):
-    for name in "gpt2", "qwen3-0.6b", "t5-small":
+    for name in "gpt2", "qwen3", "t5":
         model = tiny(name, kind)
         ours = steps(model)
-        model.decoder.fused = None
-        theirs = steps(model)
+        with plain_blocks(model):
+            theirs = steps(model)
         assert (ours - theirs).abs().max() < limit * theirs.abs().max()
 
 
 @torch.no_grad()
 def test_a_row_has_the_same_bits_in_any_company():
-    model = tiny("llama3.2-1b", "int8")
+    model = tiny("llama3.2", "int8")
     tokens = torch.randint(3, 50, (5, 6), generator=torch.Generator().manual_seed(1))
     _, state = model.start(Batch(tokens))
     alone = []
@@ -120,16 +103,14 @@ def test_a_row_has_the_same_bits_in_any_company():
 
 
 def pages(model, n_rows: int) -> PagedState:
-    return PagedState(Pool(60, 4), len(model.decoder.blocks), n_rows)
+    return PagedState(BlockPool(60, 4), len(model.decoder.blocks), n_rows)
 
 
-@pytest.mark.parametrize("name", [n for n in FUSED if n not in ("t5-small", "flan-t5-small", "opus-mt-en-de")])
+@pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
-def test_pages_give_the_same_bits(name):
+def test_pages_give_the_same_bits(name, calls):
     """Prompts of different lengths, steps, rows that come twice, go and are cut; and nothing is lost of the pool."""
     model = tiny(name)
-    calls = []
-    model.decoder.fused = Counting(model.decoder.fused, calls)
     batch = prompts(model)
     logits, plain = model.start(batch)
     paged = pages(model, 3)
@@ -157,7 +138,7 @@ def test_pages_give_the_same_bits(name):
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @torch.no_grad()
 def test_a_text_may_be_cut_anywhere(kind, monkeypatch):
-    model = tiny("llama3.2-1b", kind)
+    model = tiny("llama3.2", kind)
     tokens = torch.randint(3, 50, (1, 40), generator=torch.Generator().manual_seed(1))
     whole = model.step(tokens, pages(model, 1))
     parts, state = [], pages(model, 1)
@@ -177,7 +158,7 @@ def test_a_text_may_be_cut_anywhere(kind, monkeypatch):
 def test_what_was_left_in_a_block_does_no_harm():
     """A block that held no numbers is used again, by our kernels and then by PyTorch's, which read all of it."""
     model = tiny("gpt2")
-    pool = Pool(2, 4)
+    pool = BlockPool(2, 4)
     state = PagedState(pool, 2, 1)
     model.step(torch.tensor([[3, 4, 5]]), state)
     for layer in pool.layers.values():
@@ -186,9 +167,8 @@ def test_what_was_left_in_a_block_does_no_harm():
     state.select([])
     state = PagedState(pool, 2, 1)
     model.step(torch.tensor([[3, 4]]), state)
-    fused, model.decoder.fused = model.decoder.fused, None
-    found = model.step(torch.tensor([[5, 6, 7]]), state)[0, -1]
-    model.decoder.fused = fused
+    with plain_blocks(model):
+        found = model.step(torch.tensor([[5, 6, 7]]), state)[0, -1]
     _, plain = model.start(Batch(torch.tensor([[3, 4, 5, 6]])))
     assert (found - model.step(torch.tensor([7]), plain)[0]).abs().max() < 1e-4
 
@@ -206,38 +186,31 @@ def test_threads_change_nothing():
 
 
 @torch.no_grad()
-def test_it_steps_aside_for_whoever_watches():
+def test_hooks_and_watches_get_the_plain_blocks(calls):
     model = tiny("gpt2")
     _, state = model.start(Batch(torch.tensor([[3, 4, 5]])))
-    x = torch.randn(1, 1, 64)
-    can = model.decoder.fused.can
-    assert can(x, state)
-    seen = []
+    seen: list[int] = []
     hook = model.decoder.blocks[1].attention.register_forward_hook(lambda *given: seen.append(1))
-    assert not can(x, state)
     model.step(torch.tensor([4]), state)
-    assert seen
+    assert seen == [1] and len(calls) == 1
     hook.remove()
-    assert can(x, state)
+    model.step(torch.tensor([4]), state)
+    assert len(calls) == 2
     model.decoder.blocks[0].attention.watch.on = True
-    assert not can(x, state)
+    model.step(torch.tensor([4]), state)
+    assert len(calls) == 2
 
 
 class Strange(KeyValueState):
-    """What another state remembers the kernels cannot know."""
+    """A state that the library does not know."""
 
 
 @torch.no_grad()
-def test_it_steps_aside_for_what_it_does_not_know():
+def test_other_states_and_gradients_get_the_plain_blocks(calls):
     model = tiny("gpt2")
     _, state = model.start(Batch(torch.tensor([[3, 4, 5]])))
-    can = model.decoder.fused.can
-    assert can(torch.randn(1, 2, 64), state) and not can(torch.randn(1, 1, 64), None)
-    assert not can(torch.randn(1, 1, 64), Strange(2, 1))
+    assert len(calls) == 1
+    model.start(Batch(torch.tensor([[3, 4, 5]])), state=Strange(2, 1))
     with torch.enable_grad():
-        assert not can(torch.randn(1, 1, 64), state)
-    assert tiny("gpt2").decoder.fused is not None
-    for name, changes in ("gemma2-2b", GROUPED), ("mixtral-8x7b", GROUPED | {"n_experts": 2}):
-        known = heedful.create(name, device="meta").config
-        model = heedful.create(name, **{k: v for k, v in changes.items() if hasattr(known, k)})
-        assert pack(model, "float32").decoder.fused is None
+        model.step(torch.tensor([4]), state)
+    assert len(calls) == 1

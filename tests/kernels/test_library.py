@@ -24,7 +24,7 @@ import torch
 from heedful.kernels.cpu.library import library
 from heedful.kernels import packed
 weight = torch.randn(70, 96, generator=torch.Generator().manual_seed(0))
-kinds = [type(packed.product(weight, None, kind)).__name__ for kind in packed.PLAIN]
+kinds = [type(packed.pack_weight(weight, None, kind)).__name__ for kind in packed.PLAIN]
 print(library() is not None, *kinds)
 """
 STATUS = """

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from heedful.kernels import packed
 from heedful.kernels.cpu.library import library
-from heedful.kernels.packed import FASTER, FLOATS, PLAIN, Packed, Table, activations, agrees, product
+from heedful.kernels.modules import PackedEmbedding
+from heedful.kernels.packed import FASTER, FLOATS, PLAIN, Packed, activations, agrees, pack_weight
 from heedful.nn.embed import Embedding
 
 SHAPES = [(64, 32), (96, 256), (50, 33), (1, 64), (257, 160)]  # outputs, inputs
@@ -32,7 +33,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def kept(weight: Tensor, kind: str) -> Tensor:
-    """Weights as `product` hands them on: floats in their own type."""
+    """Weights as `pack_weight` hands them on: floats in their own type."""
     return weight.to(FLOATS.get(kind, torch.float32))
 
 
@@ -96,7 +97,7 @@ def test_every_shape_has_a_way(kind):
     for shape in SHAPES:
         weight = numbers(*shape)
         x = numbers(3, shape[1], seed=1).to(activations("cpu", kind))
-        made = product(weight, None, kind)
+        made = pack_weight(weight, None, kind)
         exact = x.float() @ weight.T
         assert (made(x).float() - exact).abs().max() < (0.15 if kind == "int4" else 0.03) * exact.abs().max()
 
@@ -114,7 +115,7 @@ def test_our_kernels_give_a_row_the_same_bits_in_every_batch(kind, way):
 def test_what_is_no_number_stays_none(kind):
     x = numbers(2, 64)
     x[1, 40] = torch.nan
-    y = product(numbers(48, 64), None, kind)(x)
+    y = pack_weight(numbers(48, 64), None, kind)(x)
     assert y[0].isfinite().all() and y[1].isnan().all()
 
 
@@ -122,7 +123,7 @@ def test_what_is_no_number_stays_none(kind):
 def test_rows_do_not_know_each_other(kind):
     """A row of huge numbers beside it changes nothing, nor does being alone."""
     weight = numbers(48, 64)
-    made = product(weight, None, kind)
+    made = pack_weight(weight, None, kind)
     x = numbers(4, 64, seed=1).to(activations("cpu", kind))
     x[2] *= 1000
     together = made(x)
@@ -172,7 +173,7 @@ def test_an_operator_that_is_missing_or_wrong_is_not_used():
 def test_without_the_fast_operators_the_plain_ones_serve(kind, monkeypatch):
     monkeypatch.setattr(packed, "FASTER", {})
     weight = numbers(48, 64)
-    made = product(weight, None, kind)
+    made = pack_weight(weight, None, kind)
     assert type(made) is PLAIN[kind]
 
 
@@ -181,12 +182,12 @@ def test_no_warning_reaches_the_user():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for kind in PLAIN:
-            product(numbers(48, 64), None, kind)
+            pack_weight(numbers(48, 64), None, kind)
 
 
 def test_the_quantization_engine_is_left_as_it_was():
     before = torch.backends.quantized.engine
-    product(numbers(48, 64), None, "int8")
+    pack_weight(numbers(48, 64), None, "int8")
     assert torch.backends.quantized.engine == before
 
 
@@ -199,7 +200,7 @@ def test_gradients_are_refused(kind, way):
 
 
 def test_packed_weights_do_not_move():
-    model = nn.Sequential(product(numbers(48, 64), None, "int8"))
+    model = nn.Sequential(pack_weight(numbers(48, 64), None, "int8"))
     with pytest.raises(ValueError, match="load the model anew"):
         model.to(torch.bfloat16)
 
@@ -207,7 +208,7 @@ def test_packed_weights_do_not_move():
 @pytest.mark.parametrize("kind, limit", [("float16", 2**-11), ("bfloat16", 2**-8), ("int8", 0.5 / 127)])
 def test_a_table_gives_rounded_rows(kind, limit):
     plain = Embedding(20, 16, scale=4.0)
-    table = Table(plain, kind, torch.float32)
+    table = PackedEmbedding(plain, kind, torch.float32)
     tokens = torch.tensor([[3, 3, 0], [19, 1, 2]])
     rows = plain(tokens)
     assert table(tokens).dtype == torch.float32

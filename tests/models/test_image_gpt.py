@@ -101,7 +101,9 @@ def test_a_lesson_asks_for_every_pixel(model, ids):
 def test_features_are_means_of_what_a_layer_reads(model, ids):
     batch = Batch(ids)
     with torch.no_grad():
-        first = model.decoder.blocks[0].attention_norm(model.embed_at(ids, torch.arange(ids.shape[1])[None]))
+        first = model.decoder.blocks[0].attention_norm(
+            model.embed(ids) + model.position(torch.arange(ids.shape[1])[None])
+        )
         assert torch.allclose(model.features(batch, 0), first.mean(1), atol=1e-6)
         assert torch.allclose(model.features(batch, 2), model.hidden(batch).mean(1), atol=1e-6)
         assert not torch.allclose(model.features(batch, 1), model.features(batch, 2), atol=1e-2)

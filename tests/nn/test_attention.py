@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from heedful.nn.attention import Attention, View, Watch, attend, attend_explicit
+from heedful.nn.attention import Attention, AttentionInfo, Watch, attend, attend_explicit
 from heedful.nn.mask import Mask
 from heedful.nn.norm import RMSNorm
 from heedful.nn.state import CrossCache, KeyValueState
@@ -186,13 +186,13 @@ def test_the_layer_is_project_split_attend_join_project(settings):
     mask = torch.ones(T, T).tril().triu(1 - window)[None, None]
     out, weights = by_hand(q, k, v, mask, scale=settings.get("scale"))
     want = attention.output(out.float().transpose(1, 2).flatten(2))
-    view = View(Mask(T, T, causal=True))
-    assert (attention(x, view) - want).abs().max() < 1e-5
+    info = AttentionInfo(Mask(T, T, causal=True))
+    assert (attention(x, info) - want).abs().max() < 1e-5
 
     seen = []
     attention.watch.on = True
     attention.watch.weights.register_forward_hook(lambda _module, _inputs, out: seen.append(out))
-    assert (attention(x, view) - want).abs().max() < 1e-5
+    assert (attention(x, info) - want).abs().max() < 1e-5
     assert (seen[0] - weights).abs().max() < 1e-6
 
 
@@ -200,12 +200,12 @@ def test_the_layer_is_project_split_attend_join_project(settings):
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_cache_changes_nothing(window):
     attention, x = layer(window=window), draw(B, T, 16)
-    whole = attention(x, View(Mask(T, T, causal=True)))
+    whole = attention(x, AttentionInfo(Mask(T, T, causal=True)))
     state = KeyValueState(1, B)
     parts = []
     for first, last in [(0, 2), (2, 3), (3, 5)]:
         mask = Mask(last - first, last, causal=True, starts=first)
-        parts.append(attention(x[:, first:last], View(mask), state.caches[0]))
+        parts.append(attention(x[:, first:last], AttentionInfo(mask), state.caches[0]))
         state.advance(last - first)
     assert (torch.cat(parts, dim=1) - whole).abs().max() < 1e-6
 
@@ -214,14 +214,15 @@ def test_a_cache_changes_nothing(window):
 def test_cross_attention_reads_the_memory_once():
     attention, x, memory = layer(), draw(B, T, 16), draw(B, S, 16, seed=1)
     lengths = torch.tensor([S, 3])
-    view = View(Mask(T, S, causal=False, lengths=lengths))
+    info = AttentionInfo(Mask(T, S, causal=False, lengths=lengths))
     heads = [split(p(y), 4) for p, y in ((attention.query, x), (attention.key, memory), (attention.value, memory))]
     out, _ = by_hand(*heads, (torch.arange(S) < lengths[:, None])[:, None, None])
     want = attention.output(out.float().transpose(1, 2).flatten(2))
     cache = CrossCache()
-    assert (attention(x, view, memory=memory) - want).abs().max() < 1e-5
-    assert (attention(x, view, cache, memory) - want).abs().max() < 1e-5
-    assert (attention(x, view, cache) - want).abs().max() < 1e-5  # the memory is no longer needed
+    with_memory = AttentionInfo(info.mask, memory=memory)
+    assert (attention(x, with_memory) - want).abs().max() < 1e-5
+    assert (attention(x, with_memory, cache) - want).abs().max() < 1e-5
+    assert (attention(x, info, cache) - want).abs().max() < 1e-5  # the memory is no longer needed
 
 
 @torch.no_grad()
@@ -236,16 +237,16 @@ def test_query_and_key_norms_act_on_a_head_or_on_all(width):
         normed.append(split(y.flatten(-2), 4))
     out, _ = by_hand(*normed, split(attention.value(x), 4), torch.ones(T, T).tril()[None, None])
     want = attention.output(out.float().transpose(1, 2).flatten(2))
-    assert (attention(x, View(Mask(T, T, causal=True))) - want).abs().max() < 1e-5
+    assert (attention(x, AttentionInfo(Mask(T, T, causal=True))) - want).abs().max() < 1e-5
 
 
 def test_dropout_acts_in_training_alone():
     attention, x = layer(dropout=0.5), draw(B, T, 16)
-    view = View(Mask(T, T, causal=True))
-    assert torch.equal(attention(x, view), attention(x, view))
+    info = AttentionInfo(Mask(T, T, causal=True))
+    assert torch.equal(attention(x, info), attention(x, info))
     torch.manual_seed(0)
     attention.train()
-    assert not torch.equal(attention(x, view), attention(x, view))
+    assert not torch.equal(attention(x, info), attention(x, info))
 
 
 def test_impossible_heads_are_named():

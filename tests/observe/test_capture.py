@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.generate.batch import greedy_batch
-from heedful.kernels.pack import pack
+from heedful.kernels.accelerate import accelerate
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel
 from heedful.nn.attention import Watch
 from heedful.observe.capture import capture
@@ -176,7 +176,7 @@ def test_packed_models_can_be_watched():
     tokens = torch.tensor([[5, 6, 7, 8]])
     with capture(model, "decoder.0.self.*") as plain:
         model(tokens)
-    pack(model, "float32")
+    accelerate(model, "inference", precision="float32")
     with capture(model, ["decoder.0.self.*", "logits"]) as acts:
         _, state = model.start(Batch(tokens[:, :3]))
         model.step(tokens[:, 3], state)

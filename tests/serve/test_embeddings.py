@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import heedful
-from heedful.kernels.pack import pack_as_stored
+from heedful.kernels.accelerate import accelerate_as_stored
 from heedful.serve import embeddings
 from heedful.tasks.embed import Pooling
 from heedful.text import train_wordpiece
@@ -99,7 +99,7 @@ def test_fewer_dimensions_are_cut_and_scaled_again(embed, model):
 def test_a_decoder_embeds_too(embed):
     status, reply = embed("shakespeare", input=["To be", "or not"])
     loaded = heedful.load("shakespeare")
-    pack_as_stored(loaded.model)  # as it is served
+    accelerate_as_stored(loaded.model)  # as it is served
     assert status == 200 and torch.equal(vectors(reply), loaded.embed(["To be", "or not"]))
 
 

@@ -14,7 +14,7 @@ import torch
 
 import heedful
 from heedful.generate.request import Request, Sampling
-from heedful.kernels.pack import n_bytes
+from heedful.kernels.accelerate import n_bytes, packed_precision
 from heedful.serve import model_manager
 from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_tokens, memory_budget
@@ -151,7 +151,7 @@ def test_a_model_is_loaded_once_however_many_ask(loads):
             gate.set()
             workers = await asyncio.gather(*waiting)
             assert len({id(worker) for worker in workers}) == 1 and found.info("poet").loaded
-            assert workers[0].loaded.name == "poet" and workers[0].loaded.model.packed
+            assert workers[0].loaded.name == "poet" and packed_precision(workers[0].loaded.model)
             assert 'heedful_model_loaded{model="poet"} 1.0' in found.metrics.render().decode()
             result = await workers[0].submit(REQUEST, stream=False).result()
             alone = heedful.load("shakespeare", dtype=torch.float32)
@@ -167,8 +167,8 @@ def test_weights_keep_the_precision_they_are_stored_in(tmp_path):
 
     async def main():
         async with running_manager(str(half)) as found, running_manager("tiny", quantize="int8") as small:
-            assert (await found.worker("half")).loaded.model.packed == "bfloat16"
-            assert (await small.worker("tiny")).loaded.model.packed == "int8"
+            assert packed_precision((await found.worker("half")).loaded.model) == "bfloat16"
+            assert packed_precision((await small.worker("tiny")).loaded.model) == "int8"
 
     asyncio.run(main())
 
@@ -273,7 +273,7 @@ def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
         async with running_manager("shakespeare", max_rows=3) as found:
             worker = await found.worker("shakespeare")
             pool = worker._engine.runner.pool
-            assert pool.n_blocks * pool.block == 3 * worker.loaded.model.longest
+            assert pool.n_blocks * pool.block_size == 3 * worker.loaded.model.longest
 
     asyncio.run(main())
 

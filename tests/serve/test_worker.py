@@ -15,7 +15,7 @@ import torch
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
 from heedful.generate.sequence import Event, SequenceGroup
-from heedful.kernels.pack import pack
+from heedful.kernels.accelerate import accelerate
 from heedful.loaded import Loaded
 from heedful.serve.errors import Overloaded, ShuttingDown
 from heedful.serve.handle import GenerationHandle, RequestCancelled
@@ -109,7 +109,7 @@ def test_a_hundred_at_once_get_what_each_gets_alone(family, packed):
         for parameter in loaded.model.parameters():
             parameter.mul_(0.3)  # of a usual size, with which float32 is about exact
     if packed:
-        pack(loaded.model, "float32")
+        accelerate(loaded.model, "inference", precision="float32")
     requests = mixed(100, source=not loaded.continues_prompt)
     alone = [Engine(loaded.model, loaded.tokenizer).run([request])[0] for request in requests]
 

@@ -13,8 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.accelerate import accelerate
 from heedful.models.base import Batch, Model
 from heedful.models.mapping import WeightMap
+from heedful.nn.attention import Attention
 from heedful.train.objectives import (
     Objective,
     causal,
@@ -54,6 +56,21 @@ def error(ours: Tensor, theirs: Tensor) -> float:
     return ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1)).item()
 
 
+PATHS = ("plain", "inference", "training")  # the plain path, and what kernels.accelerate makes of a model
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The same model, which in training mode then computes what it does otherwise."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, Attention):
+            module.dropout = 0.0
+        elif isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
+    return model
+
+
 def real(batch_lengths: Tensor | None, n_rows: int, n: int) -> Tensor:
     """(B, T) True where a token is real."""
     if batch_lengths is None:
@@ -71,15 +88,21 @@ class Case:
     generates: bool = True
     packs: bool = False  # documents can be packed into a row (decoder-only models)
     exports: bool = True  # the reference reads what we save
+    accelerates: bool = True  # has blocks or a language head, which can be replaced for speed
     exact: bool = True  # other rows of the batch do not change the last bit (experts gather tokens from all rows)
 
     def reference(self) -> nn.Module:
         """The reference model: a copy of one that is built once per process, so that a test may change it."""
         return copy.deepcopy(self._reference)
 
-    def model(self) -> Model:
-        """Ours with the reference's weights: a copy of one that is built once per process."""
-        return copy.deepcopy(self._model)
+    def model(self, path: str = "plain") -> Model:
+        """Ours with the reference's weights: a copy of one that is built once per process, on one of PATHS."""
+        model = copy.deepcopy(self._model)
+        if path == "inference":
+            return accelerate(model, "inference", precision="float32")
+        if path == "training":
+            return accelerate(without_dropout(model).train(), "training")
+        return model
 
     @cached_property
     def _reference(self) -> nn.Module:

@@ -12,22 +12,22 @@ from heedful.models.mapping import to_hub
 from support.case import Case, error
 
 
-def logits(case: Case) -> float:
-    reference, ours, batch = case.reference(), case.model(), case.batch()
+def logits(case: Case, path: str = "plain") -> float:
+    reference, ours, batch = case.reference(), case.model(path), case.batch()
     counted = case.counted(batch)
     with torch.no_grad():
         return error(ours(batch).logits[counted], case.reference_logits(reference, batch)[counted])
 
 
-def loss(case: Case) -> float:
-    reference, ours, batch = case.reference(), case.model(), case.batch()
+def loss(case: Case, path: str = "plain") -> float:
+    reference, ours, batch = case.reference(), case.model(path), case.batch()
     with torch.no_grad():
         return error(case.objective(ours, batch).mean, case.reference_loss(reference, batch))
 
 
-def gradients(case: Case) -> float:
+def gradients(case: Case, path: str = "plain") -> float:
     """Of every parameter, by the reference's names; ours come through the same map as the weights."""
-    reference, ours, batch = case.reference(), case.model(), case.batch()
+    reference, ours, batch = case.reference(), case.model(path), case.batch()
     case.objective(ours, batch).mean.backward()
     case.reference_loss(reference, batch).backward()
     weights = case.weights(ours)
@@ -44,9 +44,9 @@ def gradients(case: Case) -> float:
     return worst
 
 
-def greedy_ids(case: Case, n: int = 20) -> int:
+def greedy_ids(case: Case, path: str = "plain", n: int = 20) -> int:
     """How many of n greedy ids differ, over a padded batch and with our cache on."""
-    reference, ours, batch = case.reference(), case.model(), case.batch()
+    reference, ours, batch = case.reference(), case.model(path), case.batch()
     prompt = batch if case.packs else type(batch)(source=batch.source, source_lengths=batch.source_lengths)
     mine, theirs = greedy_batch(ours, prompt, n), case.reference_greedy(reference, batch, n)
     assert [len(r) for r in mine] == [n] * len(theirs)
@@ -54,9 +54,9 @@ def greedy_ids(case: Case, n: int = 20) -> int:
 
 
 @torch.no_grad()
-def cached(case: Case) -> float:
+def cached(case: Case, path: str = "plain") -> float:
     """Reading token by token with a cache against reading at once, rows of unequal length together."""
-    ours, batch = case.model(), case.batch()
+    ours, batch = case.model(path), case.batch()
     whole = ours(batch).logits
     first = type(batch)(batch.tokens[:, :3], source=batch.source, source_lengths=batch.source_lengths)
     got, state = ours.start(first)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from heedful.kernels.pack import n_bytes, pack
+from heedful.kernels.accelerate import accelerate, n_bytes
 from heedful.models.base import Batch
 from heedful.nn.lora import adapted
 from heedful.train import optimizers
@@ -84,7 +84,7 @@ def test_targets_by_pattern_and_a_head_that_learns_in_full():
         "encoder.blocks.1.feedforward.down",
     ]
     learning = {n for n, p in model.named_parameters() if p.requires_grad and "lora" not in n}
-    assert learning == {"head.weight", "head.bias"}
+    assert learning == {f"head.{m}.{p}" for m in ("pooler.dense", "classifier") for p in ("weight", "bias")}
 
 
 def test_routers_are_not_adapted_unless_named():
@@ -95,7 +95,7 @@ def test_routers_are_not_adapted_unless_named():
 def test_the_head_alone():
     model = tiny("bert", head="classify", n_labels=3, d_ff=64)
     names = adapt(model, settings("head"))
-    assert names == ["pooler.dense.weight", "pooler.dense.bias", "head.weight", "head.bias"]
+    assert names == [f"head.{m}.{p}" for m in ("pooler.dense", "classifier") for p in ("weight", "bias")]
     assert [n for n, p in model.named_parameters() if p.requires_grad] == names
 
 
@@ -134,7 +134,7 @@ def test_adapting_twice_or_packed_weights_is_refused():
     with pytest.raises(ValueError, match="adapters already"):
         adapt(model, settings())
     with pytest.raises(ValueError, match="packed"):
-        adapt(pack(tiny(), "float32"), settings())
+        adapt(accelerate(tiny(), "inference", precision="float32"), settings())
 
 
 def test_a_model_without_blocks_is_adapted_where_it_says():
@@ -168,7 +168,7 @@ def test_adapters_are_neither_packed_nor_saved_whole_until_merged(tmp_path):
     adapt(model, settings())
     stir(model)
     with pytest.raises(ValueError, match="is not packed: merge them first"):
-        pack(model, "float32")
+        accelerate(model, "inference", precision="float32")
     with pytest.raises(ValueError, match="is not saved whole: merge them first"):
         save(model, tmp_path / "whole")
     assert not (tmp_path / "whole").exists()
@@ -176,4 +176,4 @@ def test_adapters_are_neither_packed_nor_saved_whole_until_merged(tmp_path):
         ran = model(tokens()).logits
         merge(model)
         assert all(p.requires_grad for p in model.parameters()) and not adapted(model)
-        assert error(pack(model, "float32")(tokens()).logits, ran) < 1e-5
+        assert error(accelerate(model, "inference", precision="float32")(tokens()).logits, ran) < 1e-5

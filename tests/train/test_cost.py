@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from heedful.kernels import accelerate
 from heedful.models.base import Batch, Model
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.models.registry import FAMILIES, create
@@ -77,7 +78,7 @@ def peak_of(run: Callable[[], object]) -> int:
 
 def real_peak(model: Model, objective: Objective, batch: Batch, settings: Recipe) -> int:
     """Of forward and backward, beyond the weights."""
-    model.train()
+    accelerate(model.train(), "training")
     for module in model.modules():
         if isinstance(module, Stack):
             module.recompute = settings.train.checkpoint_activations

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from heedful.models.base import Batch
 from heedful.models.gpt import GPT, GPTConfig
-from heedful.nn.head import LanguageHead, MaskedHead
+from heedful.models.heads import HeadParts, MaskedHead
+from heedful.nn.head import LanguageHead
 from heedful.train.loss import CHUNK, cross_entropy, language_loss
 from heedful.train.objectives import causal
 
@@ -27,7 +28,7 @@ def head(kind):
     made = {
         "plain": lambda: LanguageHead(E, V, tied=tied),
         "all": lambda: LanguageHead(E, V, tied=tied, bias=True, scale=0.25, softcap=3.0),
-        "masked": lambda: MaskedHead(E, V, "gelu", 1e-12, tied=tied),
+        "masked": lambda: MaskedHead(HeadParts(E, 2, tied)),
     }[kind]()
     with torch.no_grad():
         for name, p in made.named_parameters():

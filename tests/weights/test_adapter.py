@@ -121,7 +121,7 @@ def test_a_head_that_learned_in_full_goes_along(peft, tmp_path):
     reference, batch = case.reference(), case.batch()
     ours = case.ours(reference)
     adapt(ours, settings(trainable=["head"]))
-    ours.head.weight.data.normal_()
+    ours.head.classifier.weight.data.normal_()
     ran = logits(case, stir(ours), batch)
     save_adapter(ours, tmp_path / "adapter")
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(reference), tmp_path / "adapter").eval()
@@ -129,7 +129,7 @@ def test_a_head_that_learned_in_full_goes_along(peft, tmp_path):
     again = case.ours(reference)
     load_adapter(again, tmp_path / "adapter")
     assert torch.equal(logits(case, again, batch), ran)
-    assert again.head.weight.requires_grad
+    assert again.head.classifier.weight.requires_grad
 
     theirs.save_pretrained(tmp_path / "theirs")
     third = case.ours(reference)

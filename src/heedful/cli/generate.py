@@ -10,13 +10,12 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from heedful.cli.arguments import MODEL, add_quantize
 
 if TYPE_CHECKING:
     from heedful.generate.request import Result
-    from heedful.kernels.packed import Kind
     from heedful.loaded import Loaded
 
 
@@ -81,14 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load the model; print the completion, or start the loop."""
     import heedful
-    from heedful.kernels.pack import pack_as_stored
+    from heedful.kernels.accelerate import accelerate_as_stored, packed_precision
 
     given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     given |= {name: True for name in ("chat", "echo") if getattr(options, name)}
     given |= {"stop": tuple(options.stop)} if options.stop else {}
     loaded = heedful.load(options.model, quantize=options.quantize)
-    if loaded.model.packed is None:
-        pack_as_stored(loaded.model)
+    if packed_precision(loaded.model) is None:
+        accelerate_as_stored(loaded.model)
     given |= {"draft": load_draft(given["draft"], loaded)} if "draft" in given else {}
     if options.prompt is None:
         return Repl(loaded, given, options.json).run()
@@ -99,8 +98,9 @@ def run(options: argparse.Namespace) -> int:
 def load_draft(name: str, loaded: Loaded) -> str | Loaded:
     """ "lookup" as it is (prompt lookup), or the draft model of this name, packed as the model it drafts for."""
     import heedful
+    from heedful.kernels.accelerate import packed_precision
 
-    return name if name == "lookup" else heedful.load(name, quantize=cast("Kind | None", loaded.model.packed))
+    return name if name == "lookup" else heedful.load(name, quantize=packed_precision(loaded.model))
 
 
 def with_defaults(given: dict[str, Any]) -> dict[str, Any]:

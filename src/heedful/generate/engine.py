@@ -337,7 +337,7 @@ class Engine:
                 if sequence.finish_reason == "error":
                     self._state.free(row)  # nothing of it may be left to the next request
                 elif isinstance(self._state, PagedState):  # its tokens may be the prefix of the next prompt
-                    self._state.publish(row, [*sequence.group.prompt, *sequence.tokens])
+                    self._state.cache_prefix(row, [*sequence.group.prompt, *sequence.tokens])
                 self._state.drop(row)
                 self._decoding = without(self._decoding, row)
         if not self._decoding:

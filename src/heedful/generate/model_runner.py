@@ -18,9 +18,10 @@ from heedful.generate.detokenizer import SupportsDecode
 from heedful.generate.request import Request
 from heedful.generate.scheduler import bucket_by_length
 from heedful.generate.sequence import SequenceGroup
+from heedful.kernels.cpu.memory import huge_zeros
 from heedful.models.base import Batch, DecoderModel, GenerativeModel
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
-from heedful.nn.paged import PagedState, Pool
+from heedful.nn.paged import BlockPool, PagedState
 from heedful.nn.state import KeyValueState, State
 
 CAPACITY_AHEAD = 256  # positions allocated for new tokens at prefill; more are added when these are full
@@ -35,11 +36,11 @@ class ModelRunner:
         self.model = model
         self.decoder_only = isinstance(model, DecoderModel)
         self.n_prefilled = 0  # prompt tokens that went through the model
-        self.pool: Pool | None = None
+        self.pool: BlockPool | None = None
         if pool_tokens is not None:
             if not isinstance(model, DecoderModel) or type(model.new_state(0, 0)) is not KeyValueState:
                 raise ValueError(f"a {type(model).__name__} cannot be paged: use state='contiguous'")
-            self.pool = Pool(pool_tokens // block, block)
+            self.pool = BlockPool(pool_tokens // block, block, allocate=huge_zeros)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class ModelRunner:
         n = len(self.decoder_prompt(request)) + request.max_tokens
         n = n if self.model.longest is None else min(n, self.model.longest)
         if self.pool is not None:
-            n = -(-n // self.pool.block) * self.pool.block
+            n = -(-n // self.pool.block_size) * self.pool.block_size
         return n * (request.best_of or request.n)
 
     def new_group(self, id: int, request: Request, tokenizer: SupportsDecode | None) -> SequenceGroup:
@@ -118,12 +119,12 @@ class ModelRunner:
     def _reuse_prefix(self, group: SequenceGroup) -> None:
         if not group.request.echo:  # scoring a prompt takes all of its logits
             assert isinstance(group.state, PagedState)
-            group.n_prefilled = group.state.adopt(0, group.prompt)
+            group.n_prefilled = group.state.reuse_prefix(0, group.prompt)
 
     def _next_prefix(self, group: SequenceGroup) -> tuple[int, ...] | None:
         """The prompt up to the end of its next block, where that block can be shared; else None."""
         assert self.pool is not None
-        end = (group.n_prefilled // self.pool.block + 1) * self.pool.block
+        end = (group.n_prefilled // self.pool.block_size + 1) * self.pool.block_size
         return group.prompt[:end] if end < len(group.prompt) and not group.request.echo else None
 
     @staticmethod
@@ -138,10 +139,10 @@ class ModelRunner:
         assert isinstance(self.model, DecoderModel)
         groups = [group for group, _ in chunks]
         states = [group.state for group in groups if isinstance(group.state, PagedState)]
-        whole = PagedState.beside(states)
+        whole = PagedState.concatenated(states)
         prompts = [group.prompt[group.n_prefilled : group.n_prefilled + n] for group, n in chunks]
         logits, _ = self.model.start(self.batch(groups, prompts), state=whole)
-        whole.apart(states)
+        whole.write_back(states)
         for group, prompt, row in zip(groups, prompts, logits, strict=True):
             self._prefilled(group, row[None], len(prompt))
 
@@ -167,7 +168,7 @@ class ModelRunner:
         group.n_prefilled += n
         self.n_prefilled += n
         if isinstance(group.state, PagedState):
-            group.state.publish(0, group.prompt)
+            group.state.cache_prefix(0, group.prompt)
 
     def take_state(self, groups: Sequence[SequenceGroup]) -> State:
         """The KV caches of prefilled prompts as the rows of one state, which the groups give up."""
@@ -175,7 +176,7 @@ class ModelRunner:
         for group in groups:
             group.state = None
         if len(states) > 1:
-            return PagedState.beside([state for state in states if isinstance(state, PagedState)])
+            return PagedState.concatenated([state for state in states if isinstance(state, PagedState)])
         assert states[0] is not None
         return states[0]
 

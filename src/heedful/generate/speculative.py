@@ -176,7 +176,7 @@ class SpeculativeDecoding:
     def _max_step(self) -> int:
         """How many tokens one step can take: not past the last position, nor across the LongRoPE switch length."""
         lengths = [len(row.tokens) - 1 for row in self.rows]
-        last, switch = self.model.longest, self.state.original
+        last, switch = self.model.longest, self.state.switch_length
         limits = [self.max_tokens] if last is None else [last - n for n in lengths]
         return min(limits + [switch - n for n in lengths if switch is not None and n < switch])
 

@@ -35,20 +35,20 @@ from heedful.kernels.cpu.library import library
 from heedful.kernels.cpu.linear import pack_int4_panels, pack_panels, packed_linear, packed_matrix
 from heedful.kernels.cpu.memory import in_huge_pages
 from heedful.kernels.quantize import GROUP, quantize_evenly, quantize_groups, quantize_rows
-from heedful.nn.embed import Embedding
 
-Kind = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+Precision = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # How far a way may be from the plain one, relative to the largest output: rounding of the sums, and of x.
-TOLERANCE: dict[Kind, float] = {
+TOLERANCE: dict[Precision, float] = {
     "float32": 1e-5, "bfloat16": 0.02, "float16": 1e-3, "int8": 0.02, "int4": 0.02,
 }  # fmt: skip
 
 
 class Frozen(nn.Module):
-    """Weights that neither learn nor move; `nbytes` is the memory they take."""
+    """Weights that neither learn nor move: `n_weights` of them, in `nbytes` of memory."""
 
     nbytes: int
+    n_weights: int
 
     def _apply(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError("packed weights stay where and as they are: load the model anew, as you want it")
@@ -61,6 +61,7 @@ class Packed(Frozen):
         super().__init__()
         self.n_outputs, self.n_inputs = weight.shape
         self.bias = None if bias is None else bias.detach().contiguous()  # oneDNN reads no strides
+        self.n_weights = weight.numel() + (0 if bias is None else bias.numel())
         self.nbytes = 0 if bias is None else bias.nbytes
 
     @classmethod
@@ -231,7 +232,7 @@ class Int4Cuda(Int4Aten):
 class Panels(Packed):
     """Outputs by 32, as our own kernels read them; `kind` is the kernel's name."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[Precision]
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, None if bias is None else bias.float())
@@ -294,10 +295,10 @@ class Int4Panels(Panels):
 
 
 # How a kind of weights is kept by plain PyTorch, and on which device there is something faster, the best first.
-PLAIN: dict[Kind, type[Packed]] = {
+PLAIN: dict[Precision, type[Packed]] = {
     "float32": Plain, "bfloat16": Plain, "float16": Plain, "int8": Int8, "int4": Int4,
 }  # fmt: skip
-FASTER: dict[tuple[str, Kind], tuple[type[Packed], ...]] = {
+FASTER: dict[tuple[str, Precision], tuple[type[Packed], ...]] = {
     ("cpu", "float32"): (Float32Panels, OneDnn),
     ("cpu", "bfloat16"): (BFloat16Panels, OneDnn),
     ("cpu", "float16"): (Float16Panels, Float16Fbgemm),
@@ -307,12 +308,12 @@ FASTER: dict[tuple[str, Kind], tuple[type[Packed], ...]] = {
 }
 
 
-def activations(device: str, kind: Kind) -> torch.dtype:
+def activations(device: str, kind: Precision) -> torch.dtype:
     """The type of x, and so of all that a model remembers: on a CPU nothing narrower is faster."""
     return torch.float32 if device == "cpu" else FLOATS.get(kind, torch.bfloat16)
 
 
-def product(weight: Tensor, bias: Tensor | None, kind: Kind) -> Packed:
+def pack_weight(weight: Tensor, bias: Tensor | None, kind: Precision) -> Packed:
     """The best way to multiply by these weights where they are. Inputs that no group of int4 divides get int8."""
     weight = weight.detach().to(FLOATS.get(kind, weight.dtype))
     device = weight.device.type
@@ -320,11 +321,11 @@ def product(weight: Tensor, bias: Tensor | None, kind: Kind) -> Packed:
         if way.fits(*weight.shape) and agrees(way, device, kind):  # type: ignore[arg-type]  # types are hashable
             return way(weight, bias)
     assert kind == "int4", f"nothing keeps {tuple(weight.shape)} as {kind}"
-    return product(weight, bias, "int8")
+    return pack_weight(weight, bias, "int8")
 
 
 @functools.cache
-def agrees(way: type[Packed], device: str, kind: Kind) -> bool:
+def agrees(way: type[Packed], device: str, kind: Precision) -> bool:
     """Whether the operators of this way exist here and multiply as the plain way of the kind does."""
     plain = PLAIN[kind]
     if way is plain:
@@ -344,25 +345,3 @@ def agrees(way: type[Packed], device: str, kind: Kind) -> bool:
     except (AttributeError, RuntimeError):  # no such operator, or not for this processor
         return False
     return True
-
-
-class Table(Frozen):
-    """Embeddings in few bits, as floats or in int8 with a scale per row; those looked up are of the type `dtype`."""
-
-    def __init__(self, table: Embedding, kind: Kind, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.scale, self.dtype = table.scale, dtype
-        self.scales: Tensor | None = None
-        if kind in FLOATS:
-            self.weight = table.weight.detach().to(FLOATS[kind])
-        else:
-            self.weight, self.scales = quantize_rows(table.weight.detach())
-        self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        rows = tokens.flatten()
-        x = self.weight.index_select(0, rows).to(self.dtype)
-        if self.scales is not None:
-            x = x * self.scales.index_select(0, rows)[:, None].to(self.dtype)
-        x = x.view(*tokens.shape, -1)  # (..., E)
-        return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype)

@@ -12,7 +12,7 @@ nothing about a sequence is ever kept on a module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from heedful.models.config import Config
 from heedful.models.mapping import WeightMap, identity
 from heedful.nn.embed import Embedding
-from heedful.nn.lora import NF4
 from heedful.nn.mask import positions_in_documents
 from heedful.nn.norm import RMSNorm
-from heedful.nn.stack import Stack, places
+from heedful.nn.stack import Stack, position_ids
 from heedful.nn.state import KeyValueState, State
 
 
@@ -44,9 +43,17 @@ class Batch:
 
     @property
     def ids(self) -> Tensor:
+        """The tokens; ValueError if the batch has none."""
         if self.tokens is None:
             raise ValueError("this model reads tokens, and the batch has none")
         return self.tokens
+
+    def flattened(self) -> Batch:
+        """Several choices per row, (B, C, T), as rows of their own, (B·C, T); a plain batch as it is."""
+        if self.ids.ndim == 2:
+            return self
+        given = {name: getattr(self, name) for name in ("tokens", "lengths", "segments")}
+        return replace(self, **{name: None if x is None else x.flatten(0, 1) for name, x in given.items()})
 
 
 @dataclass
@@ -66,9 +73,6 @@ class Model(nn.Module):
     config: Any
     # What a loaded model offers its user (see heedful.loaded); families and heads add to it.
     abilities: tuple[str, ...] = ("capture",)
-    # How weights.pack changed the weights, if it did, and how many there were.
-    packed: str | None = None
-    n_packed: int = 0
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -109,11 +113,13 @@ class Model(nn.Module):
         return identity(dict(self.named_parameters()))
 
     def n_parameters(self) -> int:
-        quantized = sum(m.n_weights for m in self.modules() if isinstance(m, NF4))
-        return self.n_packed or sum(p.numel() for p in self.parameters()) + quantized
+        """How many weights the model has; modules that store theirs in another form say how many (`n_weights`)."""
+        stored = sum(getattr(module, "n_weights", 0) for module in self.modules())
+        return stored + sum(p.numel() for p in self.parameters())
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.parameters()).device
 
     @property
@@ -122,11 +128,13 @@ class Model(nn.Module):
         return None
 
     def check_length(self, n: int) -> None:
+        """ValueError if a sequence of n tokens is longer than the model can read."""
         if self.longest is not None and n > self.longest:
             raise ValueError(f"{n} tokens do not fit: this model has positions for {self.longest}; shorten the text")
 
 
 def as_batch(batch: Batch | Tensor) -> Batch:
+    """Token ids (B, T) as a batch; a batch as it is."""
     return Batch(tokens=batch) if isinstance(batch, Tensor) else batch
 
 
@@ -149,24 +157,42 @@ S = TypeVar("S", bound=State)
 
 
 class GenerativeModel(Model, Generic[S]):
-    """Families that speak: `start` reads what there is, `step` goes on from it. S is their kind of state."""
+    """Families that generate: `start` reads what there is, `step` goes on from it. S is their kind of state."""
 
     head: nn.Module
 
+    def hidden(self, batch: Batch, state: S | None = None) -> Tensor:
+        """The last hidden states (B, T, E) of the batch's tokens, which follow those in the state if there is one."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Logits (B, T, V) of what follows each token."""
+        hidden = self.hidden(as_batch(batch))
+        return Output(hidden, self.head(hidden))
+
     def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, S]:
-        """Read the prompt or the source: logits (B, V) of what comes next. `capacity` allocates ahead."""
+        """Prefill, or encode the source: logits (B, V) of the next token. `capacity` allocates ahead."""
         raise NotImplementedError
 
     def step(self, tokens: Tensor, state: S, *, last: bool = False) -> Tensor:
         """One more token per row (B,) -> logits (B, V); or several (B, T) -> (B, T, V), (B, V) of the `last` alone."""
         several = tokens if tokens.ndim == 2 else tokens[:, None]
-        hidden = self._run(several, state)
+        hidden = self.hidden(Batch(several), state)
         state.advance(several.shape[1])
         return self.head(hidden[:, -1] if last or tokens.ndim == 1 else hidden)
 
-    def _run(self, tokens: Tensor, state: S) -> Tensor:
-        """The hidden states (B, T, E) of tokens (B, T) that follow what the state remembers."""
-        raise NotImplementedError
+    def positions(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """Position of each token (B or 1, T): after those in the state, from 0 in each packed document; checks the
+        length."""
+        n, device = batch.ids.shape[1], batch.ids.device
+        if state is None:
+            self.check_length(n)
+            return position_ids(0, n, device) if batch.documents is None else positions_in_documents(batch.documents)
+        counts = [n] * state.n_rows if batch.lengths is None else batch.lengths.tolist()
+        longest = max(at + count for at, count in zip(state.lengths, counts, strict=True))
+        self.check_length(longest)
+        found = position_ids(state.starts, n, device)
+        return found if batch.lengths is None else found.clamp(max=longest - 1)  # padding may lie beyond the last
 
 
 class DecoderModel(GenerativeModel[KeyValueState]):
@@ -177,60 +203,25 @@ class DecoderModel(GenerativeModel[KeyValueState]):
     embed: Embedding
     decoder: Stack
 
-    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embeddings of tokens (B, T) at positions (B or 1, T); families with added positions add them here."""
-        return self.embed(tokens)
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """The last hidden states (B, T, E), before the head."""
-        return self._run(batch.ids, None, batch.documents, batch.lengths)
-
-    def forward(self, batch: Batch | Tensor) -> Output:
-        hidden = self.hidden(as_batch(batch))
-        return Output(hidden, self.head(hidden))
-
     def start(
         self, batch: Batch | Tensor, *, capacity: int = 0, state: KeyValueState | None = None
     ) -> tuple[Tensor, KeyValueState]:
-        """Read the prompts; logits (B, V) of what comes after each. Into `state` where there is one already, whose rows
-        may remember beginnings of different lengths."""
+        """Prefill: logits (B, V) of what follows each prompt. Into `state` where there is one already, whose rows may
+        hold prefixes of different lengths."""
         batch = as_batch(batch)
         counts = row_lengths(batch.ids, batch.lengths)
         state = self.new_state(len(counts), capacity) if state is None else state
-        state.real = None if batch.lengths is None else counts
-        try:
-            hidden = self._run(batch.ids, state, lengths=batch.lengths)
-        finally:
-            state.real = None
+        hidden = self.hidden(batch, state)
         state.advance(counts)
         return self.head(last_of_each(hidden, counts)), state
 
     def new_state(self, n_rows: int, capacity: int) -> KeyValueState:
+        """An empty state of this many rows."""
         return KeyValueState(len(self.decoder.blocks), n_rows, capacity=capacity)
-
-    def _run(
-        self,
-        tokens: Tensor,
-        state: KeyValueState | None,
-        documents: Tensor | None = None,
-        lengths: Tensor | None = None,
-    ) -> Tensor:
-        n = tokens.shape[1]
-        starts = 0 if state is None else state.starts
-        longest = n if state is None else state.longest(n)
-        self.check_length(longest)
-        if documents is None:
-            positions = places(starts, n, tokens.device)
-            if state is not None and state.real is not None:
-                positions = positions.clamp(max=longest - 1)  # padding may lie beyond the last one there is
-        else:
-            positions = positions_in_documents(documents)
-        x = self.embed_at(tokens, positions)
-        return self.decoder(x, positions, state=state, lengths=lengths, documents=documents)
 
 
 class EncoderDecoderModel(GenerativeModel[KeyValueState]):
-    """Encoder-decoder families: the source is read once, its keys and values kept in the state."""
+    """Encoder-decoder families: the source is encoded once, its keys and values kept in the state."""
 
     abilities = ("generate", "stream", "translate", "embed", "capture")
 
@@ -238,55 +229,37 @@ class EncoderDecoderModel(GenerativeModel[KeyValueState]):
     decoder: Stack
     start_id: int  # what the decoder begins with
 
-    def embed_source(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def embed_target(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def encode(self, batch: Batch) -> Tensor:
-        """The memory (B, S, E) that cross-attention reads."""
+        """The encoder's output (B, S, E), the memory that cross-attention reads."""
+        raise NotImplementedError
+
+    def decode(self, batch: Batch, memory: Tensor | None, state: KeyValueState | None = None) -> Tensor:
+        """The decoder's last hidden states (B, T, E); `memory` may be None once the state holds its keys and values."""
+        raise NotImplementedError
+
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The decoder's last hidden states (B, T, E), with the true previous tokens (teacher forcing)."""
+        return self.decode(batch, self.encode(batch) if state is None else None, state)
+
+    def source_positions(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The source (B, S) and its positions (1, S); ValueError if there is none or it is too long."""
         if batch.source is None:
             raise ValueError("an encoder-decoder reads a source, and the batch has none")
-        self.check_length(batch.source.shape[1])
-        positions = places(0, batch.source.shape[1], batch.source.device)
-        x = self.embed_source(batch.source, positions)
-        return self.encoder(x, positions, lengths=batch.source_lengths)
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """The decoder's last hidden states (B, T, E) with the true previous tokens (teacher forcing)."""
         if batch.documents is not None:
             raise ValueError("an encoder-decoder does not read packed documents: give each pair a row of its own")
-        return self._run(batch.ids, None, self.encode(batch), batch.source_lengths)
-
-    def forward(self, batch: Batch) -> Output:
-        hidden = self.hidden(batch)
-        return Output(hidden, self.head(hidden))
+        self.check_length(batch.source.shape[1])
+        return batch.source, position_ids(0, batch.source.shape[1], batch.source.device)
 
     def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, KeyValueState]:
         """Encode the source, read the target so far (`tokens`, or the start token alone): logits (B, V)."""
         memory = self.encode(batch)
-        row_lengths(memory, batch.source_lengths)  # an empty source has nothing to look at
+        row_lengths(memory, batch.source_lengths)  # there is nothing to attend to in an empty source
         tokens = batch.tokens
         if tokens is None:
             tokens = torch.full((memory.shape[0], 1), self.start_id, device=memory.device)
         counts = row_lengths(tokens, batch.lengths)
         state = KeyValueState(len(self.decoder.blocks), len(counts), cross=True, capacity=capacity)
         state.memory_lengths = batch.source_lengths
-        hidden = self._run(tokens, state, memory)
+        hidden = self.decode(Batch(tokens, batch.lengths), memory, state)
         state.advance(counts)
         return self.head(last_of_each(hidden, counts)), state
-
-    def _run(
-        self,
-        tokens: Tensor,
-        state: KeyValueState | None,
-        memory: Tensor | None = None,
-        memory_lengths: Tensor | None = None,
-    ) -> Tensor:
-        n = tokens.shape[1]
-        self.check_length(n if state is None else state.n_keys(n))
-        positions = places(0 if state is None else state.starts, n, tokens.device)
-        x = self.embed_target(tokens, positions)
-        out: Tensor = self.decoder(x, positions, state=state, memory=memory, memory_lengths=memory_lengths)
-        return out

@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019), and what has its layout, such as MiniLM's sentence encoders.
 
 A bidirectional encoder over sentence A or the pair A, B, pre-trained to fill in hidden words and to tell whether B
-follows A, then fine-tuned with a small head (`heedful.models.encoder` has the heads). The small ones are those of
+follows A, then fine-tuned with a small head (`heedful.models.heads`). The small ones are those of
 "Well-Read Students Learn Better" (Turc et al. 2019).
 """
 
@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from heedful.models.base import Batch
 from heedful.models.encoder import EncoderConfig, EncoderModel, bert_layout
+from heedful.models.heads import HEADS
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.embed import Embedding
 from heedful.nn.head import Pooler
@@ -71,11 +75,16 @@ class Bert(EncoderModel):
             c,
             position=Learned(c.max_len, c.d_model),
             segment=Embedding(c.n_segments, c.d_model),
-            pooler=None if c.head in ("encoder", "masked", "tag", "answer") else Pooler(c.d_model),
+            pooler=Pooler(c.d_model) if HEADS[c.head].pools else None,
             act=c.act,
             norm_eps=c.norm_eps,
             head_dropout=(c.dropout if c.classifier_dropout is None else c.classifier_dropout) if labels else 0.0,
         )
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The last hidden states (B, T, E): tokens, sentences and positions embedded, then the encoder."""
+        x = self.embed(batch.ids) + self.embed_segments(batch.segments) + self.position(self.positions(batch))
+        return self.encode(x, batch)
 
     def weight_map(self) -> WeightMap:
         head = self.config.head
@@ -83,12 +92,12 @@ class Bert(EncoderModel):
         last = {"next_sentence": "cls.seq_relationship", "answer": "qa_outputs"}.get(head, "classifier")
         rules = [
             *bert_layout(base),
-            rule("pooler.dense", base + "pooler.dense"),
+            rule("head.pooler.dense", base + "pooler.dense"),
             rule("head.dense", "cls.predictions.transform.dense"),
             rule("head.norm", "cls.predictions.transform.LayerNorm"),
             rule("head.vocabulary.bias", "cls.predictions.bias", tensor=True),
-            rule("next_sentence", "cls.seq_relationship"),
-            rule("head", last),
+            rule("head.next_sentence", "cls.seq_relationship"),
+            rule("head.classifier", last),
         ]
         heads = ("pooler", "cls.predictions", "cls.seq_relationship", "classifier", "qa_outputs")
         return self._map(rules, "bert.", heads, [r"^cls\.predictions\.decoder\."])

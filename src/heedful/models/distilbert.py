@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from heedful.models.base import Batch
 from heedful.models.encoder import EncoderConfig, EncoderModel
+from heedful.models.heads import HEADS
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.head import Pooler
 from heedful.nn.position import Learned
@@ -67,11 +71,17 @@ class DistilBert(EncoderModel):
             c,
             position=Learned(c.max_len, c.d_model),
             segment=None,
-            pooler=Pooler(c.d_model, "relu") if c.head in ("classify", "choose") else None,
+            pooler=Pooler(c.d_model, "relu") if HEADS[c.head].pools else None,
             act=c.act,
             norm_eps=NORM_EPS,
             head_dropout=dropout.get(c.head, 0.0),
         )
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The last hidden states (B, T, E): tokens and positions embedded, then the encoder."""
+        if batch.segments is not None:
+            raise ValueError("this model does not tell sentence A from sentence B: give it no segments")
+        return self.encode(self.embed(batch.ids) + self.position(self.positions(batch)), batch)
 
     def weight_map(self) -> WeightMap:
         base = "" if self.config.head == "encoder" else "distilbert."
@@ -91,8 +101,8 @@ class DistilBert(EncoderModel):
             rule("head.dense", "vocab_transform"),
             rule("head.norm", "vocab_layer_norm"),
             rule("head.vocabulary.bias", "vocab_projector.bias", tensor=True),
-            rule("pooler.dense", "pre_classifier"),
-            rule("head", "qa_outputs" if self.config.head == "answer" else "classifier"),
+            rule("head.pooler.dense", "pre_classifier"),
+            rule("head.classifier", "qa_outputs" if self.config.head == "answer" else "classifier"),
         ]
         heads = (
             "vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier", "qa_outputs",

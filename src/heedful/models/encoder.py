@@ -1,24 +1,12 @@
-"""What BERT, RoBERTa and DistilBERT share: one bidirectional encoder, and the heads that read it (BERT, section 3).
-
-    head            reads               logits
-    encoder         -                   none: the hidden states alone
-    pooler          [CLS]               none: extra["pooled"] (B, E)
-    masked          every position      (B, T, V)
-    pretraining     both                (B, T, V), and extra["next_sentence"] (B, 2)
-    next_sentence   [CLS]               (B, 2)
-    classify        [CLS]               (B, L)
-    choose          [CLS] per choice    (B, C); tokens and segments are (B, C, T), lengths (B, C)
-    tag             every position      (B, T, L)
-    answer          every position      (B, T, 2): does the answer begin here, does it end here
+"""What BERT, RoBERTa and DistilBERT share: a bidirectional encoder under one of the heads of models/heads.py.
 
 Each layer normalizes after its sums, as the original Transformer did, and the sum of the embeddings is normalized too.
 
-    B batch, T positions, E model width, V vocabulary, L labels, C choices
+    B batch, T positions, E model width, C choices
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,24 +15,16 @@ from torch import Tensor, nn
 
 from heedful.models.base import Batch, Model, Output, as_batch
 from heedful.models.config import HeadConfig
+from heedful.models.heads import HEADS, HeadParts, MaskedHead
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PostNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
-from heedful.nn.head import MaskedHead, Pooler
+from heedful.nn.head import Pooler
 from heedful.nn.mask import positions_in_documents
 from heedful.nn.position import Learned
-from heedful.nn.stack import Stack, places
-
-ABILITIES = {
-    "masked": "fill",
-    "pretraining": "fill",
-    "classify": "classify",
-    "tag": "tag",
-    "answer": "answer",
-}
-POOLED = ("next_sentence", "classify", "choose")  # heads that read one vector per sequence
+from heedful.nn.stack import Stack, position_ids
 
 
 @dataclass(frozen=True)
@@ -66,7 +46,7 @@ class EncoderConfig(HeadConfig):
 
 
 class EncoderModel(Model):
-    """Embeds tokens, segments and positions, encodes, and lets one head speak."""
+    """Embeddings, encoder and head; a family says in `hidden` what it embeds."""
 
     config: EncoderConfig
 
@@ -88,90 +68,65 @@ class EncoderModel(Model):
         self.embed_norm = nn.LayerNorm(c.d_model, norm_eps)
         self.dropout = nn.Dropout(c.dropout)
         self.encoder = Stack([self._block(c, act, norm_eps) for _ in range(c.n_layers)], causal=False)
-        self.abilities = ("embed", *([ABILITIES[c.head]] if c.head in ABILITIES else []), "capture")
-        self.pooler = pooler
-        self.head_dropout = nn.Dropout(head_dropout)
-        self.head: nn.Module | None = None
-        self.next_sentence = nn.Linear(c.d_model, 2) if c.head == "pretraining" else None
-        if c.head in ("masked", "pretraining"):
-            self.head = MaskedHead(c.d_model, c.vocab_size, act, norm_eps, tied=self.embed.weight)
-        elif c.head not in ("encoder", "pooler"):
-            n_out = {"next_sentence": 2, "answer": 2, "choose": 1}.get(c.head, c.n_labels)
-            self.head = nn.Linear(c.d_model, n_out)
+        parts = HeadParts(c.d_model, c.n_labels, self.embed.weight, act, norm_eps, head_dropout, pooler)
+        self.head = HEADS[c.head](parts)
+        self.abilities = ("embed", *([self.head.ability] if self.head.ability else []), "capture")
 
     @staticmethod
     def _block(c: EncoderConfig, act: str, eps: float) -> Block:
-        return Block(
+        return PostNormBlock(
             Attention(c.d_model, c.n_heads, dropout=c.attention_dropout),
             FeedForward(c.d_model, c.d_ff, act),
             Norms(nn.LayerNorm(c.d_model, eps), nn.LayerNorm(c.d_model, eps)),
-            "post",
             dropout=c.dropout,
         )
 
     @property
     def longest(self) -> int:
+        """The longest sequence the model can read."""
         return self.config.max_len
 
     def tie(self) -> None:
+        """The masked head's matrix is the embedding."""
         if isinstance(self.head, MaskedHead):
             self.head.vocabulary.weight = self.embed.weight
 
     def hidden(self, batch: Batch) -> Tensor:
         """The last hidden states (B, T, E), before the head."""
-        tokens, lengths, documents = batch.ids, batch.lengths, batch.documents
-        n, device = tokens.shape[1], tokens.device
-        self.check_length(n)
-        positions = places(0, n, device)
-        if documents is not None:
-            positions = positions_in_documents(documents)
-            if lengths is not None:  # padding becomes a document of its own, so that every query sees something
-                documents = documents.masked_fill(places(0, n, device) >= lengths[:, None], -1)
-                lengths = None
-        x = self.embed(tokens) + self._segments(batch.segments) + self.position(positions)  # (B, T, E)
-        x = self.dropout(self.embed_norm(x))
-        return self.encoder(x, positions, lengths=lengths, documents=documents)
-
-    def _segments(self, segments: Tensor | None) -> Tensor | float:
-        """What tells sentence A from B, (B, T, E); without `segments` everything is A."""
-        n_segments = 0 if self.segment is None else len(self.segment.weight)
-        if segments is not None and n_segments < 2:
-            raise ValueError("this model does not tell sentence A from sentence B: give it no segments")
-        if self.segment is None:
-            return 0.0
-        return self.segment.weight[0] if segments is None else self.segment(segments)
+        raise NotImplementedError
 
     def forward(self, batch: Batch | Tensor) -> Output:
+        """What the head says of the hidden states; choices (B, C, T) are rows of their own on the way."""
         batch = as_batch(batch)
-        if self.config.head == "choose":
-            return self._choose(batch)
-        if self.pooler is not None and batch.documents is not None:
-            raise ValueError(f"the head {self.config.head!r} reads one vector per row: do not pack documents")
-        hidden = self.hidden(batch)
-        output = Output(hidden)
-        if self.pooler is not None:
-            output.extra["pooled"] = self.pooler(hidden)
-        if self.next_sentence is not None:
-            output.extra["next_sentence"] = self.next_sentence(output.extra["pooled"])
-        if self.head is not None:
-            read = output.extra["pooled"] if self.config.head in POOLED else hidden
-            output.logits = self.head(self.head_dropout(read))
-        return output
+        self.head.check(batch)
+        hidden = self.hidden(batch.flattened())
+        return self.head.output(hidden.unflatten(0, batch.ids.shape[:-1]))
 
-    def _choose(self, batch: Batch) -> Output:
-        """Every choice is a sequence of its own; their scores are laid side by side (BERT, section 4.4)."""
-        if batch.ids.ndim != 3 or batch.documents is not None:
-            raise ValueError("the head 'choose' reads tokens (batch, choices, positions), not packed")
-        assert self.pooler is not None and self.head is not None
-        flat = {
-            name: None if (given := getattr(batch, name)) is None else given.flatten(0, 1)
-            for name in ("tokens", "lengths", "segments")
-        }
-        hidden = self.hidden(dataclasses.replace(batch, **flat))  # (B·C, T, E)
-        pooled = self.pooler(hidden)
-        logits = self.head(self.head_dropout(pooled))  # (B·C, 1)
-        rows = batch.ids.shape[:2]
-        return Output(hidden.unflatten(0, rows), logits.view(rows), {"pooled": pooled.unflatten(0, rows)})
+    def encode(self, x: Tensor, batch: Batch) -> Tensor:
+        """The sum of embeddings x (B, T, E), normalized, through the encoder's blocks."""
+        x, lengths, documents = self.dropout(self.embed_norm(x)), batch.lengths, batch.documents
+        here = position_ids(0, x.shape[1], x.device)
+        if documents is not None and lengths is not None:
+            # Padding becomes a document of its own, so that every query has a key to attend to.
+            documents, lengths = documents.masked_fill(here >= lengths[:, None], -1), None
+        return self.encoder(x, here, lengths=lengths, documents=documents)
+
+    def positions(self, batch: Batch) -> Tensor:
+        """Position of each token (B or 1, T), from 0 in each packed document; checks the length."""
+        n = batch.ids.shape[1]
+        self.check_length(n)
+        if batch.documents is not None:
+            return positions_in_documents(batch.documents)
+        return position_ids(0, n, batch.ids.device)
+
+    def embed_segments(self, segments: Tensor | None) -> Tensor:
+        """The vectors of sentence A and B (B, T, E); without `segments` everything is A, (E,)."""
+        assert self.segment is not None
+        if segments is None:
+            return self.segment.weight[0]
+        if len(self.segment.weight) < 2:
+            raise ValueError("this model does not tell sentence A from sentence B: give it no segments")
+        return self.segment(segments)
 
     def _map(self, rules: Sequence[Rule], base: str, heads: Sequence[str], ignored: Sequence[str]) -> WeightMap:
         """The map of `rules`; a file may also have the modules of `heads` that this model does without.

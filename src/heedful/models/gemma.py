@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from heedful.models.mapping import Rule, rule
 from heedful.models.rotary import ATTENTION, GATED, OURS, PRE_NORMS, THEIRS, RotaryConfig, RotaryDecoder
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
 
@@ -114,7 +114,7 @@ class Gemma(RotaryDecoder):
             window=c.window_at(layer),
             softcap=c.score_cap,
         )
-        return Block(attention, FeedForward(c.d_model, c.d_ff, TANH_GELU, gated=True, bias=False), norms)
+        return PreNormBlock(attention, FeedForward(c.d_model, c.d_ff, TANH_GELU, gated=True, bias=False), norms)
 
     def rules(self) -> Sequence[Rule]:
         if not self.config.after_norms:

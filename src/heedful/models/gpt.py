@@ -14,16 +14,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from heedful.models.base import DecoderModel
+from heedful.models.base import Batch, DecoderModel, Output, as_batch
 from heedful.models.config import Config, read_dropout
 from heedful.models.mapping import Fuse, Transpose, WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PostNormBlock, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
+from heedful.nn.state import KeyValueState
 
 DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 
@@ -102,14 +103,23 @@ class GPT(DecoderModel):
         attention = Attention(c.d_model, c.n_heads, d_head=c.d_head, window=window, dropout=c.dropout)
         feedforward = FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act)
         norms = Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps))
-        return Block(attention, feedforward, norms, "pre" if c.norm_first else "post", dropout=c.dropout)
+        kind = PreNormBlock if c.norm_first else PostNormBlock
+        return kind(attention, feedforward, norms, dropout=c.dropout)
 
     @property
     def longest(self) -> int:
         return self.config.max_len
 
-    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embed(tokens) + self.position(positions))
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
+
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Logits (B, T, V) of what follows each token."""
+        hidden = self.hidden(as_batch(batch))
+        return Output(hidden, self.head(hidden))
 
     def tie(self) -> None:
         self.head.weight = self.embed.weight

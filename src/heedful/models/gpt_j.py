@@ -13,16 +13,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from heedful.models.base import DecoderModel
+from heedful.models.base import Batch, DecoderModel
 from heedful.models.config import Config, read_dropout
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, ParallelBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
 from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
+from heedful.nn.state import KeyValueState
 
 DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 
@@ -92,16 +93,18 @@ class GPTJ(DecoderModel):
 
     @staticmethod
     def _block(c: GPTJConfig) -> Block:
-        return Block(
+        return ParallelBlock(
             Attention(c.d_model, c.n_heads, bias=False, dropout=c.dropout),
             FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act),
             Norms(nn.LayerNorm(c.d_model, c.norm_eps)),
-            "parallel",
             dropout=c.dropout,
         )
 
-    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embed(tokens))
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens embedded, then the blocks and the last norm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.dropout(self.embed(batch.ids))  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
 
     def weight_map(self) -> WeightMap:
         ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."

@@ -12,16 +12,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from heedful.models.base import DecoderModel
+from heedful.models.base import Batch, DecoderModel
 from heedful.models.config import Config, read_dropout
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
+from heedful.nn.state import KeyValueState
 
 DROPOUTS = ("embed_dropout", "attention_dropout", "resid_dropout")
 
@@ -122,14 +123,17 @@ class GPTNeo(DecoderModel):
         )
         feedforward = FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act)
         norms = Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps))
-        return Block(attention, feedforward, norms, dropout=c.dropout)
+        return PreNormBlock(attention, feedforward, norms, dropout=c.dropout)
 
     @property
     def longest(self) -> int:
         return self.config.max_len
 
-    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embed(tokens) + self.position(positions))
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
 
     def tie(self) -> None:
         self.head.weight = self.embed.weight

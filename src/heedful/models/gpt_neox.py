@@ -14,16 +14,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from heedful.models.base import DecoderModel
+from heedful.models.base import Batch, DecoderModel
 from heedful.models.config import Config, read_dropout, read_rope, write_rope
 from heedful.models.mapping import FuseHeads, WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, ParallelBlock, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
 from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
+from heedful.nn.state import KeyValueState
 
 DROPOUTS = ("hidden_dropout", "attention_dropout")
 
@@ -110,16 +111,18 @@ class GPTNeoX(DecoderModel):
 
     @staticmethod
     def _block(c: GPTNeoXConfig) -> Block:
-        return Block(
+        return (ParallelBlock if c.parallel else PreNormBlock)(
             Attention(c.d_model, c.n_heads, bias=c.attention_bias, dropout=c.dropout),
             FeedForward(c.d_model, c.d_ff, c.act),
             Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps)),
-            "parallel" if c.parallel else "pre",
             dropout=c.dropout,
         )
 
-    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embed(tokens))
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens embedded, then the blocks and the last norm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.dropout(self.embed(batch.ids))  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
 
     def tie(self) -> None:
         if self.config.tied:

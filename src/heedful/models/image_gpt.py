@@ -21,13 +21,14 @@ from heedful.models.base import Batch, DecoderModel
 from heedful.models.config import Config, read_dropout
 from heedful.models.mapping import Fuse, Transpose, WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
+from heedful.nn.state import KeyValueState
 
 DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 
@@ -92,7 +93,7 @@ class ImageGPT(DecoderModel):
 
     @staticmethod
     def _block(c: ImageGPTConfig) -> Block:
-        return Block(
+        return PreNormBlock(
             Attention(c.d_model, c.n_heads, dropout=c.dropout),
             FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act),
             Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps)),
@@ -107,8 +108,11 @@ class ImageGPT(DecoderModel):
     def start_id(self) -> int:
         return self.config.vocab_size - 1
 
-    def embed_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embed(tokens) + self.position(positions))
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
 
     def prompt(self, ids: Tensor) -> Batch:
         """The first pixels (B, N) of images, N may be 0, ready to be continued."""

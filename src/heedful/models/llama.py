@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from heedful.models.base import Batch, Output, as_batch
 from heedful.models.rotary import RotaryConfig, RotaryDecoder
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
+from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,19 @@ class Llama(RotaryDecoder):
 
     def block(self, layer: int) -> Block:
         c = self.config
-        return Block(
+        return PreNormBlock(
             Attention(c.d_model, c.n_heads, n_kv_heads=c.n_kv_heads, d_head=c.d_head, bias=False),
             FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False),
             Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps)),
         )
+
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens embedded, then blocks that rotate queries and keys, and RMSNorm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.embed(batch.ids)  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
+
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Logits (B, T, V) of what follows each token."""
+        hidden = self.hidden(as_batch(batch))
+        return Output(hidden, self.head(hidden))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from heedful.models.rotary import RotaryConfig, RotaryDecoder
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
 
@@ -49,7 +49,7 @@ class Mistral(RotaryDecoder):
 
     def block(self, layer: int) -> Block:
         c = self.config
-        return Block(
+        return PreNormBlock(
             Attention(
                 c.d_model,
                 c.n_heads,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from heedful.models.mapping import Rule, rule
 from heedful.models.rotary import ATTENTION, OURS, PRE_NORMS, THEIRS, RotaryConfig, RotaryDecoder
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
 from heedful.nn.norm import RMSNorm
 
@@ -60,7 +60,7 @@ class Mixtral(RotaryDecoder):
         )
         experts = [FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False) for _ in range(c.n_experts)]
         norms = Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
-        return Block(attention, MixtureOfExperts(c.d_model, experts, top_k=c.n_chosen), norms)
+        return PreNormBlock(attention, MixtureOfExperts(c.d_model, experts, top_k=c.n_chosen), norms)
 
     def rules(self) -> Sequence[Rule]:
         ours, theirs = OURS + "feedforward.", THEIRS + "block_sparse_moe."

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from heedful.models.mapping import Rule, rule
 from heedful.models.rotary import ATTENTION, GATED, HEAD_NORMS, OURS, THEIRS, RotaryConfig, RotaryDecoder
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
 
@@ -49,7 +49,7 @@ class Olmo(RotaryDecoder):
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
         after = [RMSNorm(c.d_model, c.norm_eps) for _ in range(2)]
-        return Block(attention, feedforward, Norms(attention_after=after[0], feedforward_after=after[1]))
+        return PreNormBlock(attention, feedforward, Norms(attention_after=after[0], feedforward_after=after[1]))
 
     def rules(self) -> Sequence[Rule]:
         return (

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from heedful.models.base import Batch
 from heedful.models.mapping import Fuse, Rule, rule
 from heedful.models.rotary import OURS, PRE_NORMS, THEIRS, RotaryConfig, RotaryDecoder
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
 from heedful.nn.state import Cache, KeyValueState, without
@@ -77,29 +78,29 @@ class PhiConfig(RotaryConfig):
 
 
 class LongRopeState(KeyValueState):
-    """Keeps the tokens too: a row that passes LongRoPE's original length is rotated, and therefore read, anew."""
+    """Keeps the tokens too: a row that passes LongRoPE's switch length is rotated, and therefore computed, anew."""
 
-    original: int
+    switch_length: int
 
-    def __init__(self, n_layers: int, n_rows: int, original: int, *, capacity: int = 0) -> None:
+    def __init__(self, n_layers: int, n_rows: int, switch_length: int, *, capacity: int = 0) -> None:
         super().__init__(n_layers, n_rows, capacity=capacity)
-        self.original = original
+        self.switch_length = switch_length
         self.is_long = [False] * n_rows  # how the keys of each row are rotated
         self.tokens = Cache(self)  # (B, 1, S, 1)
 
-    def remember(self, tokens: Tensor) -> Tensor:
-        """Put new tokens (B, T) after those of each row; all of them (B, S)."""
+    def append(self, tokens: Tensor) -> Tensor:
+        """Append new tokens (B, T) to those of each row; returns all of them (B, S)."""
         new = tokens[:, None, :, None]
         return self.tokens.extend(new, new)[0][:, 0, :, 0]
 
-    def turns(self, n: int) -> bool:
-        """Whether n more tokens, or fewer since `truncate`, put some row on the other side."""
+    def switches(self, n: int) -> bool:
+        """Whether n more tokens, or fewer since `truncate`, bring some row across the switch length."""
         rows = zip(self.lengths, self.is_long, strict=True)
-        return any(was != (length + n > self.original) for length, was in rows if length)
+        return any(was != (length + n > self.switch_length) for length, was in rows if length)
 
     def advance(self, counts: int | Sequence[int]) -> None:
         super().advance(counts)
-        self.is_long = [length > self.original for length in self.lengths]
+        self.is_long = [length > self.switch_length for length in self.lengths]
 
     def _part(self) -> None:
         super()._part()
@@ -133,31 +134,26 @@ class Phi(RotaryDecoder):
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
         norms = Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
-        return Block(attention, feedforward, norms)
+        return PreNormBlock(attention, feedforward, norms)
 
     def new_state(self, n_rows: int, capacity: int) -> KeyValueState:
         rotary = self.decoder.rotary
-        if rotary is None or rotary.original is None:
+        if rotary is None or rotary.switch_length is None:
             return super().new_state(n_rows, capacity)
-        return LongRopeState(len(self.decoder.blocks), n_rows, rotary.original, capacity=capacity)
+        return LongRopeState(len(self.decoder.blocks), n_rows, rotary.switch_length, capacity=capacity)
 
-    def _run(
-        self,
-        tokens: Tensor,
-        state: KeyValueState | None,
-        documents: Tensor | None = None,
-        lengths: Tensor | None = None,
-    ) -> Tensor:
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E). If some row grows past LongRoPE's switch length, its keys are rotated
+        anew, and with them all keys and values above the first layer: all rows are computed again."""
         if not isinstance(state, LongRopeState):
-            return super()._run(tokens, state, documents, lengths)
-        ids = state.remember(tokens)  # (B, S)
-        n = tokens.shape[1]
-        if not state.turns(n):
-            return super()._run(tokens, state, documents, lengths)
-        # Some row changes its rotation, and with it all keys and values above the first layer: read all rows again.
+            return super().hidden(batch, state)
+        ids = state.append(batch.ids)  # (B, S)
+        n = batch.ids.shape[1]
+        if not state.switches(n):
+            return super().hidden(batch, state)
         again = super().new_state(state.n_rows, state.capacity)
         counts = torch.tensor([length + n for length in state.lengths], device=ids.device)
-        hidden = super()._run(ids, again, lengths=counts)  # (B, S, E)
+        hidden = super().hidden(Batch(ids, counts), again)  # (B, S, E)
         for old, new in zip(state.caches, again.caches, strict=True):
             old.keys, old.values = new.keys, new.values
         rows = torch.arange(len(ids), device=ids.device)[:, None]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from heedful.models.mapping import Rule
 from heedful.models.rotary import HEAD_NORMS, RotaryConfig, RotaryDecoder
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
 
@@ -75,7 +75,9 @@ class Qwen(RotaryDecoder):
             key_norm=RMSNorm(c.d_rotary, c.norm_eps) if c.head_norms else None,
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
-        return Block(attention, feedforward, Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps)))
+        return PreNormBlock(
+            attention, feedforward, Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
+        )
 
     def rules(self) -> Sequence[Rule]:
         return (*super().rules(), *HEAD_NORMS)

@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from heedful.models.base import Batch
 from heedful.models.encoder import EncoderConfig, EncoderModel, bert_layout
+from heedful.models.heads import HEADS
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.embed import Embedding
 from heedful.nn.head import Pooler
@@ -76,7 +80,7 @@ class Roberta(EncoderModel):
         c = config
         dropout = c.dropout if c.classifier_dropout is None else c.classifier_dropout
         pooler = None
-        if c.head in ("pooler", "choose", "classify"):
+        if HEADS[c.head].pools:
             pooler = Pooler(c.d_model, dropout=dropout if c.head == "classify" else 0.0)
         super().__init__(
             c,
@@ -88,17 +92,22 @@ class Roberta(EncoderModel):
             head_dropout=dropout if c.head in ("classify", "choose", "tag") else 0.0,
         )
 
+    def hidden(self, batch: Batch) -> Tensor:
+        """The last hidden states (B, T, E): tokens, sentences and positions embedded, then the encoder."""
+        x = self.embed(batch.ids) + self.embed_segments(batch.segments) + self.position(self.positions(batch))
+        return self.encode(x, batch)
+
     def weight_map(self) -> WeightMap:
         head = self.config.head
         base = "" if head in ("encoder", "pooler") else "roberta."
         last = {"classify": "classifier.out_proj", "answer": "qa_outputs"}.get(head, "classifier")
         rules = [
             *bert_layout(base),
-            rule("pooler.dense", "classifier.dense" if head == "classify" else base + "pooler.dense"),
+            rule("head.pooler.dense", "classifier.dense" if head == "classify" else base + "pooler.dense"),
             rule("head.dense", "lm_head.dense"),
             rule("head.norm", "lm_head.layer_norm"),
             rule("head.vocabulary.bias", "lm_head.bias", tensor=True),
-            rule("head", last),
+            rule("head.classifier", last),
         ]
         heads = ("pooler", "lm_head", "classifier", "qa_outputs")
         return self._map(rules, "roberta.", heads, [r"^lm_head\.decoder\."])

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from heedful.models.base import DecoderModel
+from torch import Tensor
+
+from heedful.models.base import Batch, DecoderModel
 from heedful.models.config import Config, read_rope, read_rotary_share, write_rope
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.block import Block
@@ -18,6 +20,7 @@ from heedful.nn.head import LanguageHead
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
+from heedful.nn.state import KeyValueState
 
 OURS, THEIRS = "decoder.blocks.{}.", "model.layers.{}."
 
@@ -125,6 +128,12 @@ class RotaryDecoder(DecoderModel):
     def block(self, layer: int) -> Block:
         """The layer of this number, counted from 0."""
         raise NotImplementedError
+
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens embedded, then blocks that rotate queries and keys, and RMSNorm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.embed(batch.ids)  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
 
     def tie(self) -> None:
         if self.config.tied:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from heedful.models.base import Batch, GenerativeModel, Output, last_of_each, row_lengths
+from heedful.models.base import Batch, GenerativeModel, Output, as_batch, last_of_each, row_lengths
 from heedful.models.config import Config
 from heedful.nn.embed import Embedding
 from heedful.nn.head import LanguageHead
@@ -105,7 +105,7 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
                 nn.init.uniform_(p, -bound, bound)
 
     def encode(self, batch: Batch) -> Memory:
-        """Read the source once: all that the decoder may know of it."""
+        """The source embedded, through the recurrent encoder: its outputs and last state."""
         if batch.source is None:
             raise ValueError("an encoder-decoder reads a source, and the batch has none")
         if batch.source_lengths is not None:
@@ -118,14 +118,29 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
             keys = self.decoder.align.score.keys(values)
         return Memory(last, values, keys, mask.dense())
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """The decoder's last hidden states (B, T, E) with the true previous tokens (teacher forcing)."""
-        return self._teach(batch).hidden
+    def decode(self, tokens: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
+        """Targets (B, T) after the recurrent state `carried` (B, L, C), attending to the memory."""
+        x = self.dropout(self.target_embed(tokens))
+        hidden, states, weights = self.decoder(x, carried, memory, keep=keep)
+        return Decoded(self.dropout(hidden), states, weights)
 
-    def forward(self, batch: Batch) -> Output:
-        """With attention, `extra["alignment"]` holds the weights (B, 1, T, S)."""
-        hidden, _, weights = self._teach(batch)
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Logits (B, T, V), with the true previous tokens (teacher forcing); with attention, `extra["alignment"]` holds
+        the weights (B, 1, T, S)."""
+        batch = as_batch(batch)
+        memory = self.encode(batch)
+        hidden, _, weights = self.decode(batch.ids, memory.last, memory)
         return Output(hidden, self.head(hidden), {} if weights is None else {"alignment": weights})
+
+    def hidden(self, batch: Batch, state: RecurrentState | None = None) -> Tensor:
+        """The decoder's last hidden states (B, T, E), after those in the state if there is one."""
+        if state is None:
+            memory = self.encode(batch)
+            return self.decode(batch.ids, memory.last, memory).hidden
+        hidden, states, _ = self.decode(batch.ids, state.now(), state.memory, keep=True)
+        assert states is not None
+        state.extend(states)
+        return hidden
 
     def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, RecurrentState]:
         """Encode the source, read the target so far (`tokens`, or the start token alone): logits (B, V)."""
@@ -135,21 +150,6 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
             tokens = torch.full((len(memory.last), 1), self.start_id, device=memory.last.device)
         counts = row_lengths(tokens, batch.lengths)
         state = RecurrentState(memory, capacity=capacity)
-        hidden = self._run(tokens, state)
+        hidden = self.hidden(Batch(tokens), state)
         state.advance(counts)
         return self.head(last_of_each(hidden, counts)), state
-
-    def _teach(self, batch: Batch) -> Decoded:
-        memory = self.encode(batch)
-        return self._decode(batch.ids, memory.last, memory)
-
-    def _run(self, tokens: Tensor, state: RecurrentState) -> Tensor:
-        hidden, states, _ = self._decode(tokens, state.now(), state.memory, keep=True)
-        assert states is not None
-        state.extend(states)
-        return hidden
-
-    def _decode(self, tokens: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
-        x = self.dropout(self.target_embed(tokens))
-        hidden, states, weights = self.decoder(x, carried, memory, keep=keep)
-        return Decoded(self.dropout(hidden), states, weights)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from heedful.models.base import Batch, EncoderDecoderModel
+from heedful.models.base import Batch, EncoderDecoderModel, Output, as_batch
 from heedful.models.config import Config
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
@@ -137,7 +137,7 @@ class T5(EncoderDecoderModel):
 
     def _block(self, *, cross: bool) -> Block:
         c = self.config
-        return Block(
+        return PreNormBlock(
             self._attention(),
             FeedForward(c.d_model, c.d_ff, c.act, gated=c.gated, bias=False, dropout=c.dropout),
             Norms(self._norm(), self._norm(), cross=self._norm() if cross else None),
@@ -152,23 +152,24 @@ class T5(EncoderDecoderModel):
     def _norm(self) -> RMSNorm:
         return RMSNorm(self.config.d_model, self.config.norm_eps)
 
-    def embed_source(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embed(tokens))
-
-    def embed_target(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self.dropout(self.embed(tokens))
-
     def encode(self, batch: Batch) -> Tensor:
-        return self.dropout(super().encode(batch))
+        """The source embedded, through the encoder: (B, S, E)."""
+        source, positions = self.source_positions(batch)
+        x = self.encoder(self.dropout(self.embed(source)), positions, lengths=batch.source_lengths)
+        return self.dropout(x)
 
-    def _run(
-        self,
-        tokens: Tensor,
-        state: KeyValueState | None,
-        memory: Tensor | None = None,
-        memory_lengths: Tensor | None = None,
-    ) -> Tensor:
-        return self.dropout(super()._run(tokens, state, memory, memory_lengths))
+    def decode(self, batch: Batch, memory: Tensor | None, state: KeyValueState | None = None) -> Tensor:
+        """The target embedded, through the decoder, which attends to the memory: (B, T, E)."""
+        positions = self.positions(batch, state)
+        x = self.dropout(self.embed(batch.ids))
+        rows = {"lengths": batch.lengths, "memory_lengths": batch.source_lengths}
+        return self.dropout(self.decoder(x, positions, state=state, memory=memory, **rows))
+
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Logits (B, T, V) of what follows each token of the target."""
+        batch = as_batch(batch)
+        hidden = self.decode(batch, self.encode(batch))
+        return Output(hidden, self.head(hidden))
 
     def tie(self) -> None:
         if self.config.tied:

@@ -20,16 +20,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from heedful.models.base import EncoderDecoderModel
+from heedful.models.base import Batch, EncoderDecoderModel, Output, as_batch
 from heedful.models.config import Config
 from heedful.models.mapping import Reshape, Rule, WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PostNormBlock, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
 from heedful.nn.position import Layout, Sinusoidal
 from heedful.nn.stack import Stack
+from heedful.nn.state import KeyValueState
 
 # What a key that is missing in Marian's config.json means there, where it is not our default.
 MARIAN: Mapping[str, Any] = {
@@ -119,17 +120,14 @@ class TransformerConfig(Config):
 
     @property
     def is_marian(self) -> bool:
-        """True if Marian's layout on the hub can say it."""
+        """Whether Marian's layout on the hub has a place for these settings; there, untied unties all three tables."""
         plain = not (self.norm_first or self.final_norms) and self.positions == "halves"
-        whole = self.head_bias and self.max_len is not None
-        return plain and whole and (self.tied or not self.shared)  # there, untied unties all three
+        return plain and self.head_bias and self.max_len is not None and (self.tied or not self.shared)
 
     @classmethod
     def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        for encoder, decoder in (
-            ("encoder_attention_heads", "decoder_attention_heads"),
-            ("encoder_ffn_dim", "decoder_ffn_dim"),
-        ):
+        for what in "attention_heads", "ffn_dim":
+            encoder, decoder = f"encoder_{what}", f"decoder_{what}"
             if hub.get(encoder) != hub.get(decoder):
                 raise ValueError(
                     f"a marian whose {decoder} {hub.get(decoder)} is not its {encoder} {hub.get(encoder)} "
@@ -168,25 +166,24 @@ class Transformer(EncoderDecoderModel):
             self.target_embed = Embedding(c.n_target, c.d_model, scale=scale)
         self.position = Sinusoidal(c.d_model, layout=c.positions)
         self.dropout = nn.Dropout(c.dropout)
-        n_decoder_layers = c.n_decoder_layers or c.n_layers
-        self.encoder = self._stack([self._block(cross=False) for _ in range(c.n_layers)], causal=False)
-        self.decoder = self._stack([self._block(cross=True) for _ in range(n_decoder_layers)], causal=True)
+        self.encoder = self._stack(c.n_layers, decoder=False)
+        self.decoder = self._stack(c.n_decoder_layers or c.n_layers, decoder=True)
         tied = self.target_embed.weight if c.tied else None
         self.head = LanguageHead(c.d_model, c.n_target, tied=tied, bias=c.head_bias)
         if self.head.bias is not None:
             self.head.bias.requires_grad_(False)
         self.start_id = c.start_id
 
-    def _stack(self, blocks: list[Block], *, causal: bool) -> Stack:
-        return Stack(blocks, causal=causal, norm=self._norm() if self.config.final_norms else None)
+    def _stack(self, n_layers: int, *, decoder: bool) -> Stack:
+        blocks = [self._block(cross=decoder) for _ in range(n_layers)]
+        return Stack(blocks, causal=decoder, norm=self._norm() if self.config.final_norms else None)
 
     def _block(self, *, cross: bool) -> Block:
         c = self.config
-        return Block(
+        return (PreNormBlock if c.norm_first else PostNormBlock)(
             self._attention(),
             FeedForward(c.d_model, c.d_ff, c.act, dropout=c.activation_dropout),
             Norms(self._norm(), self._norm(), cross=self._norm() if cross else None),
-            "pre" if c.norm_first else "post",
             cross=self._attention() if cross else None,
             dropout=c.dropout,
         )
@@ -201,15 +198,28 @@ class Transformer(EncoderDecoderModel):
     def longest(self) -> int | None:
         return self.config.max_len
 
-    def embed_source(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self._placed(self.source_embed, tokens, positions)
+    def encode(self, batch: Batch) -> Tensor:
+        """The source embedded, with its positions, through the encoder: (B, S, E)."""
+        source, positions = self.source_positions(batch)
+        x = self._embedded(self.source_embed, source, positions)
+        return self.encoder(x, positions, lengths=batch.source_lengths)
 
-    def embed_target(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self._placed(self.target_embed, tokens, positions)
+    def decode(self, batch: Batch, memory: Tensor | None, state: KeyValueState | None = None) -> Tensor:
+        """The target embedded, with its positions, through the decoder, which attends to the memory: (B, T, E)."""
+        positions = self.positions(batch, state)
+        x = self._embedded(self.target_embed, batch.ids, positions)
+        lengths = {"lengths": batch.lengths, "memory_lengths": batch.source_lengths}
+        return self.decoder(x, positions, state=state, memory=memory, **lengths)
 
-    def _placed(self, embed: Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Logits (B, T, V) of what follows each token of the target."""
+        batch = as_batch(batch)
+        hidden = self.decode(batch, self.encode(batch))
+        return Output(hidden, self.head(hidden))
+
+    def _embedded(self, embed: Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
         x = embed(tokens)
-        if self.config.pad_id is not None:  # looked up, it gets no gradient
+        if self.config.pad_id is not None:  # padding's embedding gets no gradient
             x = torch.where((tokens == self.config.pad_id)[..., None], x.detach(), x)
         return self.dropout(x + self.position(positions).to(x.dtype))  # (B, T, E)
 

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from heedful.models.base import Batch, Model, Output
 from heedful.models.config import HeadConfig
+from heedful.models.heads import HEADS, HeadParts, SequenceHead
 from heedful.models.mapping import Reshape, WeightMap, rule
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block, Norms
+from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
-from heedful.nn.head import Pooler
-from heedful.nn.stack import Stack, places
+from heedful.nn.head import FirstPosition, Pooler
+from heedful.nn.stack import Stack, position_ids
 
 
 @dataclass(frozen=True)
@@ -91,21 +92,29 @@ class ViT(Model):
             causal=False,
             norm=nn.LayerNorm(c.d_model, c.norm_eps),
         )
-        self.abilities = (*(["classify"] if c.head == "classify" else []), "capture")
-        self.pooler = Pooler(c.d_model) if c.head == "pooler" else None
-        self.head = nn.Linear(c.d_model, c.n_labels) if c.head == "classify" else None
+        pooler = Pooler(c.d_model) if c.head == "pooler" else FirstPosition()
+        self.head = HEADS[c.head](HeadParts(c.d_model, c.n_labels, pooler=pooler))
+        self.abilities = (*([self.head.ability] if self.head.ability else []), "capture")
 
     @staticmethod
     def _block(c: ViTConfig) -> Block:
-        return Block(
+        return PreNormBlock(
             Attention(c.d_model, c.n_heads, bias=c.bias, output_bias=True, dropout=c.attention_dropout),
             FeedForward(c.d_model, c.d_ff, c.act),
             Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps)),
             dropout=c.dropout,
         )
 
+    def hidden(self, images: Tensor) -> Tensor:
+        """The last hidden states (B, 1 + N, E), [CLS] first, of images (B, C, height, width)."""
+        size = self.config.patch_size
+        x = self.patch(cut_patches(images.to(self.patch.weight.dtype), size))  # (B, N, E)
+        x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1)  # (B, 1 + N, E)
+        x = self.dropout(x + self.positions(images.shape[2] // size, images.shape[3] // size))
+        return self.encoder(x, position_ids(0, x.shape[1], x.device))
+
     def forward(self, batch: Batch | Tensor) -> Output:
-        """Images (B, C, height, width) -> hidden (B, 1 + N, E), [CLS] first, and logits (B, L)."""
+        """Images (B, C, height, width) -> hidden states (B, 1 + N, E) and logits (B, L)."""
         images = batch if isinstance(batch, Tensor) else batch.images
         if images is None:
             raise ValueError("a vision model reads images, and the batch has none")
@@ -113,17 +122,7 @@ class ViT(Model):
             raise ValueError(
                 f"images must be (batch, {self.config.n_channels} channels, height, width), not {tuple(images.shape)}"
             )
-        size = self.config.patch_size
-        x = self.patch(cut_patches(images.to(self.patch.weight.dtype), size))  # (B, N, E)
-        x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1)  # (B, 1 + N, E)
-        x = self.dropout(x + self.positions(images.shape[2] // size, images.shape[3] // size))
-        hidden = self.encoder(x, places(0, x.shape[1], x.device))
-        output = Output(hidden)
-        if self.pooler is not None:
-            output.extra["pooled"] = self.pooler(hidden)
-        if self.head is not None:
-            output.logits = self.head(hidden[:, 0])
-        return output
+        return self.head.output(self.hidden(images))
 
     def positions(self, rows: int, columns: int) -> Tensor:
         """One vector for [CLS] and one per patch (1 + rows·columns, E), resized if the grid is not the trained one."""
@@ -143,8 +142,8 @@ class ViT(Model):
         nn.init.normal_(self.patch.weight, std=1 / math.sqrt(self.patch.in_features))
         nn.init.normal_(self.position, std=0.02)
         nn.init.zeros_(self.cls)
-        if self.head is not None:
-            nn.init.zeros_(self.head.weight)
+        if isinstance(self.head, SequenceHead):
+            nn.init.zeros_(self.head.classifier.weight)
 
     def weight_map(self) -> WeightMap:
         c = self.config
@@ -170,8 +169,8 @@ class ViT(Model):
             rule(ours + "feedforward.up", theirs + "intermediate.dense"),
             rule(ours + "feedforward.down", theirs + "output.dense"),
             rule("encoder.norm", base + "layernorm"),
-            rule("pooler.dense", base + "pooler.dense"),
-            rule("head", "classifier"),
+            rule("head.pooler.dense", base + "pooler.dense"),
+            rule("head.classifier", "classifier"),
         ]
         # The reference's modules have newer names than the files it reads and writes.
         renamed = {

@@ -1,8 +1,8 @@
 """Attention: softmax(QKᵀ/√d) V (Vaswani et al. 2017, section 3.2), for all families.
 
-`attend` uses fused kernels, PyTorch's or, for one new token, ours; `attend_explicit` is the same in the paper's own
-steps, for looking inside and for what no fused kernel does (Gemma 2's soft cap). `Attention` is the layer: projections,
-heads, rotation, norms on queries and keys, grouped queries, windows, self or cross.
+`attend` calls PyTorch's fused kernels; `attend_explicit` is the same in the paper's own steps, for looking inside and
+for what no fused kernel does (Gemma 2's soft cap). `Attention` is the layer: projections, heads, rotation, norms on
+queries and keys, grouped queries, windows, self or cross.
 
     B batch, T target, S source, H query heads, G key/value heads, D head size, E model width
 """
@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.kernels.cpu.attention import single_query_attention, supports_single_query
 from heedful.nn.mask import Mask
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Rotation
@@ -34,13 +33,11 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Queries (B, H, T, D) look at keys and values (B, G, S, D) and bring back (B, H, T, D).
+    """softmax(QKᵀ · scale + bias) V of queries (B, H, T, D), keys and values (B, G, S, D): (B, H, T, D).
 
-    `mask` is True where looking is allowed, `bias` is added to the scores, `scale` is 1/√D unless given.
+    `mask` is True where a query may attend, `bias` is added to the scores, `scale` is 1/√D unless given.
     G may divide H: each key/value head then serves H/G query heads (grouped queries, Ainslie et al. 2023).
     """
-    if supports_single_query(q, k, v) and not causal and dropout == 0:
-        return single_query_attention(q, k, v, mask, bias, scale)
     if bias is not None:
         if causal:
             mask = Mask(q.shape[-2], k.shape[-2], causal=True, device=q.device).dense()
@@ -64,8 +61,8 @@ def attend_explicit(
     softcap: float | None = None,
     watch: Watch | None = None,
 ) -> Tensor:
-    """The same as `attend` step by step; `watch` sees what goes in, the scores, the weights and what comes out, and may
-    replace each."""
+    """`attend` step by step; hooks on `watch` see queries, keys, values, scores, weights and output, and may replace
+    each."""
     if watch is not None:
         q, k, v = watch.queries(q), watch.keys(k), watch.values(v)
     groups = q.shape[1] // k.shape[1]
@@ -79,13 +76,13 @@ def attend_explicit(
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
-    weights = weigh(scores, mask, watch)
+    weights = softmax_weights(scores, mask, watch)
     out = F.dropout(weights, dropout) @ v if dropout else weights @ v
     return out if watch is None else watch.heads(out)
 
 
-def weigh(scores: Tensor, mask: Tensor | None = None, watch: Watch | None = None) -> Tensor:
-    """Weights from scores (B, H, T, S), whatever compared the two sides: they sum to 1, and are 0 where masked."""
+def softmax_weights(scores: Tensor, mask: Tensor | None = None, watch: Watch | None = None) -> Tensor:
+    """Softmax of scores (B, H, T, S) over the keys, in float32 at least: rows sum to 1, and are 0 where masked."""
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     if watch is not None:
@@ -96,8 +93,8 @@ def weigh(scores: Tensor, mask: Tensor | None = None, watch: Watch | None = None
 
 
 class Watch(nn.Module):
-    """Places where hooks see what fused kernels hide: `scores` and `weights` (B, H, T, S), and what they are made from
-    and make: `queries` and `heads` (B, H, T, D), `keys` and `values` (B, G, S, D), rotated and with all that is cached.
+    """Hook points for what fused kernels hide: `queries` and `heads` (B, H, T, D), `keys` and `values` (B, G, S, D),
+    rotated and with all that is cached, `scores` and `weights` (B, H, T, S). Used while `on`.
     """
 
     def __init__(self) -> None:
@@ -108,12 +105,14 @@ class Watch(nn.Module):
 
 
 @dataclass
-class View:
-    """What the positions of one forward pass see: who (mask), and how distance enters (rotation or bias)."""
+class AttentionInfo:
+    """What one forward pass tells every attention layer: mask, positions, and for cross-attention the memory."""
 
     mask: Mask
     rotation: Rotation | None = None
-    bias: Tensor | None = None
+    bias: Tensor | None = None  # (B or 1, H or 1, T, S), added to the scores
+    memory: Tensor | None = None  # (B, S, E) the encoder's output; None in self-attention, or once it is cached
+    counts: list[int] | None = None  # real tokens of each row where the batch is padded
 
 
 class Attention(nn.Module):
@@ -147,79 +146,62 @@ class Attention(nn.Module):
         self.key = nn.Linear(d_model, self.n_kv_heads * self.d_head, bias)
         self.value = nn.Linear(d_model, self.n_kv_heads * self.d_head, bias)
         self.output = nn.Linear(n_heads * self.d_head, d_model, bias if output_bias is None else output_bias)
-        self.joint: nn.Module | None = None  # query, key and value as one product (weights.pack)
         self.query_norm, self.key_norm = query_norm, key_norm
         self.watch = Watch()
 
-    def forward(
-        self,
-        x: Tensor,
-        view: View,
-        cache: Cache | CrossCache | None = None,
-        memory: Tensor | None = None,
-    ) -> Tensor:
-        """x (B, T, E) looks at itself, or at `memory` (B, S, E); a cache holds what was seen before."""
-        if isinstance(cache, CrossCache):
-            if cache.empty:
-                assert memory is not None, "a cross cache is filled from the memory the first time"
-                cache.fill(*self.keys_values(memory))
-            q, k, v = self.queries(x), cache.keys, cache.values  # (B, H, T, D), (B, G, S, D)
-        elif memory is None and (self.joint is not None or self._joins(x)):
-            q, k, v = self.queries_keys_values(x)
-        else:
-            q, (k, v) = self.queries(x), self.keys_values(x if memory is None else memory)
-        if view.rotation is not None:
-            q, k = view.rotation(q), view.rotation(k)
+    def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | CrossCache | None = None) -> Tensor:
+        """x (B, T, E) attends to itself and to what `cache` holds, or to `info.memory` (B, S, E)."""
+        q, k, v = self._project(x, info, cache)  # (B, H, T, D), (B, G, S, D)
+        if info.rotation is not None:
+            q, k = info.rotation(q), info.rotation(k)
         if isinstance(cache, Cache):
-            k, v = cache.extend(k, v)
-        causal = view.mask.is_plain_causal(self.window)
-        mask = None if causal else view.mask.dense(self.window)
-        dropout = self.dropout if self.training else 0.0
-        if self.watch.on or self.softcap is not None:
-            watch = self.watch if self.watch.on else None
-            out = attend_explicit(
-                q, k, v, mask, view.bias, self.scale,
-                causal=causal, dropout=dropout, softcap=self.softcap, watch=watch,
-            )  # fmt: skip
-        else:
-            out = attend(q, k, v, mask, view.bias, self.scale, causal=causal, dropout=dropout)
+            k, v = cache.extend(k, v, info.counts)
+        causal = info.mask.is_plain_causal(self.window)
+        mask = None if causal else info.mask.dense(self.window)
+        out = self.attend(q, k, v, mask, info.bias, causal=causal)
         return self.output(out.transpose(1, 2).flatten(2))  # (B, T, E)
 
-    def _joins(self, x: Tensor) -> bool:
-        """In training a GPU does one large product sooner than three; nobody may watch or adapt one of the three."""
-        maps = (self.query, self.key, self.value)
-        return (
-            x.is_cuda
-            and self.training
-            and all(type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks for m in maps)
+    def _project(
+        self, x: Tensor, info: AttentionInfo, cache: Cache | CrossCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if isinstance(cache, CrossCache):
+            if cache.empty:
+                assert info.memory is not None, "a cross-attention cache is filled from the memory the first time"
+                cache.fill(*self.keys_values(info.memory))
+            return self.queries(x), cache.keys, cache.values
+        if info.memory is not None:
+            return self.queries(x), *self.keys_values(info.memory)
+        return self.queries_keys_values(x)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        """`attend` with this layer's scale and dropout; explicitly if it is watched or caps its scores."""
+        dropout = self.dropout if self.training else 0.0
+        if not self.watch.on and self.softcap is None:
+            return attend(q, k, v, mask, bias, self.scale, causal=causal, dropout=dropout)
+        watch = self.watch if self.watch.on else None
+        return attend_explicit(
+            q, k, v, mask, bias, self.scale, causal=causal, dropout=dropout, softcap=self.softcap, watch=watch
         )
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, D), keys and values (B, G, T, D) of x (B, T, E)."""
+        return self.queries(x), *self.keys_values(x)
 
     def queries(self, x: Tensor) -> Tensor:
         """Queries of x (B, T, E), (B, H, T, D)."""
-        return self._normed(self.query(x), self.query_norm, self.n_heads)
-
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """All three of x, by the one product."""
-        widths = [n * self.d_head for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
-        if self.joint is not None:
-            product = self.joint(x)
-        else:
-            maps = (self.query, self.key, self.value)
-            bias = None if self.query.bias is None else torch.cat([m.bias for m in maps])
-            product = F.linear(x, torch.cat([m.weight for m in maps]), bias)
-        q, k, v = product.split(widths, dim=-1)
-        q, k = self._normed(q, self.query_norm, self.n_heads), self._normed(k, self.key_norm, self.n_kv_heads)
-        return q, k, self._heads(v, self.n_kv_heads)
+        return self._split(self.query(x), self.query_norm, self.n_heads)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of x (B, S, E), each (B, G, S, D)."""
-        k = self._normed(self.key(x), self.key_norm, self.n_kv_heads)
+        k = self._split(self.key(x), self.key_norm, self.n_kv_heads)
         return k, self._heads(self.value(x), self.n_kv_heads)
 
     def _heads(self, x: Tensor, n_heads: int) -> Tensor:
         return x.unflatten(-1, (n_heads, self.d_head)).transpose(1, 2)
 
-    def _normed(self, x: Tensor, norm: RMSNorm | None, n_heads: int) -> Tensor:
+    def _split(self, x: Tensor, norm: RMSNorm | None, n_heads: int) -> Tensor:
         """Split into heads; a norm of the head's size acts on each head (Qwen 3), a wider one before (OLMo 2)."""
         if norm is None:
             return self._heads(x, n_heads)

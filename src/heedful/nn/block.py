@@ -1,28 +1,27 @@
 """One layer of a Transformer: attention, perhaps cross-attention, feed-forward, each with residual and norm.
 
-pre       x + f(norm(x))              GPT-2, LLaMA, T5, ViT; with a norm after f too: Gemma 2;
-                                      with only the norm after f: OLMo 2
-post      norm(x + f(x))              the original, GPT-1, BERT
-parallel  x + attn(n1(x)) + ff(n2(x)) GPT-J (n2 is n1), GPT-NeoX
+PreNormBlock   x + f(norm(x))               GPT-2, LLaMA, T5, ViT; x + norm(f(norm(x))): Gemma 2;
+                                            x + norm(f(x)): OLMo 2
+PostNormBlock  norm(x + f(x))               the original, GPT-1, BERT
+ParallelBlock  x + attn(n1(x)) + ff(n2(x))  GPT-J (n2 is n1), GPT-NeoX
+
+B batch, T positions, E model width
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from heedful.kernels.cpu import block as training
-from heedful.nn.attention import Attention, View
+from heedful.nn.attention import Attention, AttentionInfo
 from heedful.nn.state import Cache, CrossCache
-
-Residual = Literal["pre", "post", "parallel"]
 
 
 @dataclass
 class Norms:
-    """The norms of a block by place; what a family does not have stays None."""
+    """The norms of a block by place; those a family does without stay None."""
 
     attention: nn.Module | None = None  # before attention (pre, parallel), after the sum (post)
     feedforward: nn.Module | None = None
@@ -31,61 +30,70 @@ class Norms:
     feedforward_after: nn.Module | None = None
 
 
+class Cross(NamedTuple):
+    """What cross-attention gets in a forward pass."""
+
+    info: AttentionInfo
+    cache: CrossCache | None = None
+
+
 class Block(nn.Module):
+    """The parts of a layer; the subclasses below say in which order they are applied. A norm it does without is the
+    identity."""
+
     def __init__(
         self,
         attention: Attention,
         feedforward: nn.Module,
         norms: Norms,
-        residual: Residual = "pre",
         cross: Attention | None = None,
         *,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if residual not in ("pre", "post", "parallel"):
-            raise ValueError(f"residual {residual!r} is not pre, post or parallel")
-        self.residual = residual
-        self.attention_norm, self.attention = norms.attention, attention
-        self.attention_after = norms.attention_after
-        self.cross_norm, self.cross = norms.cross, cross
-        self.feedforward_norm, self.feedforward = norms.feedforward, feedforward
-        self.feedforward_after = norms.feedforward_after
+        self.attention_norm, self.attention = norms.attention or nn.Identity(), attention
+        self.attention_after = norms.attention_after or nn.Identity()
+        self.cross_norm, self.cross = norms.cross or nn.Identity(), cross
+        self.feedforward_norm, self.feedforward = norms.feedforward or nn.Identity(), feedforward
+        self.feedforward_after = norms.feedforward_after or nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        view: View,
-        cache: Cache | None = None,
-        memory: Tensor | None = None,
-        memory_view: View | None = None,
-        memory_cache: CrossCache | None = None,
-    ) -> Tensor:
-        if cache is None and memory is None and training.can(self, x, view):
-            return training.run(self, x, view)
-        if self.residual == "parallel":
-            normed = _apply(self.attention_norm, x)
-            seen = self.attention(normed, view, cache)
-            thought = self.feedforward(normed if self.feedforward_norm is None else self.feedforward_norm(x))
-            return x + self.dropout(seen) + self.dropout(thought)
-
-        y = self.attention(self._before(self.attention_norm, x), view, cache)
-        x = self._after(self.attention_norm, x, _apply(self.attention_after, y))
-        if self.cross is not None:
-            assert memory_view is not None, "a block with cross-attention is told how to see the memory"
-            y = self.cross(self._before(self.cross_norm, x), memory_view, memory_cache, memory)
-            x = self._after(self.cross_norm, x, y)
-        y = self.feedforward(self._before(self.feedforward_norm, x))
-        return self._after(self.feedforward_norm, x, _apply(self.feedforward_after, y))
-
-    def _before(self, norm: nn.Module | None, x: Tensor) -> Tensor:
-        return _apply(norm, x) if self.residual == "pre" else x
-
-    def _after(self, norm: nn.Module | None, x: Tensor, y: Tensor) -> Tensor:
-        x = x + self.dropout(y)
-        return _apply(norm, x) if self.residual == "post" else x
+    def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E); `cross` is cross-attention's info and cache, where there is one."""
+        raise NotImplementedError
 
 
-def _apply(norm: nn.Module | None, x: Tensor) -> Tensor:
-    return x if norm is None else norm(x)
+class PreNormBlock(Block):
+    """x + f(norm(x)), or with a norm after f too (Gemma 2), or only there (OLMo 2)."""
+
+    def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        x = x + self.dropout(self.attention_after(self.attention(self.attention_norm(x), info, cache)))
+        if self.cross is not None and cross is not None:
+            x = x + self.dropout(self.cross(self.cross_norm(x), *cross))
+        return x + self.dropout(self.feedforward_after(self.feedforward(self.feedforward_norm(x))))
+
+
+class PostNormBlock(Block):
+    """norm(x + f(x)), as the original Transformer has it."""
+
+    def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        x = self.attention_norm(x + self.dropout(self.attention(x, info, cache)))
+        if self.cross is not None and cross is not None:
+            x = self.cross_norm(x + self.dropout(self.cross(x, *cross)))
+        return self.feedforward_norm(x + self.dropout(self.feedforward(x)))
+
+
+class ParallelBlock(Block):
+    """x + attention(norm(x)) + feedforward(norm(x)), with one norm for both or one for each."""
+
+    def __init__(self, attention: Attention, feedforward: nn.Module, norms: Norms, *, dropout: float = 0.0) -> None:
+        super().__init__(attention, feedforward, norms, dropout=dropout)
+        self.shares_norm = norms.feedforward is None
+
+    def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        normed = self.attention_norm(x)
+        second = normed if self.shares_norm else self.feedforward_norm(x)
+        return x + self.dropout(self.attention(normed, info, cache)) + self.dropout(self.feedforward(second))

@@ -37,6 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation function of this name; ValueError if there is none."""
     if name not in ACTIVATIONS:
         raise ValueError(f"activation {name!r} is not known: {', '.join(ACTIVATIONS)} are")
     return ACTIVATIONS[name]
@@ -60,20 +61,16 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(d_model, d_ff, bias)
         self.gate = nn.Linear(d_model, d_ff, bias) if gated else None
         self.down = nn.Linear(d_ff, d_model, bias)
-        self.joint: nn.Module | None = None  # gate and up as one product (weights.pack)
         self.dropout = nn.Dropout(dropout)  # T5's, between the two; the residual's own is the block's
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.joint is not None:
-            gate, up = self.joint(x).chunk(2, dim=-1)
-            hidden = self.act(gate) * up
-        else:
-            hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
+        """x (B, T, E) -> (B, T, E)."""
+        hidden = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x)) * self.up(x)
         return self.down(self.dropout(hidden))  # (B, T, F) -> (B, T, E)
 
 
 class MixtureOfExperts(nn.Module):
-    """A router sends each token to its best `top_k` experts and adds up their answers (Shazeer et al. 2017).
+    """A router sends each token to its best `top_k` experts and sums their outputs (Shazeer et al. 2017).
 
     The weights of the chosen experts are the softmax over all, renormalized to sum to 1 (Mixtral).
     """
@@ -87,6 +84,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(experts)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
         flat = x.flatten(0, -2)  # (B·T, E)
         weights = self.router(flat).softmax(dim=-1, dtype=torch.float32)
         weights, chosen = weights.topk(self.top_k, dim=-1)  # (B·T, top_k)

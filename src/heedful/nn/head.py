@@ -1,9 +1,9 @@
 """What a model says with its last hidden states.
 
-`LanguageHead` scores every token of the vocabulary; `MaskedHead` is BERT's, with a layer of its own before it;
-`Pooler` makes one vector of a sequence, which a linear layer then labels.
+`LanguageHead` scores every token of the vocabulary; `Pooler` makes one vector of a sequence. The heads of encoders are
+made from them in models/heads.py.
 
-    B batch, T positions, E model width, V vocabulary, C labels
+    B batch, T positions, E model width, V vocabulary
 """
 
 from __future__ import annotations
@@ -33,42 +33,21 @@ class LanguageHead(nn.Module):
         if tied is None:
             nn.init.normal_(self.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-        self.packed: nn.Module | None = None  # does the product in place of the two (weights.pack)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., E) -> logits (..., V)."""
         if self.scale is not None:
             x = x * self.scale
-        if self.packed is not None:
-            logits = self.packed(x)
-        else:
-            logits = nn.functional.linear(x, self.weight, self.bias)  # (..., V)
+        logits = self.project(x)  # (..., V)
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
-
-class MaskedHead(nn.Module):
-    """BERT's: dense, activation, norm, then the tied vocabulary with a bias of its own."""
-
-    def __init__(
-        self,
-        d_model: int,
-        vocab_size: int,
-        act: str,
-        eps: float,
-        *,
-        tied: nn.Parameter | None = None,
-    ) -> None:
-        super().__init__()
-        self.dense = nn.Linear(d_model, d_model)
-        self.act = activation(act)
-        self.norm = nn.LayerNorm(d_model, eps)
-        self.vocabulary = LanguageHead(d_model, vocab_size, tied=tied, bias=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.vocabulary(self.norm(self.act(self.dense(x))))
+    def project(self, x: Tensor) -> Tensor:
+        """x (..., E) times the matrix of the vocabulary, before the soft cap: (..., V)."""
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
 class Pooler(nn.Module):
-    """The first position's vector through one layer: (B, T, E) -> (B, E); RoBERTa drops out some of its input."""
+    """The first position's vector through one layer; RoBERTa has dropout before it."""
 
     def __init__(self, d_model: int, act: str = "tanh", *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -77,4 +56,13 @@ class Pooler(nn.Module):
         self.act = activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.dense(self.dropout(x[:, 0])))
+        """x (..., T, E) -> (..., E)."""
+        return self.act(self.dense(self.dropout(x[..., 0, :])))
+
+
+class FirstPosition(nn.Module):
+    """The first position's vector as it is (ViT)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., T, E) -> (..., E)."""
+        return x[..., 0, :]

@@ -129,8 +129,8 @@ class Rotary(nn.Module):
         return float(self.scaling.get(key, default))
 
     @property
-    def original(self) -> int | None:
-        """The length beyond which a sequence is rotated otherwise (LongRoPE), None if there is none."""
+    def switch_length(self) -> int | None:
+        """LongRoPE's switch from short to long factors: the longest sequence with the short ones; None for others."""
         return self._trained if self.kind == "longrope" else None
 
     @property

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from heedful.nn.attention import Watch, weigh
+from heedful.nn.attention import Watch, softmax_weights
 from heedful.nn.recurrent_state import Memory
 
 CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -165,7 +165,7 @@ class Align(nn.Module):
                 watch.keys(k[:, None])[:, 0],
                 watch.values(v[:, None])[:, 0],
             )
-        weights = weigh(self.score(q, k)[:, None], memory.allowed, watch)
+        weights = softmax_weights(self.score(q, k)[:, None], memory.allowed, watch)
         context = weights @ v[:, None]  # (B, 1, T, E)
         return (watch.heads(context) if watch.on else context)[:, 0], weights
 

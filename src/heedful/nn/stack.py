@@ -1,4 +1,4 @@
-"""A pile of blocks: the encoder of BERT, the decoder of GPT, either half of T5.
+"""The blocks of an encoder or a decoder, one after the other, and what they share: mask, positions, last norm.
 
 B batch, T positions, S positions of the memory, E model width
 """
@@ -6,21 +6,20 @@ B batch, T positions, S positions of the memory, E model width
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from heedful.nn.attention import View
-from heedful.nn.block import Block
+from heedful.nn.attention import AttentionInfo
+from heedful.nn.block import Block, Cross
 from heedful.nn.mask import Mask
 from heedful.nn.position import Alibi, RelativeBias, Rotary
 from heedful.nn.state import KeyValueState
 
 
 class Stack(nn.Module):
-    """Blocks one after the other, with the mask and the relative positions they share, and a last norm."""
+    """Blocks, the mask and the relative positions they share, and a last norm."""
 
     def __init__(
         self,
@@ -35,8 +34,7 @@ class Stack(nn.Module):
         self.causal = causal
         self.blocks = nn.ModuleList(blocks)
         self.norm, self.rotary, self.bias = norm, rotary, bias
-        self.recompute = False  # in training keep only what enters each block, and compute the rest again (Chen 2016)
-        self.fused: Any = None  # all blocks as one for a step of one token: a decode.Fused (weights.pack)
+        self.recompute = False  # activation checkpointing (Chen et al. 2016): keep only what enters each block
 
     def forward(
         self,
@@ -51,39 +49,52 @@ class Stack(nn.Module):
     ) -> Tensor:
         """x (B, T, E) at `positions` (B or 1, T), of which the first `lengths` (B,) are real, the rest padding.
 
-        With a `state` the T positions follow those it remembers. `memory` (B, S, E) is what cross-attention reads;
-        once the state holds its keys and values it is no longer needed.
+        With a `state` the T positions follow those it holds. `memory` (B, S, E) is what cross-attention reads; once
+        the state holds its keys and values it is no longer needed.
         """
+        info = self._info(x, positions, state, lengths, documents)
+        x = self.run_blocks(x, info, state, self._cross_info(x, state, memory, memory_lengths))
+        return x if self.norm is None else self.norm(x)
+
+    def run_blocks(
+        self, x: Tensor, info: AttentionInfo, state: KeyValueState | None, cross_info: AttentionInfo | None
+    ) -> Tensor:
+        """x (B, T, E) through the blocks, each with its layer's part of the state."""
+        for i, block in enumerate(self.blocks):
+            cache = None if state is None else state.caches[i]
+            cross = None
+            if cross_info is not None:
+                cross = Cross(cross_info, state.cross[i] if state is not None and state.cross else None)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, info, cache, cross, use_reentrant=False)
+            else:
+                x = block(x, info, cache, cross)
+        return x
+
+    def _info(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        state: KeyValueState | None,
+        lengths: Tensor | None,
+        documents: Tensor | None,
+    ) -> AttentionInfo:
+        """Mask, rotation and bias of this pass, the same for all layers."""
         n, device = x.shape[1], x.device
         starts = 0 if state is None else state.starts
         n_keys = n if state is None else state.n_keys(n)
-        mask = Mask(
-            n,
-            n_keys,
-            causal=self.causal,
-            starts=starts,
-            lengths=None if self.causal else lengths,
-            documents=documents,
-            device=device,
+        padded = None if self.causal else lengths
+        info = AttentionInfo(
+            Mask(n, n_keys, causal=self.causal, starts=starts, lengths=padded, documents=documents, device=device)
         )
-        view = View(mask)
+        if state is not None and lengths is not None:
+            info.counts = lengths.tolist()
         if self.rotary is not None:
-            view.rotation = self.rotary(positions, self._reach(n, starts, lengths, documents, device))
+            info.rotation = self.rotary(positions, self._reach(n, starts, lengths, documents, device))
         if self.bias is not None:
-            view.bias = self.bias(places(starts, n, device), torch.arange(n_keys, device=device))
-            view.bias = view.bias.to(x.dtype)
-        if self.fused is not None and self.fused.can(x, state):
-            x = self.fused(x, view, state)
-            return x if self.norm is None else self.norm(x)
-        memory_view = self._memory_view(n, state, memory, memory_lengths)
-        for i, block in enumerate(self.blocks):
-            cache = state.caches[i] if state is not None else None
-            cross = state.cross[i] if state is not None and state.cross else None
-            if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, view, cache, memory, memory_view, cross, use_reentrant=False)
-            else:
-                x = block(x, view, cache, memory, memory_view, cross)
-        return x if self.norm is None else self.norm(x)
+            bias = self.bias(position_ids(starts, n, device), torch.arange(n_keys, device=device))
+            info.bias = bias.to(x.dtype)
+        return info
 
     def _reach(
         self,
@@ -93,8 +104,8 @@ class Stack(nn.Module):
         documents: Tensor | None,
         device: torch.device,
     ) -> int | Tensor:
-        """How long each token's sequence is by now, (B or 1, T or 1), for a rotation that depends on it."""
-        if self.rotary is None or self.rotary.original is None:
+        """The length of each token's sequence, (B or 1, T or 1), for a rotation that depends on it (LongRoPE)."""
+        if self.rotary is None or self.rotary.switch_length is None:
             return n
         if documents is not None:
             return (documents[:, :, None] == documents[:, None, :]).sum(dim=-1)
@@ -102,19 +113,22 @@ class Stack(nn.Module):
         return torch.as_tensor(starts, device=device).view(-1, 1) + new
 
     @staticmethod
-    def _memory_view(n: int, state: KeyValueState | None, memory: Tensor | None, lengths: Tensor | None) -> View | None:
+    def _cross_info(
+        x: Tensor, state: KeyValueState | None, memory: Tensor | None, lengths: Tensor | None
+    ) -> AttentionInfo | None:
         if memory is not None:
-            n_keys, device = memory.shape[1], memory.device
+            n_keys = memory.shape[1]
         elif state is not None and state.cross:
-            n_keys, device = state.cross[0].keys.shape[2], state.cross[0].keys.device
+            n_keys = state.cross[0].keys.shape[2]
         else:
             return None
         if state is not None:
             lengths = state.memory_lengths
-        return View(Mask(n, n_keys, causal=False, lengths=lengths, device=device))
+        mask = Mask(x.shape[1], n_keys, causal=False, lengths=lengths, device=x.device)
+        return AttentionInfo(mask, memory=memory)
 
 
-def places(starts: int | list[int], n: int, device: torch.device) -> Tensor:
+def position_ids(starts: int | list[int], n: int, device: torch.device) -> Tensor:
     """Positions of n tokens that begin at `starts`: (1, n), or (B, n) where rows differ."""
     if isinstance(starts, int):
         return torch.arange(starts, starts + n, device=device)[None]

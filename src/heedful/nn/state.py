@@ -25,8 +25,8 @@ T = TypeVar("T")
 class State(ABC):
     """The rows being decoded and how many tokens each has read; what is remembered of them is a subclass's own."""
 
-    # A length beyond which a row is read otherwise, all of it: in a step across it no token sees what it would alone.
-    original: int | None = None
+    # LongRoPE's switch length: a row that grows past it is computed anew; a step of several tokens must not cross it.
+    switch_length: int | None = None
 
     def __init__(self, n_rows: int) -> None:
         self.lengths = [0] * n_rows
@@ -144,8 +144,9 @@ class Cache:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append new keys and values (B, G, T, D) to each row; all that is remembered comes back."""
+    def extend(self, k: Tensor, v: Tensor, counts: list[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Append new keys and values (B, G, T, D) to each row, the first `counts` of each being real; returns all that
+        are cached (B, G, S, D). Padding is written too, and overwritten by what follows."""
         starts, n_rows, n = self.state.starts, k.shape[0], k.shape[2]
         end = self.state.n_keys(n)
         keys, values = self._reserve(n_rows, end, k, v)
@@ -158,9 +159,8 @@ class Cache:
             values[rows, :, places] = v.transpose(1, 2)
         return keys[:n_rows, :, :end], values[:n_rows, :, :end]
 
-    def room(self, n_rows: int, end: int, n_heads: int, size: int) -> tuple[Tensor, Tensor]:
-        """Keys and values (rows, G, capacity, D) that have room for this many rows and positions, for one who writes
-        into them."""
+    def reserve(self, n_rows: int, end: int, n_heads: int, size: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (rows, G, capacity, D) with capacity for this many rows and positions, to be written to."""
         like = torch.empty(0, n_heads, 0, size) if self.keys is None else self.keys
         return self._reserve(n_rows, end, like, like)
 
@@ -276,18 +276,11 @@ class KeyValueState(State):
         self.caches = [Cache(self) for _ in range(n_layers)]
         self.cross = [CrossCache() for _ in range(n_layers)] if cross else []
         self.memory_lengths: Tensor | None = None  # (B,) of the encoder's output, None if none is padded
-        self.real: list[int] | None = None  # tokens of each row in a pass that has padding too, for its time
         self._where: tuple[list[int], int, Tensor, Tensor] | None = None
 
     def n_keys(self, n_new: int) -> int:
         """How many key positions there are once every row has n_new more."""
         return max(self.lengths) + n_new
-
-    def longest(self, n_new: int) -> int:
-        """The longest row after a pass of n_new tokens for each, padding left out."""
-        if self.real is None:
-            return self.n_keys(n_new)
-        return max(at + n for at, n in zip(self.lengths, self.real, strict=True))
 
     def where(self, n_new: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows (B, 1) and places (B, n_new) of the next tokens: the same for all layers, so made once per pass."""

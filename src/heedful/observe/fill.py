@@ -26,7 +26,7 @@ from torch import Tensor
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.encoder import EncoderModel
-from heedful.nn.head import MaskedHead
+from heedful.models.heads import MaskedHead
 from heedful.observe.template import Sentence, Template, parse_template
 from heedful.text.tokenizer import Tokenizer
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, Model
+from heedful.models.heads import MaskedHead
 from heedful.nn.embed import nearest
-from heedful.nn.head import LanguageHead, MaskedHead
+from heedful.nn.head import LanguageHead
 from heedful.nn.stack import Stack
 from heedful.observe.capture import capture, matching_names
 from heedful.observe.names import activation_names, stack_names

@@ -31,16 +31,17 @@ from typing import Literal
 from torch import nn
 
 from heedful.models.base import EncoderDecoderModel, Model
+from heedful.models.heads import ChoiceHead, MaskedHead, PoolerHead, PretrainingHead, SequenceHead, TokenHead
 from heedful.nn.attention import Attention, Watch
 from heedful.nn.block import Block
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
-from heedful.nn.head import LanguageHead, MaskedHead
+from heedful.nn.head import LanguageHead
 from heedful.nn.recurrent import Align, Decoder, Recurrence
 from heedful.nn.stack import Stack
 
 Shape = tuple[str | int, ...]
 WATCHED = ("queries", "keys", "values", "scores", "weights", "heads")
-SIDES = {"encoder": ("source_embed", "embed_source"), "decoder": ("target_embed", "embed_target")}
+SIDES = {"encoder": ("source_embed", "encode"), "decoder": ("target_embed", "decode")}
 
 
 @dataclass(frozen=True)
@@ -169,15 +170,16 @@ def _recurrent(stack_name: str, decoder: Decoder) -> Iterator[HookPoint]:
 
 
 def _outputs(model: Model) -> Iterator[HookPoint]:
-    pooler, following, head = (getattr(model, name, None) for name in ("pooler", "next_sentence", "head"))
-    if isinstance(pooler, nn.Module):
-        yield HookPoint("pooled", ("B", model.config.d_model), pooler)
-    if isinstance(following, nn.Module):
-        yield HookPoint("next_sentence", ("B", 2), following)
+    head = getattr(model, "head", None)
+    rows: Shape = ("B", "C") if isinstance(head, ChoiceHead) else ("B",)
+    if isinstance(head, PoolerHead | PretrainingHead | SequenceHead):
+        yield HookPoint("pooled", (*rows, model.config.d_model), head.pooler)
+    if isinstance(head, PretrainingHead):
+        yield HookPoint("next_sentence", ("B", 2), head.next_sentence)
     if isinstance(head, LanguageHead | MaskedHead):
         last = head.vocabulary if isinstance(head, MaskedHead) else head
         width: int | str = "V" if last.weight is None else last.weight.shape[0]
         yield HookPoint("logits", ("B", _length(stack_names(model)[-1]), width), head)
-    elif isinstance(head, nn.Linear):
-        per_token = getattr(model.config, "head", "") in ("tag", "answer")
-        yield HookPoint("logits", ("B", "S", head.out_features) if per_token else ("B", head.out_features), head)
+    elif isinstance(head, SequenceHead | TokenHead):
+        n_labels = head.classifier.out_features
+        yield HookPoint("logits", ("B", "S", n_labels) if head.per_token else (*rows, n_labels), head.classifier)

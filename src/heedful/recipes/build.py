@@ -24,6 +24,7 @@ from heedful.models.base import DecoderModel, Model
 from heedful.models.cbow import CBOW
 from heedful.models.config import HeadConfig
 from heedful.models.encoder import EncoderModel
+from heedful.models.heads import PretrainingHead
 from heedful.models.registry import FAMILIES, size
 from heedful.paths import cache_folder
 from heedful.recipes.inputs import RecipeData, is_one_document, load_data, source_paths, tokenizer_texts
@@ -297,7 +298,7 @@ def check_objective_fits(recipe: Recipe, model: Model) -> None:
             f"objective.name is {name!r}, which is for {what}: set another one, or another model.family than "
             f"{model.family!r}"
         )
-    if name == "masked" and recipe.data.pairs and getattr(model, "next_sentence", None) is None:
+    if name == "masked" and recipe.data.pairs and not isinstance(getattr(model, "head", None), PretrainingHead):
         raise ValueError(
             f"this {model.family} model has no head that says whether one text follows another: set data.pairs to false"
         )

@@ -17,7 +17,7 @@ import torch
 
 from heedful.data.dataset import IGNORED, Dataset, Draw
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model
-from heedful.models.encoder import EncoderModel
+from heedful.models.heads import PretrainingHead
 from heedful.recipes.build import (
     choose_model,
     choose_vocabulary,
@@ -200,7 +200,7 @@ class RandomExamples:
     def _masked(self, model: Model, tokens: torch.Tensor, targets: torch.Tensor, random: torch.Generator) -> Batch:
         hidden = torch.rand(tokens.shape, generator=random) < self.recipe.data.masked
         made = Batch(tokens, targets=targets.masked_fill(~hidden, IGNORED))
-        if isinstance(model, EncoderModel) and model.next_sentence is not None:
+        if isinstance(getattr(model, "head", None), PretrainingHead):
             n_rows = len(tokens)
             made = dataclasses.replace(
                 made, segments=torch.zeros_like(tokens), next_sentence=torch.zeros(n_rows, dtype=torch.int64)

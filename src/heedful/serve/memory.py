@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.kernels.packed import Kind
+from heedful.kernels.packed import Precision
 from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
 from heedful.train.cost import free_memory
@@ -48,7 +48,7 @@ def memory_budget(gigabytes: float | None, device: str | None) -> int | None:
     return None if free is None else int(free * SHARE)
 
 
-def estimate_memory(path: Path, quantize: Kind | None = None, cache_tokens: int | None = None) -> MemoryEstimate:
+def estimate_memory(path: Path, quantize: Precision | None = None, cache_tokens: int | None = None) -> MemoryEstimate:
     """What the model in a folder or a GGUF file will need; its weights are not read."""
     model = load_meta(path)
     weights = float(stored_bytes(path)) if quantize is None else model.n_parameters() * BYTES_PER_WEIGHT[quantize]

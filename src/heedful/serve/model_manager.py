@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from heedful.kernels.pack import n_bytes, pack_as_stored
+from heedful.kernels.accelerate import accelerate_as_stored, n_bytes
 from heedful.loaded import TOKENIZER_FILES, Loaded, load, model_name
 from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_tokens, memory_budget
@@ -176,7 +176,7 @@ class ModelManager:
         loaded = load(model.source, device=options.device, quantize=options.quantize)
         loaded.name = model.name
         if options.quantize is None and loaded.model.device.type == "cpu":
-            pack_as_stored(loaded.model)
+            accelerate_as_stored(loaded.model)
         return loaded
 
     # --- memory ----------------------------------------------------------------------------------------------------

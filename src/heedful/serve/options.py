@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from heedful.kernels.packed import Kind
+    from heedful.kernels.packed import Precision
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Options:
     key_source: str = ""  # where the key came from, for the line at the start
     allow_origins: tuple[str, ...] = ()  # pages that may call this server, as "https://example.org"; "*" for all
     device: str | None = None
-    quantize: Kind | None = None
+    quantize: Precision | None = None
     memory: float | None = None  # GB that loaded models may take together; None: 80 % of what is free
     max_rows: int = 64  # answers decoded at once (the batch size), per model
     queue: int = 256  # requests that may wait, per model

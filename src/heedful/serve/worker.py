@@ -128,7 +128,7 @@ class Worker:
     def max_context(self) -> int | None:
         """Most tokens of a prompt and its answer together, by the model's positions and the cache; None: no limit."""
         engine = self._require_engine()
-        block = 1 if engine.runner.pool is None else engine.runner.pool.block
+        block = 1 if engine.runner.pool is None else engine.runner.pool.block_size
         cached = (
             None if engine.scheduler.max_cache_tokens is None else engine.scheduler.max_cache_tokens // block * block
         )
@@ -338,7 +338,9 @@ class Worker:
         self._last_step = now if self._in_engine else 0.0
         self._n_prefilled, self._n_generated = runner.n_prefilled, 0
         if runner.pool is not None:
-            self._metrics.cache(runner.pool.n_used * runner.pool.block, runner.pool.n_blocks * runner.pool.block)
+            self._metrics.cache(
+                runner.pool.n_used * runner.pool.block_size, runner.pool.n_blocks * runner.pool.block_size
+            )
 
     def _post_result(self, handle: Handle[R], value: R | None, error: Exception | None) -> None:
         self._outbox.append((handle, partial(handle._finish, value, error)))

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from heedful.kernels.accelerate import packed_precision
 from heedful.models.base import Model
 from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
@@ -28,16 +29,14 @@ from heedful.weights.save_adapter import adapter_contents
 
 __all__ = ["LoRALinear", "adapt", "adapted", "merge"]
 
-HEADS = ("head", "pooler", "next_sentence")  # the pooler: RoBERTa's is part of a fresh head
-
 
 def adapt(model: Model, settings: AdapterSettings) -> list[str]:
     """Add adapters or freeze parameters in place; returns the names of adapted layers, or of trainable parameters.
 
     New weights are drawn from torch's default generator: seed it before.
     """
-    if model.packed is not None:
-        raise ValueError(f"the weights are packed as {model.packed} and cannot learn: load the model anew")
+    if (precision := packed_precision(model)) is not None:
+        raise ValueError(f"the weights are packed as {precision} and cannot learn: load the model anew")
     if adapted(model):
         raise ValueError("the model has adapters already: merge them first, or go on training those")
     match settings.kind:
@@ -104,11 +103,9 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def _head(model: Model) -> list[str]:
-    names = [name for name in _parameters(model) if name.split(".")[0] in HEADS]
-    tied = {id(p) for name, p in model.named_parameters() if name.split(".")[0] not in HEADS}
-    heads = [m for part in HEADS if isinstance(m := getattr(model, part, None), nn.Module)]
-    shared = [p for head in heads for p in head.parameters() if id(p) in tied]
-    if shared:
+    names = [name for name in _parameters(model) if name.startswith("head.")]
+    tied = {id(p) for name, p in model.named_parameters() if not name.startswith("head.")}
+    if any(id(p) in tied for p in getattr(model, "head", nn.Identity()).parameters()):
         raise ValueError(
             f"the head of this {model.family} model is its table of embeddings too, so it cannot learn alone: "
             'use "freeze", with what shall learn in `trainable`'

@@ -30,6 +30,7 @@ from torch.backends import mkldnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from heedful.kernels.accelerate import accelerate, restore
 from heedful.models.base import Batch, Model
 from heedful.nn.embed import Embedding
 from heedful.nn.lora import NF4
@@ -122,7 +123,7 @@ def count_flops(model: Model, objective: Objective, batch: Batch) -> Flops:
     """FLOPs of a batch, forward alone and with backward. The model may be on any device, "meta" too."""
     # Fused kernels recompute or are not counted; papers count the unfused operators.
     with MemoryTracker.for_model("cpu", model) as tracker, sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
-        fake_model, fake_objective = tracker.fake_copy(model).train(), tracker.fake_copy(objective)
+        fake_model, fake_objective = restore(tracker.fake_copy(model).train()), tracker.fake_copy(objective)
         with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as forward, torch.no_grad():
             fake_objective(fake_model, tracker.fake_batch(batch))
         with FlopCounterMode(display=False, custom_mapping=IN_PLACE) as training:
@@ -181,6 +182,7 @@ def measure_memory(
     with MemoryTracker.for_model(_traced_device(device), model) as tracker:
         fake_model, fake_objective = tracker.fake_copy(model).train(), tracker.fake_copy(objective)
         fake_batch = tracker.fake_batch(batch)
+        accelerate(fake_model, "training")
         for module in fake_model.modules():
             if isinstance(module, Stack):
                 module.recompute = settings.checkpoint_activations

@@ -27,6 +27,7 @@ from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.bert import Bert
 from heedful.models.distilbert import DistilBert, DistilBertConfig
 from heedful.models.encoder import EncoderModel
+from heedful.models.heads import MaskedHead
 from heedful.train.loss import CHUNK, Loss, checkpointed_sum, language_loss, largest_dim, target_rows
 from heedful.train.objectives import next_token_targets, required_targets
 
@@ -136,7 +137,7 @@ def _divergence(student: nn.Module, teacher: nn.Module, temperature: float, mine
 
 def _is_language_model(model: nn.Module) -> bool:
     if isinstance(model, EncoderModel):
-        return model.config.head in ("masked", "pretraining")
+        return isinstance(model.head, MaskedHead)
     return isinstance(model, DecoderModel)
 
 

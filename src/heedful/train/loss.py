@@ -25,7 +25,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from heedful.data.dataset import IGNORED
-from heedful.nn.head import LanguageHead, MaskedHead
+from heedful.models.heads import MaskedHead
+from heedful.nn.head import LanguageHead
 
 # Bytes of fp32 logits at once. A chunk also adds to the gradient of the whole matrix, so it must not be too small.
 CHUNK = {"cpu": 2**26, "cuda": 2**31}
@@ -166,8 +167,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_plain_head(head: nn.Module) -> bool:
-    """Whether a head is a plain LanguageHead: not replaced, hooked, packed or sharded."""
-    if type(head) is not LanguageHead or has_hooks(head) or head.packed is not None:
+    """Whether a head is a plain LanguageHead: not replaced, hooked or sharded."""
+    if type(head) is not LanguageHead or has_hooks(head):
         return False
     return not hasattr(head.weight, "full_tensor")  # of a sharded parameter
 

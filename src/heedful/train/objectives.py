@@ -30,6 +30,7 @@ from heedful.data.dataset import IGNORED as IGNORED
 from heedful.models.base import Batch, Model
 from heedful.models.config import check_names
 from heedful.models.encoder import EncoderModel
+from heedful.models.heads import MaskedHead, PretrainingHead
 from heedful.train.loss import Loss as Loss
 from heedful.train.loss import cross_entropy, has_hooks, language_loss, target_rows
 
@@ -89,12 +90,12 @@ def masked(model: Model, batch: Batch, *, share: float | None = None) -> Loss:
     targets = required_targets(batch)
     rows = target_rows(targets)  # first, while the GPU queue is empty: this synchronizes
     pair_logits: Tensor | None = None
-    if isinstance(model, EncoderModel) and model.config.head in ("masked", "pretraining") and has_separate_head(model):
+    head = getattr(model, "head", None)
+    if isinstance(model, EncoderModel) and isinstance(head, MaskedHead) and has_separate_head(model):
         hidden = model.hidden(batch)
-        assert model.head is not None
-        loss = language_loss(model.head, hidden, targets, rows=rows)
-        if model.next_sentence is not None and model.pooler is not None and batch.next_sentence is not None:
-            pair_logits = model.next_sentence(model.pooler(hidden))
+        loss = language_loss(head, hidden, targets, rows=rows)
+        if isinstance(head, PretrainingHead) and batch.next_sentence is not None:
+            pair_logits = head.next_sentence(head.pooler(hidden))
     else:
         output = model(batch)
         loss = cross_entropy(output.logits, targets)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from heedful.models.base import Model
+from heedful.models.base import Batch, Model
 from heedful.nn.block import Block
 from heedful.train import loss
 from heedful.train.recipe import TrainSettings
@@ -47,7 +47,12 @@ def compile_model(model: Model, *, whole: bool = True) -> None:
     the cross-entropy of a chunk of logits."""
     hidden: Callable[..., Any] | None = getattr(model, "hidden", None)
     if whole and hidden is not None:
-        setattr(model, "hidden", torch.compile(hidden))  # noqa: B010 (not every family has one)
+        graph = torch.compile(hidden)
+
+        def compiled(batch: Batch, *state: Any) -> Any:
+            return hidden(batch, *state) if state else graph(batch)  # in decoding shapes change with every token
+
+        setattr(model, "hidden", compiled)  # noqa: B010 (not every family has one)
     else:
         for module in model.modules():
             if isinstance(module, Block):

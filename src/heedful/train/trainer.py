@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from heedful.data.dataset import Dataset, Draw, count_tokens
 from heedful.data.loader import BatchLoader, validation_batches
+from heedful.kernels.accelerate import accelerate
 from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
@@ -102,6 +103,7 @@ class Trainer:
             )
         self.log = log or RunLog(None, steps=self.settings.steps, settings=recipe.log, quiet=True)
         self.save, self.sample = save, sample
+        accelerate(model, "training")
         for module in model.modules():
             if isinstance(module, Stack):
                 module.recompute = self.settings.checkpoint_activations

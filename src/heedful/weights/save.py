@@ -38,8 +38,8 @@ def save(
     """Write config.json, the weights in files of at most `max_shard` bytes (a single tensor may be larger), and the
     tokenizer if there is one; `also` are more JSON files, by their paths in the folder. A folder that holds something
     is kept unless `overwrite` says that all of it may go."""
-    if model.packed is not None:
-        raise ValueError(f"the weights are packed as {model.packed}: save the model as it was loaded")
+    if any(hasattr(module, "n_weights") for module in model.modules()):
+        raise ValueError("the weights are packed: save the model as it was loaded")
     folder = Path(folder).absolute()
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
         raise ValueError(f"{folder} exists and is not empty: choose another name, or overwrite=True replaces it")

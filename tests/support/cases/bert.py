@@ -51,7 +51,7 @@ class Choice(Encoder):
         return torch.ones(len(batch.tokens), dtype=torch.bool)
 
     def idle(self, parameter):
-        return parameter == "head.bias"  # the same for every choice: the softmax over them does not see it
+        return parameter == "head.classifier.bias"  # the same for every choice: the softmax over them does not see it
 
     def rows(self, batch):
         # The choices of one question are of unequal length themselves: they stay padded.

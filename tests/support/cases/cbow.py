@@ -31,6 +31,7 @@ class Words(Case):
     objective: Objective = classification
     generates: bool = False
     exports: bool = False  # no other program has a layout for it
+    accelerates: bool = False  # nothing but a sum and a product
 
     def ours(self, reference):
         with torch.device("meta"):

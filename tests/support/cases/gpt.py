@@ -9,7 +9,7 @@ from heedful.weights.load import DictSource, load_tensors
 from support.case import VOCAB, Decoder, randomize
 
 TINY = dict(
-    n_embd=32, n_layer=2, n_head=4, vocab_size=VOCAB, n_positions=64, bos_token_id=1, eos_token_id=2,
+    n_embd=64, n_layer=2, n_head=4, vocab_size=VOCAB, n_positions=64, bos_token_id=1, eos_token_id=2,
     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
 )  # fmt: skip
 
@@ -65,5 +65,5 @@ CASES = [
     Decoder("gpt2", gpt2()),
     Decoder("gpt2-gelu-wide", gpt2(activation_function="gelu", n_inner=48)),
     GPT3("gpt3", gpt2(n_layer=4)),
-    GPT3("gpt3-13b", gpt2(n_layer=4, n_embd=30, n_head=3), d_head=8),
+    GPT3("gpt3-13b", gpt2(n_layer=4, n_embd=30, n_head=3), d_head=16),
 ]

@@ -3,7 +3,7 @@ from transformers import GPTJConfig, GPTJForCausalLM
 from support.case import VOCAB, Decoder
 
 TINY = dict(
-    n_embd=32, n_layer=2, n_head=4, rotary_dim=4, vocab_size=VOCAB, n_positions=64, bos_token_id=1,
+    n_embd=64, n_layer=2, n_head=4, rotary_dim=4, vocab_size=VOCAB, n_positions=64, bos_token_id=1,
     eos_token_id=2, attn_implementation="eager",
 )  # fmt: skip
 

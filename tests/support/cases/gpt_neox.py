@@ -3,7 +3,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from support.case import VOCAB, Decoder
 
 TINY = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCAB,
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCAB,
     max_position_embeddings=64, bos_token_id=1, eos_token_id=2, attn_implementation="eager",
 )  # fmt: skip
 

@@ -3,7 +3,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from support.case import VOCAB, Decoder
 
 TINY = dict(
-    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
+    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
     vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     attn_implementation="eager",
 )  # fmt: skip
@@ -24,6 +24,6 @@ CASES = [
     Decoder("llama3.2", llama(rope_parameters=LLAMA3, tie_word_embeddings=True)),
     Decoder(
         "smollm2",
-        llama(num_attention_heads=3, num_key_value_heads=3, hidden_size=24, tie_word_embeddings=True),
+        llama(num_attention_heads=3, num_key_value_heads=3, hidden_size=48, tie_word_embeddings=True),
     ),
 ]

@@ -4,7 +4,8 @@ from support.case import Decoder
 from support.cases.llama import TINY
 
 LONGROPE = {
-    "rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 4.0, 8.0, 16.0],
+    "rope_type": "longrope", "short_factor": [1.0, 1.2, 1.5, 1.7, 2.0, 2.4, 2.7, 3.0],
+    "long_factor": [2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 14.0, 16.0],
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from support.case import VOCAB, EncoderDecoder
 
 TINY = dict(
-    d_model=32, d_kv=6, num_heads=4, num_layers=2, d_ff=48, vocab_size=VOCAB, dropout_rate=0.0,
+    d_model=32, d_kv=16, num_heads=4, num_layers=2, d_ff=48, vocab_size=VOCAB, dropout_rate=0.0,
     relative_attention_num_buckets=8, relative_attention_max_distance=10, decoder_start_token_id=0,
     attn_implementation="eager",
 )  # fmt: skip

@@ -14,7 +14,7 @@ from heedful.weights.load import DictSource, load_tensors
 from support.case import VOCAB, EncoderDecoder, randomize, real
 
 TINY = dict(
-    d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+    d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
     encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=VOCAB, max_position_embeddings=64, scale_embedding=True,
     activation_function="swish", pad_token_id=VOCAB - 1, decoder_start_token_id=VOCAB - 1, eos_token_id=0,
     forced_eos_token_id=0, dropout=0.0, attn_implementation="eager",
@@ -26,10 +26,10 @@ class Composed(nn.Module):
 
     def __init__(self, *, norm_first=False, shared=True, tied=True, target_vocab=VOCAB):
         super().__init__()
-        self.source = nn.Embedding(VOCAB, 32)
-        self.target = self.source if shared else nn.Embedding(target_vocab, 32)
-        self.core = nn.Transformer(32, 4, 2, 3, 48, dropout=0.0, batch_first=True, norm_first=norm_first)
-        self.output = nn.Linear(32, target_vocab, bias=False)
+        self.source = nn.Embedding(VOCAB, 64)
+        self.target = self.source if shared else nn.Embedding(target_vocab, 64)
+        self.core = nn.Transformer(64, 4, 2, 3, 48, dropout=0.0, batch_first=True, norm_first=norm_first)
+        self.output = nn.Linear(64, target_vocab, bias=False)
         if tied:
             self.output.weight = self.target.weight
         self.settings = dict(norm_first=norm_first, shared=shared, tied=tied, target_vocab_size=target_vocab)
@@ -37,12 +37,12 @@ class Composed(nn.Module):
     def embed(self, embedding, tokens):
         place = [
             [
-                math.sin(p / 10000 ** (i / 32)) if i % 2 == 0 else math.cos(p / 10000 ** ((i - 1) / 32))
-                for i in range(32)
+                math.sin(p / 10000 ** (i / 64)) if i % 2 == 0 else math.cos(p / 10000 ** ((i - 1) / 64))
+                for i in range(64)
             ]
             for p in range(tokens.shape[1])
         ]
-        return embedding(tokens) * math.sqrt(32) + torch.tensor(place)
+        return embedding(tokens) * math.sqrt(64) + torch.tensor(place)
 
     def forward(self, source, padded, tokens):
         future = torch.ones(tokens.shape[1], tokens.shape[1]).triu(1).bool()
@@ -82,7 +82,7 @@ class Torch(EncoderDecoder):
 
     def ours(self, reference):
         config = TransformerConfig(
-            d_model=32, n_layers=2, n_decoder_layers=3, n_heads=4, d_ff=48, vocab_size=VOCAB,
+            d_model=64, n_layers=2, n_decoder_layers=3, n_heads=4, d_ff=48, vocab_size=VOCAB,
             final_norms=True, dropout=0.0, **reference.settings,
         )  # fmt: skip
         with torch.device("meta"):

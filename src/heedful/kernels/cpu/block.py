@@ -1,93 +1,95 @@
-"""Training blocks by the C kernels (block_op.py) instead of PyTorch's operators.
+"""A pre-norm block in training on a CPU: one operator forwards and one backwards (block_op.py).
 
-A step of a small model is a thousand operations of PyTorch's, and about half of its time goes to what lies between the
-matrix products. `Block.forward` asks `can`, and `run` then does what it would itself do, to within rounding. It steps
-aside for whatever it does not know: dropout, other norms and activations, adapters, lower precision, a cache, and
-anyone who watches or hooks a part.
+A training step of a small model is a thousand of PyTorch's operators, and about half of its time goes to what lies
+between the matrix products. `KernelBlock` computes what a `PreNormBlock` would, to within rounding, and calls it for
+whatever the operator does not know: dropout, other norms and activations, adapters, lower precision, a cache, hooks.
 
     B batch, T positions, E model width
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heedful.kernels import options
 from heedful.kernels.cpu.block_op import PARTS, fits_workspace, fused_block, supports_input, supports_weight
+from heedful.kernels.modules import JointAttention
+from heedful.nn.attention import AttentionInfo
+from heedful.nn.block import Cross, PreNormBlock
 from heedful.nn.feedforward import FeedForward, gelu_tanh
 from heedful.nn.norm import RMSNorm
-
-if TYPE_CHECKING:
-    from heedful.nn.attention import View
-    from heedful.nn.block import Block
+from heedful.nn.state import Cache
 
 ACTIVATIONS = {F.relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3}  # as in C
 
 
-def can(block: Block, x: Tensor, view: View) -> bool:
-    """Whether `run` does the same as the block's own parts would."""
-    return block.training and torch.is_grad_enabled() and view.bias is None and supports_input(x) and _known(block)
+class KernelBlock(PreNormBlock):
+    """A pre-norm block that in training is one operator where its parts allow it."""
+
+    def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        if cache is None and cross is None and self.training and torch.is_grad_enabled() and supports_input(x):
+            if _understands_info(info) and _understands(self):
+                return _run(self, x, info)
+        return super().forward(x, info, cache, cross)
 
 
-def _known(block: Block) -> bool:
+def _understands_info(info: AttentionInfo) -> bool:
+    return options.is_info(info) and info.bias is None and info.memory is None
+
+
+def _understands(block: KernelBlock) -> bool:
+    """Whether the operator knows every part of the block and every option of each."""
     attention, network = block.attention, block.feedforward
-    if type(network) is not FeedForward or block.residual != "pre":
+    if not (
+        options.understands(block, KernelBlock, options.BLOCK - {"cross"})
+        and options.is_attention(attention, JointAttention)
+        and options.is_feedforward(network)
+        and options.is_dropout(block.dropout)
+    ):
         return False
-    norms = (block.attention_norm, block.feedforward_norm)
-    maps = [attention.query, attention.key, attention.value, attention.output, network.up, network.down]
+    assert isinstance(network, FeedForward)
+    absent = (block.attention_after, block.feedforward_after, block.cross_norm)
+    linear = [attention.query, attention.key, attention.value, attention.output, network.up, network.down]
     if network.gate is not None:
-        maps.append(network.gate)
+        linear.append(network.gate)
+    norms = (block.attention_norm, block.feedforward_norm)
     return (
         block.dropout.p == attention.dropout == network.dropout.p == 0
+        and attention.softcap is None
+        and attention.query_norm is None
+        and attention.key_norm is None
+        and not attention.watch.on
         and network.act in ACTIVATIONS
-        and _nothing_more(block)
-        and _like(*norms)
-        and all([type(part) is nn.Linear for part in maps])
+        and all([type(norm) is nn.Identity for norm in absent])
+        and _are_alike(*norms)
+        and all([options.is_linear(part) for part in linear])
         and fits_workspace(4 * network.up.weight.numel())
-        and not any([_hooked(part) for part in (*maps, *norms, attention, network, block.dropout)])
-        and all([supports_weight(p) for part in (*maps, *norms) for p in part._parameters.values()])  # type: ignore[union-attr]
+        and not any([options.is_hooked(p) for p in (*linear, *norms, *absent, attention, network, block.dropout)])
+        and all([supports_weight(p) for part in (*linear, *norms) for p in part._parameters.values()])
     )
 
 
-def _nothing_more(block: Block) -> bool:
-    """No part that some families have and the kernels do not."""
-    attention, network = block.attention, block.feedforward
-    more = (
-        block.cross, block.attention_after, block.feedforward_after, attention.joint, network.joint, attention.softcap,
-        attention.query_norm, attention.key_norm,
-    )  # fmt: skip
-    return all([part is None for part in more]) and not attention.watch.on
-
-
-def _like(one: nn.Module | None, two: nn.Module | None) -> bool:
-    """Two norms of a kind the kernels know."""
-    if type(one) is RMSNorm and type(two) is RMSNorm:
+def _are_alike(one: nn.Module, two: nn.Module) -> bool:
+    """Two norms that the operator knows, of one kind and with one epsilon."""
+    if type(one) is not type(two) or not (options.is_norm(one) and options.is_norm(two)):
+        return False
+    if isinstance(one, RMSNorm) and isinstance(two, RMSNorm):
         return one.eps == two.eps and one.offset == two.offset == 0
-    return (
-        type(one) is nn.LayerNorm and type(two) is nn.LayerNorm and one.eps == two.eps
-        and one.weight is not None and two.weight is not None
-    )  # fmt: skip
+    return one.eps == two.eps
 
 
-def _hooked(part: nn.Module | None) -> bool:
-    return part is not None and bool(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-    )
-
-
-def run(block: Block, x: Tensor, view: View) -> Tensor:
-    """x (B, T, E) after the block."""
+def _run(block: PreNormBlock, x: Tensor, info: AttentionInfo) -> Tensor:
     attention, network, norm = block.attention, block.feedforward, block.attention_norm
     assert isinstance(network, FeedForward) and isinstance(norm, (RMSNorm, nn.LayerNorm))
     mask = None
-    causal = view.mask.is_plain_causal(attention.window)
+    causal = info.mask.is_plain_causal(attention.window)
     if not causal:
-        mask = view.mask.dense(attention.window)
-        causal = view.mask.causal and view.mask.starts == 0
-    cos, sin = (None, None) if view.rotation is None else (view.rotation.cos, view.rotation.sin)
+        mask = info.mask.dense(attention.window)
+        causal = info.mask.causal and info.mask.starts == 0
+    cos, sin = (None, None) if info.rotation is None else (info.rotation.cos, info.rotation.sin)
     named = attention._modules | network._modules
     weights: list[Tensor | None] = []
     for part in (norm, block.feedforward_norm, *map(named.get, PARTS[2:])):
@@ -96,6 +98,6 @@ def run(block: Block, x: Tensor, view: View) -> Tensor:
     return fused_block(
         x, weights, mask, cos, sin, n_heads=attention.n_heads, n_kv_heads=attention.n_kv_heads,
         d_head=attention.d_head, rms=type(norm) is RMSNorm, activation=ACTIVATIONS[network.act], causal=causal,
-        interleaved=view.rotation is not None and view.rotation.layout == "interleaved",
+        interleaved=info.rotation is not None and info.rotation.layout == "interleaved",
         scale=attention.d_head**-0.5 if attention.scale is None else attention.scale, eps=norm.eps,
     )  # fmt: skip

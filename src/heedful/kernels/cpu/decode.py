@@ -1,12 +1,13 @@
-"""New tokens, one or several per row, through a whole pile of blocks by one call of our kernels (decode_op.py).
+"""New tokens, one or several per row, through all blocks of a decoder by one call of the C library (decode_op.py).
 
-A step of a small model is some two hundred operations on a few numbers each, and what PyTorch and Python need around
-every one of them adds up to as much as the arithmetic. `fuse` describes a pile of packed blocks to the kernels once;
-`Fused` then does what `Stack.forward` would, layer by layer. To the kernels tokens are a list, each with its row and
-place: rows may have one token or hundreds, padding is left out, and a token's result is the same to the last bit
-however a text is cut and whatever is beside it. Rows are tables of blocks; a contiguous row is a single one.
+A decoding step of a small model is some two hundred operators on a few numbers each, and what PyTorch and Python need
+around every one of them adds up to as much as the arithmetic. `KernelStack` describes its packed blocks to the library
+once and then computes what `Stack.run_blocks` would, layer by layer. Tokens are a list, each with its row and
+position: rows may have one token or hundreds, padding is left out, and a token's result is the same to the last bit
+however a text is cut and whatever else is in the batch. Rows are block tables; a contiguous cache is a single block.
 
-It steps aside (`can`) for whatever it does not know: other states, gradients, and anyone who watches.
+It leaves to the plain stack whatever the library does not know: other states, gradients, hooks, parts with other
+options than those listed here.
 
     B rows, T tokens of each, M of all that are real, E model width, H heads, S positions
 """
@@ -19,87 +20,118 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels import options
 from heedful.kernels.cpu.block import ACTIVATIONS
 from heedful.kernels.cpu.decode_op import SINGLE_BLOCK, DecodeLayer, DecodeStep, LayerCache, NormWeights, decode
 from heedful.kernels.cpu.library import pointer
 from heedful.kernels.cpu.linear import PackedMatrix
 from heedful.kernels.cpu.structs import LONG
+from heedful.kernels.modules import PackedAttention, PackedFeedForward
 from heedful.kernels.packed import Panels
-from heedful.nn.attention import Attention, View
-from heedful.nn.block import Block
+from heedful.nn.attention import Attention, AttentionInfo
+from heedful.nn.block import Block, ParallelBlock, PostNormBlock, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
 from heedful.nn.paged import PagedState
+from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-RESIDUALS = ("pre", "post", "parallel")
+RESIDUALS: tuple[type[Block], ...] = (PreNormBlock, PostNormBlock, ParallelBlock)  # as C numbers them
 
 
-class Unknown(Exception):
-    """A part that the kernels do not have."""
+class UnknownPart(Exception):
+    """A part that the library does not have, or one with an option that it does not know."""
 
 
-def fuse(blocks: Sequence[Block]) -> Fused | None:
-    """These blocks as one, or None where some part is not packed for our kernels or not known to them."""
-    try:
-        return Fused(blocks)
-    except Unknown:
-        return None
+class KernelStack(Stack):
+    """A decoder's blocks as one call, where the state, the pass and the moment allow it."""
+
+    decoder: DecodeBlocks
+
+    @classmethod
+    def replace(cls, stack: Stack) -> None:
+        """Change a stack of packed blocks into this one, in place, if the library knows every part of it."""
+        if not options.understands(stack, Stack, options.STACK) or not stack.causal:
+            return
+        try:
+            decoder = DecodeBlocks([block for block in stack.blocks if isinstance(block, Block)])
+        except UnknownPart:
+            return
+        stack.__class__ = cls
+        assert isinstance(stack, cls)
+        stack.decoder = decoder
+
+    def run_blocks(
+        self, x: Tensor, info: AttentionInfo, state: KeyValueState | None, cross_info: AttentionInfo | None
+    ) -> Tensor:
+        """x (B, T, E) through the blocks."""
+        if state is None or not self.decoder.supports(x, info, state):
+            return super().run_blocks(x, info, state, cross_info)
+        return self.decoder(x, info, state)
 
 
-class Fused:
+class DecodeBlocks:
+    """A description of packed blocks in the library's terms, and the call."""
+
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self.kept: list[Tensor] = []  # what the kernels read and nobody else keeps
+        self.kept: list[Tensor] = []  # what the library reads and nobody else keeps
         self.layers = (DecodeLayer * len(blocks))(*[self._layer(block) for block in blocks])
         modules = [m for block in blocks for m in block.modules()]
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.watches = [m.watch for m in modules if isinstance(m, Attention)]
         self.cross = blocks[0].cross is not None
 
-    def can(self, x: Tensor, state: KeyValueState | None) -> bool:
-        """Whether this step is one for the kernels."""
+    def supports(self, x: Tensor, info: AttentionInfo, state: KeyValueState) -> bool:
+        """Whether this pass is one for the library."""
         return (
-            state is not None
-            and type(state) in (KeyValueState, PagedState)
+            type(state) in (KeyValueState, PagedState)
             and x.dtype == torch.float32
             and not torch.is_grad_enabled()
             and not any(self.hooks)
             and not any([watch.on for watch in self.watches])
+            and options.is_info(info)
+            and info.mask.documents is None
             and (not self.cross or not state.cross[0].empty)
         )
 
-    def __call__(self, x: Tensor, view: View, state: KeyValueState) -> Tensor:
-        """x (B, T, E) after all blocks; the state has room for and holds the new keys and values. Padding stays as it
-        is, and nothing is kept of it."""
+    def __call__(self, x: Tensor, info: AttentionInfo, state: KeyValueState) -> Tensor:
+        """x (B, T, E) after all blocks; their keys and values are written to the state, whose lengths stay. Padding
+        stays as it is, and nothing is written for it."""
         (n_rows, n, width), flat = x.shape, x.flatten(0, 1)
-        rows, positions, real = self._tokens(state, n)
+        counts = [n] * n_rows if info.counts is None or n == 1 else info.counts
+        rows, positions, real = self._tokens(state, n, counts)
         step = DecodeStep(len(rows), width)
         kept: list[Any] = []  # what is pointed to
         out = flat.clone(memory_format=torch.contiguous_format) if real is None else flat[real]  # (M, E)
-        if view.rotation is not None:
-            cos, sin = (self._each(t[:, 0], x, real) for t in (view.rotation.cos, view.rotation.sin))
-            step.cos, step.sin, step.n_rotated_pairs = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
-            step.rotation_stride = 0 if len(cos) == 1 else cos.shape[-1]
-            step.interleaved = view.rotation.layout == "interleaved"
-            kept += [cos, sin]
-        if view.bias is not None:
-            bias = self._each(view.bias.transpose(1, 2), x, real)  # (M or 1, H or 1, S)
-            step.bias = bias.data_ptr()
-            step.bias_token_stride, step.bias_head_stride = (bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1))
-            kept.append(bias)
+        self._set_positions(step, x, info, real, kept)
         memory = None
         if self.cross:
             n_memory, lengths = state.cross[0].keys.shape[2], state.memory_lengths
             each = [n_memory] * n_rows if lengths is None else lengths.tolist()
             memory = (LONG * len(rows))(*[each[row] for row in rows])
-        tables, step.block_size, step.clear_blocks = self._tables(state, n)
+        tables, step.block_size, step.clear_blocks = self._tables(state, counts)
         step.block_tables, step.max_blocks = tables.data_ptr(), tables.shape[1]
-        kept.append(tables)
-        caches = (LayerCache * len(self.layers))(*self._caches(state, n_rows, n, kept))
+        caches = (LayerCache * len(self.layers))(*self._caches(state, counts, kept))
         decode(self.layers, caches, step, (LONG * len(rows))(*rows), (LONG * len(rows))(*positions), memory, out)
         if real is not None:
             out = flat.index_copy(0, real, out)
         return out.view(x.shape)
+
+    def _set_positions(
+        self, step: DecodeStep, x: Tensor, info: AttentionInfo, real: Tensor | None, kept: list[Any]
+    ) -> None:
+        """Rotation and bias of each token."""
+        if info.rotation is not None:
+            cos, sin = (self._each(t[:, 0], x, real) for t in (info.rotation.cos, info.rotation.sin))
+            step.cos, step.sin, step.n_rotated_pairs = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
+            step.rotation_stride = 0 if len(cos) == 1 else cos.shape[-1]
+            step.interleaved = info.rotation.layout == "interleaved"
+            kept += [cos, sin]
+        if info.bias is not None:
+            bias = self._each(info.bias.transpose(1, 2), x, real)  # (M or 1, H or 1, S)
+            step.bias = bias.data_ptr()
+            step.bias_token_stride, step.bias_head_stride = (bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1))
+            kept.append(bias)
 
     @staticmethod
     def _each(given: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
@@ -110,28 +142,29 @@ class Fused:
         return flat.contiguous() if real is None else flat[real]
 
     @staticmethod
-    def _tokens(state: KeyValueState, n: int) -> tuple[list[int], list[int], Tensor | None]:
-        """Row and place of every token of a pass of n for each row, and which of all are real where some are not."""
+    def _tokens(state: KeyValueState, n: int, counts: list[int]) -> tuple[list[int], list[int], Tensor | None]:
+        """Row and position of every real token of a pass of n for each row, and which of all they are if some are
+        padding."""
         if n == 1:
             return list(range(state.n_rows)), state.lengths, None
-        counts = [n] * state.n_rows if state.real is None else state.real
         rows = [row for row, count in enumerate(counts) for _ in range(count)]
-        places = [at + i for at, count in zip(state.lengths, counts, strict=True) for i in range(count)]
-        if state.real is None:
-            return rows, places, None
-        return rows, places, torch.tensor([r * n + i for r, count in enumerate(counts) for i in range(count)])
+        positions = [at + i for at, count in zip(state.lengths, counts, strict=True) for i in range(count)]
+        if len(rows) == n * state.n_rows:
+            return rows, positions, None
+        return rows, positions, torch.tensor([r * n + i for r, count in enumerate(counts) for i in range(count)])
 
     @staticmethod
-    def _tables(state: KeyValueState, n: int) -> tuple[Tensor, int, bool]:
-        """Every row's blocks (B, wide), how many positions are in one, and whether new ones hold something old."""
+    def _tables(state: KeyValueState, counts: list[int]) -> tuple[Tensor, int, bool]:
+        """Every row's blocks (B, blocks), positions in a block, and whether new blocks must be cleared."""
         if isinstance(state, PagedState):
-            return state.table(n), state.pool.block, True
+            return state.block_table(counts), state.pool.block_size, True
         return torch.arange(state.n_rows)[:, None], SINGLE_BLOCK, False
 
-    def _caches(self, state: KeyValueState, n_rows: int, n: int, kept: list[Any]) -> list[LayerCache]:
-        end, found = state.longest(n), []
+    def _caches(self, state: KeyValueState, counts: list[int], kept: list[Any]) -> list[LayerCache]:
+        end = max(at + count for at, count in zip(state.lengths, counts, strict=True))
+        found = []
         for i, (layer, cache) in enumerate(zip(self.layers, state.caches, strict=True)):
-            keys, values = cache.room(n_rows, end, layer.n_kv_heads, layer.d_head)
+            keys, values = cache.reserve(state.n_rows, end, layer.n_kv_heads, layer.d_head)
             one = LayerCache(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1))
             if self.cross:
                 k, v = (t.contiguous() for t in (state.cross[i].keys, state.cross[i].values))
@@ -142,52 +175,71 @@ class Fused:
         return found
 
     def _layer(self, block: Block) -> DecodeLayer:
-        attention, cross, forward = block.attention, block.cross, block.feedforward
-        if not isinstance(forward, FeedForward) or forward.act not in ACTIVATIONS:
-            raise Unknown
+        attention, cross, network = block.attention, block.cross, block.feedforward
+        if type(block) not in RESIDUALS or not options.understands(block, type(block), options.BLOCK | {"shares_norm"}):
+            raise UnknownPart
         layer = DecodeLayer()
-        layer.residual, layer.activation = RESIDUALS.index(block.residual), ACTIVATIONS[forward.act]
-        layer.gated, layer.window = forward.joint is not None, attention.window or 0
+        layer.residual = RESIDUALS.index(type(block))
+        layer.window = attention.window or 0
         layer.n_heads, layer.n_kv_heads, layer.d_head = attention.n_heads, attention.n_kv_heads, attention.d_head
+        if not options.understands(attention, PackedAttention, (options.ATTENTION | {"joint"}) - {"softcap"}):
+            raise UnknownPart
         layer.scale = self._scale(attention)
+        assert isinstance(attention, PackedAttention)
         layer.qkv, layer.output = self._matrix(attention.joint), self._matrix(attention.output)
-        layer.up = self._matrix(forward.joint or forward.up)
-        layer.down = self._matrix(forward.down)
+        self._set_feedforward(layer, network)
         if cross is not None:
-            if (cross.n_heads, cross.n_kv_heads, cross.d_head) != (
-                attention.n_heads, attention.n_kv_heads, attention.d_head
-            ) or cross.query_norm is not None or cross.window is not None:  # fmt: skip
-                raise Unknown
-            layer.cross_scale, layer.cross_query = self._scale(cross), self._matrix(cross.query)
-            layer.cross_output = self._matrix(cross.output)
+            self._set_cross(layer, attention, cross)
         for name in ("attention_norm", "cross_norm", "feedforward_norm"):
             setattr(layer, name, self._norm(getattr(block, name)))
-        if block.residual != "parallel":
-            layer.attention_post_norm = self._norm(block.attention_after)
-            layer.feedforward_post_norm = self._norm(block.feedforward_after)
+        after = block.attention_after, block.feedforward_after
+        if any(type(norm) is not nn.Identity for norm in after) and not isinstance(block, PreNormBlock):
+            raise UnknownPart
+        layer.attention_post_norm, layer.feedforward_post_norm = map(self._norm, after)
         layer.query_norm, layer.key_norm = self._norm(attention.query_norm), self._norm(attention.key_norm)
         return layer
 
+    def _set_feedforward(self, layer: DecodeLayer, network: nn.Module) -> None:
+        gated = options.understands(network, PackedFeedForward, (options.FEEDFORWARD | {"joint"}) - {"gate", "up"})
+        if not gated and not options.understands(network, FeedForward, options.FEEDFORWARD - {"gate"}):
+            raise UnknownPart
+        assert isinstance(network, FeedForward)
+        if network.act not in ACTIVATIONS:
+            raise UnknownPart
+        layer.gated, layer.activation = gated, ACTIVATIONS[network.act]
+        layer.up = self._matrix(network.joint if isinstance(network, PackedFeedForward) else network.up)
+        layer.down = self._matrix(network.down)
+
+    def _set_cross(self, layer: DecodeLayer, attention: Attention, cross: Attention) -> None:
+        """Cross-attention with the heads of self-attention, without norms or window."""
+        sizes = [(a.n_heads, a.n_kv_heads, a.d_head) for a in (attention, cross)]
+        known = options.PROJECTIONS | options.SHAPE - {"softcap", "window"}
+        if not options.understands(cross, Attention, known) or sizes[0] != sizes[1]:
+            raise UnknownPart
+        layer.cross_scale, layer.cross_query = self._scale(cross), self._matrix(cross.query)
+        layer.cross_output = self._matrix(cross.output)
+
     @staticmethod
     def _scale(attention: Attention) -> float:
-        if attention.softcap is not None or attention.d_head % 16:
-            raise Unknown
+        if attention.d_head % 16:
+            raise UnknownPart
         return float(attention.d_head**-0.5 if attention.scale is None else attention.scale)
 
     @staticmethod
     def _matrix(packed: nn.Module | None) -> PackedMatrix:
         if not isinstance(packed, Panels):
-            raise Unknown
+            raise UnknownPart
         return packed.matrix
 
     def _norm(self, norm: nn.Module | None) -> NormWeights:
-        if norm is None:
+        if norm is None or type(norm) is nn.Identity:
             return NormWeights()
-        if type(norm) is RMSNorm:
+        if not options.is_norm(norm):
+            raise UnknownPart
+        if isinstance(norm, RMSNorm):
             weight = (norm.weight.detach() + norm.offset).float().contiguous()
             self.kept.append(weight)
             return NormWeights(2, len(weight), weight.data_ptr(), None, norm.eps)
-        if type(norm) is nn.LayerNorm and norm.weight is not None:
-            self.kept += [t.detach() for t in (norm.weight, norm.bias) if t is not None]
-            return NormWeights(1, len(norm.weight), norm.weight.data_ptr(), pointer(norm.bias), norm.eps)
-        raise Unknown
+        assert isinstance(norm, nn.LayerNorm)
+        self.kept += [t.detach() for t in (norm.weight, norm.bias) if t is not None]
+        return NormWeights(1, len(norm.weight), norm.weight.data_ptr(), pointer(norm.bias), norm.eps)

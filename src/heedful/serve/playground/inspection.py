@@ -19,6 +19,7 @@ import torch
 from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
+from heedful.kernels.accelerate import packed_precision, stored_precision
 from heedful.loaded import Loaded, load
 from heedful.models.base import DecoderModel, Model
 from heedful.observe.inputs import token_label
@@ -97,14 +98,14 @@ class Inspector:
         to 1 and all numbers are those of `heedful show`. A large or quantized model is inspected as it is served."""
         if self._float32 is None:
             model = self.served.model
-            half = (model.packed or str(next(model.parameters()).dtype).removeprefix("torch.")) in HALF_PRECISION
+            half = (packed_precision(model) or stored_precision(model)) in HALF_PRECISION
             if half and model.n_parameters() <= MAX_COPIED_PARAMETERS:
                 model = self._float32_copy(model)
             self._float32 = Loaded(model, self.served.tokenizer, self.served.name)
         return self._float32
 
     def _float32_copy(self, model: Model) -> Model:
-        if model.packed is None:
+        if packed_precision(model) is None:
             return copy.deepcopy(model).float()
         try:
             return load(self._path, device=model.device, dtype=torch.float32).model

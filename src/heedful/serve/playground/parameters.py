@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.modules import PackedAttention, PackedFeedForward
 from heedful.models.base import DecoderModel
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block
@@ -76,16 +77,12 @@ def _head(head: nn.Module, like: Tensor) -> dict[str, Any]:
     """Its matrix, and apart from it the scale and the soft cap of the logits."""
     assert isinstance(head, LanguageHead), "a decoder scores the vocabulary"
 
-    def scores(x: Tensor) -> Tensor:
-        found: Tensor = nn.functional.linear(x, head.weight, head.bias) if head.packed is None else head.packed(x)
-        return found
-
-    return {**_map(scores, _identity(like.shape[1], like)), "scale": head.scale, "softcap": head.softcap}
+    return {**_map(head.project, _identity(like.shape[1], like)), "scale": head.scale, "softcap": head.softcap}
 
 
 def _norm(norm: nn.Module | None) -> dict[str, Any] | None:
     """(x - mean) / deviation · gain + shift, or x / rms · gain."""
-    if norm is None:
+    if norm is None or isinstance(norm, nn.Identity):
         return None
     if isinstance(norm, RMSNorm):
         return {"kind": "rms", "gain": norm.weight + norm.offset, "shift": None, "eps": norm.eps}
@@ -109,7 +106,7 @@ def _map(linear: Callable[[Tensor], Tensor | None], identity: Tensor) -> dict[st
 
 def qkv_projections(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (..., H·D), keys and values (..., G·D) of x (..., E), before any norm or rotation."""
-    if attention.joint is not None:
+    if isinstance(attention, PackedAttention):
         widths = [n * attention.d_head for n in (attention.n_heads, attention.n_kv_heads, attention.n_kv_heads)]
         query, key, value = attention.joint(x).split(widths, dim=-1)
         return query, key, value
@@ -118,7 +115,7 @@ def qkv_projections(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Te
 
 def feedforward_hidden(network: FeedForward, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """The input of the activation (..., F), and its multiplier in a gated network."""
-    if network.joint is not None:
+    if isinstance(network, PackedFeedForward):
         gate, up = network.joint(x).chunk(2, dim=-1)
         return gate, up
     return (network.up(x), None) if network.gate is None else (network.gate(x), network.up(x))

@@ -25,7 +25,7 @@ from torch import Tensor
 from heedful.models.base import DecoderModel
 from heedful.models.image_gpt import ImageGPT
 from heedful.nn.attention import Attention
-from heedful.nn.block import Block
+from heedful.nn.block import Block, ParallelBlock, PostNormBlock
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
 from heedful.nn.norm import RMSNorm
 from heedful.observe.capture import Activations, capture
@@ -133,7 +133,7 @@ def rotary_angles(model: DecoderModel, n: int) -> dict[str, Any] | None:
 def block_steps(block: Block, acts: Activations, base: str) -> dict[str, Any]:
     """A LayerSteps: the activations of a block in order, each (T, ...) or by head (H, T, ...)."""
     x, y = acts[f"{base}.before"][0], acts[f"{base}.self.output"][0]  # (T, E)
-    pre, parallel = block.residual != "post", block.residual == "parallel"
+    pre, parallel = not isinstance(block, PostNormBlock), isinstance(block, ParallelBlock)
     normed = _normed(block.attention_norm, x) if pre else None
     after = _normed(block.attention_after, y)
     summed = None if parallel else x + (y if after is None else after)
@@ -147,7 +147,7 @@ def block_steps(block: Block, acts: Activations, base: str) -> dict[str, Any]:
     after2 = _normed(block.feedforward_after, z)
     summed2 = None if pre else stream + (z if after2 is None else after2)
     return {
-        "residual_style": block.residual,
+        "residual_style": "parallel" if parallel else "pre" if pre else "post",
         "input": x,
         "normed": normed,
         **attention_steps(block.attention, acts, base, x if normed is None else normed),
@@ -204,7 +204,7 @@ def feedforward_steps(network: torch.nn.Module, acts: Activations, base: str, x:
 
 
 def _normed(norm: torch.nn.Module | None, x: Tensor) -> Tensor | None:
-    return None if norm is None else norm(x)
+    return None if norm is None or isinstance(norm, torch.nn.Identity) else norm(x)
 
 
 def _by_head(x: Tensor, d_head: int) -> Tensor:

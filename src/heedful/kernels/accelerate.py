@@ -1,0 +1,162 @@
+"""The fast path: `accelerate` replaces parts of a finished model from outside; `restore` puts the plain ones back.
+
+For **inference** the matrices of the blocks and of the language head are packed one by one, each freed when its packed
+form is there; queries, keys and values, and a gate with what it gates, become one product; on a CPU the blocks of a
+decoder become one call (kernels/cpu/decode.py). What follows from the precision:
+
+    precision  activations, norms, biases      table of embeddings              bytes per weight
+    float32    float32                         float32, beside a packed head    4
+    bfloat16   float32, on a GPU bfloat16      bfloat16, beside a packed head   2
+    float16    float32, on a GPU float16       float16, beside a packed head    2
+    int8       float32, on a GPU bfloat16      int8, a scale per row, likewise  1.0625, of which scales 0.0625
+    int4       as int8                         int8, as is the head             0.625, of which scales 0.125
+
+With int4 the head and the table are int8: together they decide every token. Experts' routers and recurrent cells stay
+as they are: they are small, or there is no packed form. Such a model runs, but neither learns nor moves nor is saved.
+
+For **training** a pre-norm block becomes one operator forwards and one backwards on a CPU (kernels/cpu/block.py), and
+three projections one product on a GPU; parameters, their names and their gradients stay the same.
+
+A replacement lists the options of a part that it understands (kernels/options.py) and leaves other parts alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar, cast, get_args
+
+import torch
+from torch import nn
+
+from heedful.kernels import options
+from heedful.kernels.cpu.block import KernelBlock
+from heedful.kernels.cpu.decode import KernelStack
+from heedful.kernels.modules import (
+    JointAttention,
+    PackedAttention,
+    PackedEmbedding,
+    PackedFeedForward,
+    PackedHead,
+    pack_linear,
+)
+from heedful.kernels.packed import FLOATS, Frozen, Precision, activations
+from heedful.models.base import GenerativeModel, Model
+from heedful.nn.attention import Attention
+from heedful.nn.block import Block, PreNormBlock
+from heedful.nn.embed import Embedding
+from heedful.nn.feedforward import FeedForward, MixtureOfExperts
+from heedful.nn.head import LanguageHead
+from heedful.nn.lora import refuse_adapted
+from heedful.nn.stack import Stack
+
+M = TypeVar("M", bound=nn.Module)
+TRAINING: dict[type[nn.Module], type[nn.Module]] = {PreNormBlock: KernelBlock, Attention: JointAttention}
+
+
+def accelerate(model: M, purpose: Literal["inference", "training"], *, precision: Precision | None = None) -> M:
+    """The same model, changed in place. `precision` is for inference: that of the stored weights unless given."""
+    restore(model)
+    if purpose == "training":
+        if precision is not None:
+            raise ValueError("a precision is chosen for inference; training has its own setting (train.precision)")
+        for module in model.modules():
+            if type(module) in TRAINING:
+                module.__class__ = TRAINING[type(module)]
+        return model
+    if not isinstance(model, Model):
+        raise ValueError(f"a {type(model).__name__} is no model whose weights can be packed")
+    _pack(model, precision or stored_precision(model))
+    return model
+
+
+def restore(model: M) -> M:
+    """The same model with the plain parts that `accelerate` for training replaced."""
+    plain = {fast: part for part, fast in TRAINING.items()}
+    for module in model.modules():
+        if type(module) in plain:
+            module.__class__ = plain[type(module)]
+    return model
+
+
+def accelerate_as_stored(model: M) -> M:
+    """Accelerated for inference where that costs no precision: a generative model with floating-point weights."""
+    stored = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return accelerate(model, "inference") if isinstance(model, GenerativeModel) and stored in FLOATS else model
+
+
+def stored_precision(model: nn.Module) -> Precision:
+    """The type of a model's weights; float32 if it is none we pack."""
+    stored = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return cast(Precision, stored) if stored in FLOATS else "float32"
+
+
+def packed_precision(model: nn.Module) -> Precision | None:
+    """The precision a model's weights are packed in, None if they are not."""
+    return getattr(model, "_packed_precision", None)
+
+
+def _pack(model: Model, precision: Precision) -> None:
+    if precision not in get_args(Precision):
+        raise ValueError(f"weights are packed as {', '.join(get_args(Precision))}, not as {precision}")
+    if (already := packed_precision(model)) is not None:
+        raise ValueError(f"this model is packed already, as {already}: load it anew")
+    refuse_adapted(model, "packed")
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    if not blocks and not isinstance(model, GenerativeModel):
+        raise ValueError(f"a {model.family} model has nothing to pack")
+    largest = torch.finfo(torch.float16).max
+    if precision == "float16" and any(p.abs().max() > largest for p in model.parameters()):
+        raise ValueError(f"some weights are beyond float16's {largest:,.0f}: use bfloat16")
+    dtype = activations(model.device.type, precision)
+    if not blocks and precision not in FLOATS:
+        dtype = torch.float32  # recurrent cells are not packed, and cuDNN prefers it
+    for block in blocks:
+        _pack_block(block, precision, dtype)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, Embedding)}
+    for head in [m for m in model.modules() if options.is_head(m)]:
+        assert isinstance(head, LanguageHead)
+        tied = id(head.weight) in tables
+        PackedHead.replace(head, "int8" if precision == "int4" else precision, dtype, tied=tied)
+    _pack_rest(model, precision, dtype)
+    for stack in [m for m in model.modules() if isinstance(m, Stack)]:
+        KernelStack.replace(stack)
+    model._packed_precision = precision  # type: ignore[assignment]
+
+
+def _pack_block(block: Block, precision: Precision, dtype: torch.dtype) -> None:
+    if options.is_attention(block.attention) and all(
+        options.is_linear(getattr(block.attention, name)) for name in options.PROJECTIONS
+    ):
+        PackedAttention.replace(block.attention, precision, dtype)
+    for module in list(block.modules()):
+        if options.is_feedforward(module):
+            assert isinstance(module, FeedForward)
+            if module.gate is not None and all(options.is_linear(m) for m in (module.gate, module.up, module.down)):
+                PackedFeedForward.replace(module, precision, dtype)
+        if not isinstance(module, MixtureOfExperts):  # of which the linear part is the router
+            for name, child in list(module.named_children()):
+                if options.is_linear(child):
+                    setattr(module, name, pack_linear([child], precision, dtype))
+
+
+def _pack_rest(model: Model, precision: Precision, dtype: torch.dtype) -> None:
+    """Tables of tokens narrower than the activations; what remains takes the activations' type."""
+    if precision in ("int8", "int4") or FLOATS[precision] != dtype:
+        packed: dict[nn.Module, PackedEmbedding] = {}  # two names may have one table
+        for name, table in list(model._modules.items()):
+            if name.endswith("embed") and table is not None and options.is_embedding(table):
+                assert isinstance(table, Embedding)
+                if table not in packed:
+                    packed[table] = PackedEmbedding(table, precision, dtype)
+                setattr(model, name, packed[table])
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # one memory again, as cuDNN wants it
+
+
+def n_bytes(model: nn.Module) -> int:
+    """The memory of a model's weights, packed or not."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(t.nbytes for t in tensors) + sum(m.nbytes for m in model.modules() if isinstance(m, Frozen))

@@ -1,0 +1,153 @@
+"""What `accelerate` puts in the place of a model's parts: the same parts with their weights packed (kernels/packed.py).
+
+Each is a subclass of the part it replaces and takes over its options; only how its products are computed differs.
+
+    B batch, T positions, E model width, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from heedful.kernels import options
+from heedful.kernels.cpu.attention import single_query_attention, supports_single_query
+from heedful.kernels.packed import FLOATS, Frozen, Packed, Plain, Precision, pack_weight
+from heedful.kernels.quantize import quantize_rows
+from heedful.nn.attention import Attention
+from heedful.nn.embed import Embedding
+from heedful.nn.feedforward import FeedForward
+from heedful.nn.head import LanguageHead
+
+
+def pack_linear(layers: Sequence[nn.Module], precision: Precision, dtype: torch.dtype) -> Packed:
+    """Linear layers with the same input as one packed product; `dtype` is that of the activations."""
+    assert all(isinstance(layer, nn.Linear) for layer in layers)
+    weights: list[Tensor] = [layer.weight for layer in layers]  # type: ignore[misc]
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    if all(layer.bias is None for layer in layers):
+        return pack_weight(weight, None, precision)
+    biases = [
+        w.new_zeros(len(w)) if layer.bias is None else layer.bias for layer, w in zip(layers, weights, strict=True)
+    ]
+    return pack_weight(weight, torch.cat(biases).detach().to(dtype), precision)  # type: ignore[arg-type]
+
+
+class PackedAttention(Attention):
+    """Attention whose query, key and value projections are one packed product, and whose single queries (one new token
+    per row) go to a kernel of their own on a CPU."""
+
+    joint: Packed
+
+    @classmethod
+    def replace(cls, part: Attention, precision: Precision, dtype: torch.dtype) -> None:
+        """Change a plain self-attention layer into this one, in place."""
+        part.__class__ = cls
+        assert isinstance(part, cls)
+        part.joint = pack_linear([part.query, part.key, part.value], precision, dtype)
+        part.output = pack_linear([part.output], precision, dtype)  # type: ignore[assignment]
+        del part.query, part.key, part.value
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, D), keys and values (B, G, T, D) of x (B, T, E), by one product."""
+        widths = [n * self.d_head for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
+        q, k, v = self.joint(x).split(widths, dim=-1)
+        q, k = self._split(q, self.query_norm, self.n_heads), self._split(k, self.key_norm, self.n_kv_heads)
+        return q, k, self._heads(v, self.n_kv_heads)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
+    ) -> Tensor:
+        """As the plain layer; one query per row by the kernel."""
+        if self.watch.on or self.softcap is not None or causal or not supports_single_query(q, k, v):
+            return super().attend(q, k, v, mask, bias, causal=causal)
+        return single_query_attention(q, k, v, mask, bias, self.scale)
+
+
+class JointAttention(Attention):
+    """Attention that in training on a GPU computes queries, keys and values by one product: one large product is faster
+    than three small ones."""
+
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, D), keys and values (B, G, T, D) of x (B, T, E)."""
+        layers = (self.query, self.key, self.value)
+        if not (x.is_cuda and self.training) or any(options.is_hooked(m) or not options.is_linear(m) for m in layers):
+            return super().queries_keys_values(x)
+        bias = None if self.query.bias is None else torch.cat([m.bias for m in layers])
+        widths = [m.out_features for m in layers]
+        q, k, v = F.linear(x, torch.cat([m.weight for m in layers]), bias).split(widths, dim=-1)
+        q, k = self._split(q, self.query_norm, self.n_heads), self._split(k, self.key_norm, self.n_kv_heads)
+        return q, k, self._heads(v, self.n_kv_heads)
+
+
+class PackedFeedForward(FeedForward):
+    """A gated feed-forward layer whose gate and up projections are one packed product."""
+
+    joint: Packed
+
+    @classmethod
+    def replace(cls, part: FeedForward, precision: Precision, dtype: torch.dtype) -> None:
+        """Change a plain gated layer into this one, in place."""
+        assert part.gate is not None
+        part.__class__ = cls
+        assert isinstance(part, cls)
+        part.joint = pack_linear([part.gate, part.up], precision, dtype)
+        part.down = pack_linear([part.down], precision, dtype)  # type: ignore[assignment]
+        del part.gate, part.up
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, E) -> (B, T, E)."""
+        gate, up = self.joint(x).chunk(2, dim=-1)
+        return self.down(self.dropout(self.act(gate) * up))
+
+
+class PackedHead(LanguageHead):
+    """A head over the vocabulary with a packed matrix; one that shares the embedding's numbers is packed apart from it,
+    since rows cannot be read from the packed form."""
+
+    packed: Packed
+
+    @classmethod
+    def replace(cls, part: LanguageHead, precision: Precision, dtype: torch.dtype, *, tied: bool) -> None:
+        """Change a plain head into this one, in place."""
+        bias = None if part.bias is None else part.bias.detach().to(dtype)
+        packed = pack_weight(part.weight, bias, precision)
+        if isinstance(packed, Plain):
+            return  # it would be a second copy of the same
+        if tied:
+            packed.n_weights -= part.weight.numel()  # the embedding counts them
+        part.__class__ = cls
+        assert isinstance(part, cls)
+        part.packed = packed
+        part.weight = part.bias = None  # type: ignore[assignment]
+
+    def project(self, x: Tensor) -> Tensor:
+        """x (..., E) -> (..., V)."""
+        return self.packed(x)
+
+
+class PackedEmbedding(Frozen):
+    """Embeddings in fewer bits, as floats or in int8 with a scale per row; those looked up are of the type `dtype`."""
+
+    def __init__(self, table: Embedding, precision: Precision, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale, self.dtype = table.scale, dtype
+        self.scales: Tensor | None = None
+        if precision in FLOATS:
+            self.weight = table.weight.detach().to(FLOATS[precision])
+        else:
+            self.weight, self.scales = quantize_rows(table.weight.detach())
+        self.n_weights = self.weight.numel()
+        self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (...) -> vectors (..., E)."""
+        rows = tokens.flatten()
+        x = self.weight.index_select(0, rows).to(self.dtype)
+        if self.scales is not None:
+            x = x * self.scales.index_select(0, rows)[:, None].to(self.dtype)
+        x = x.view(*tokens.shape, -1)
+        return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype)

@@ -1,0 +1,104 @@
+"""Allow-lists: a replacement names every option of a part that it understands, and leaves any other part alone.
+
+An option is an attribute, parameter, buffer or submodule of a module, and is on unless it is None. So a part that
+gains an option is slow until its replacement learns it, never wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from heedful.nn.attention import Attention, AttentionInfo
+from heedful.nn.embed import Embedding
+from heedful.nn.feedforward import FeedForward
+from heedful.nn.head import LanguageHead
+from heedful.nn.mask import Mask
+from heedful.nn.norm import RMSNorm
+from heedful.nn.position import Rotation
+
+EVERY_MODULE = frozenset(vars(nn.Module()))  # what any module has; also what FSDP and the like add is unknown
+LINEAR = frozenset({"in_features", "out_features", "weight", "bias"})
+DROPOUT = frozenset({"p", "inplace"})
+PROJECTIONS = frozenset({"query", "key", "value", "output"})
+SHAPE = frozenset({"n_heads", "n_kv_heads", "d_head", "scale", "window", "softcap", "dropout", "watch"})
+ATTENTION = PROJECTIONS | SHAPE | {"query_norm", "key_norm"}
+FEEDFORWARD = frozenset({"act", "up", "gate", "down", "dropout"})
+NORMS = frozenset({"attention_norm", "attention_after", "cross_norm", "feedforward_norm", "feedforward_after"})
+BLOCK = NORMS | {"attention", "cross", "feedforward", "dropout"}
+STACK = frozenset({"causal", "blocks", "norm", "rotary", "bias", "recompute"})
+INFO = frozenset({"mask", "rotation", "bias", "memory", "counts"})
+MASK = frozenset({"n_queries", "n_keys", "causal", "starts", "lengths", "documents", "device", "_dense"})
+ROTATION = frozenset({"cos", "sin", "layout"})
+
+
+def understands(module: nn.Module | None, kind: type[nn.Module], known: Collection[str]) -> bool:
+    """Whether the module is exactly of this kind, not of a subclass, and all its options are among those known."""
+    if type(module) is not kind:
+        return False
+    given = (module.__dict__, module._parameters, module._buffers, module._modules)
+    return all(
+        value is None or name in known or name in EVERY_MODULE for options in given for name, value in options.items()
+    )
+
+
+def is_linear(module: nn.Module | None) -> bool:
+    """A plain linear layer."""
+    return understands(module, nn.Linear, LINEAR)
+
+
+def is_norm(module: nn.Module | None) -> bool:
+    """A layer norm with a weight, or an RMSNorm, as the kernels compute them."""
+    if type(module) is nn.LayerNorm:
+        known = {"normalized_shape", "eps", "elementwise_affine", "weight", "bias"}
+        return module.weight is not None and understands(module, nn.LayerNorm, known)
+    return understands(module, RMSNorm, {"eps", "offset", "weight"})
+
+
+def is_dropout(module: nn.Module | None) -> bool:
+    """A plain dropout layer."""
+    return understands(module, nn.Dropout, DROPOUT)
+
+
+def is_attention(module: nn.Module | None, kind: type[nn.Module] = Attention) -> bool:
+    """Attention with no option beside those of today."""
+    return understands(module, kind, ATTENTION)
+
+
+def is_feedforward(module: nn.Module | None, kind: type[nn.Module] = FeedForward) -> bool:
+    """A feed-forward layer with no option beside those of today."""
+    return understands(module, kind, FEEDFORWARD)
+
+
+def is_head(module: nn.Module | None) -> bool:
+    """A head over the vocabulary with no option beside those of today."""
+    return understands(module, LanguageHead, {"scale", "softcap", "weight", "bias"})
+
+
+def is_embedding(module: nn.Module | None) -> bool:
+    """A table of embeddings with no option beside those of today."""
+    return understands(module, Embedding, {"scale", "weight"})
+
+
+def is_info(info: AttentionInfo) -> bool:
+    """What a pass tells its layers, with nothing in it beside what there is today."""
+    rotation = info.rotation
+    return (
+        type(info) is AttentionInfo
+        and _only(info, INFO)
+        and type(info.mask) is Mask
+        and _only(info.mask, MASK)
+        and (rotation is None or (type(rotation) is Rotation and _only(rotation, ROTATION)))
+    )
+
+
+def _only(thing: object, known: Collection[str]) -> bool:
+    return all(name in known or value is None for name, value in vars(thing).items())
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody watches or changes what the module computes."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
