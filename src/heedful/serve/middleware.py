@@ -19,7 +19,15 @@ from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, Overloaded, ShuttingDown, abbreviate, internal_error
+from heedful.serve.errors import (
+    CLIENT_CLOSED_REQUEST,
+    ApiError,
+    Overloaded,
+    ShuttingDown,
+    abbreviate,
+    from_exception,
+    internal_error,
+)
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 
@@ -55,12 +63,8 @@ class RequestMiddleware:
         scope.setdefault("state", {})["request_id"] = exchange.id
         try:
             await self._dispatch(scope, receive, exchange)
-        except ApiError as error:
-            await exchange.send_error(error)
-        except Overloaded as error:
-            await exchange.send_error(ApiError(429, str(error) or "too many requests are waiting"))
-        except ShuttingDown as error:
-            await exchange.send_error(ApiError(503, str(error) or "the server is stopping"))
+        except (ApiError, Overloaded, ShuttingDown) as error:
+            await exchange.send_error(from_exception(error))
         except Exception:
             log.exception("request %s failed", exchange.id)
             await exchange.send_error(internal_error(exchange.id))
