@@ -116,7 +116,7 @@ def predicted(model: Loaded, words: list[str]) -> list[str]:
     assert model.tokenizer is not None
     frame = SpecialTokenTemplate(model.tokenizer)
     ids, places = tokenize_tagged_words(model.tokenizer, words, list(range(len(words))))
-    logits = model.model(Batch(torch.tensor(frame.wrap(ids, model.model.longest)[None]))).logits
+    logits = model.model(Batch(torch.tensor(frame.wrap(ids, model.model.context_length)[None]))).logits
     names, best = model.model.config.labels, logits[0].argmax(dim=-1).tolist()
     tags = ["O"] * len(words)
     for at, word in enumerate(places, start=len(frame.before)):

@@ -113,8 +113,10 @@ class Loaded:
 
     @property
     def banned_ids(self) -> list[int]:
-        """The tokens that the model's files forbid to generate (bad_words_ids), as Marian's padding."""
-        return [ids[0] for ids in self.model.generation.get("bad_words_ids") or () if len(ids) == 1]
+        """Tokens that the model's files forbid to generate (bad_words_ids), as Marian's padding; none of them ends a
+        sequence."""
+        words = self.model.generation.get("bad_words_ids") or ()
+        return [ids[0] for ids in words if len(ids) == 1 and ids[0] not in self.eos_ids]
 
     @property
     def _text_tokenizer(self) -> Tokenizer:

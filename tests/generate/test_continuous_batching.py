@@ -191,7 +191,7 @@ def test_the_best_of_several_are_those_with_the_highest_mean(bard):
 
 @pytest.mark.parametrize("state", STATES)
 def test_the_context_ends_an_answer_and_never_more(bard, state):
-    longest = bard.model.longest
+    longest = bard.model.context_length
     engine = Engine(bard.model, bard.tokenizer, state=state, chunk=100)
     lengths = [longest, longest - 5, 3]
     short = [Request((1,) * n, max_tokens=10, sampling=GREEDY) for n in lengths]

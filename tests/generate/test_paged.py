@@ -93,7 +93,7 @@ class Counting(torch.nn.Module):
 
     def __init__(self, model) -> None:
         super().__init__()
-        self.model, self.longest, self.decoder, self.passes = model, model.longest, model.decoder, []
+        self.model, self.context_length, self.decoder, self.passes = model, model.context_length, model.decoder, []
 
     def new_state(self, n_rows, capacity):
         return self.model.new_state(n_rows, capacity)
@@ -161,7 +161,7 @@ def test_padding_takes_no_blocks(bard):
 def test_a_pool_is_bounded_and_costs_what_is_used(bard):
     engine = Engine(bard.model, max_rows=500, state="paged")
     assert engine.scheduler.max_cache_tokens == 2**15 and engine.runner.pool.n_blocks == 2**11
-    assert Engine(bard.model, max_rows=4, state="paged").scheduler.max_cache_tokens == 4 * bard.model.longest
+    assert Engine(bard.model, max_rows=4, state="paged").scheduler.max_cache_tokens == 4 * bard.model.context_length
 
 
 def test_an_answer_is_the_beginning_of_the_next_prompt(bard):

@@ -46,7 +46,7 @@ def test_gpt3_alternates_dense_and_banded():
     model = create("gpt3-175b", device="meta")
     windows = [block.attention.window for block in model.decoder.blocks]
     assert windows == [None, 256] * 48
-    assert model.longest == 2048
+    assert model.context_length == 2048
 
 
 @pytest.mark.parametrize(

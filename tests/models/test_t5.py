@@ -54,7 +54,7 @@ def test_the_encoder_is_run_once():
 
 def test_a_text_may_be_longer_than_any_distance_it_was_trained_on():
     model = tiny(n_buckets=8, max_distance=10)
-    assert model.longest is None
+    assert model.context_length is None
     assert torch.isfinite(model(Batch(ids(1, 3), source=ids(1, 300))).logits).all()
 
 

@@ -273,7 +273,7 @@ def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
         async with running_manager("shakespeare", max_rows=3) as found:
             worker = await found.worker("shakespeare")
             pool = worker._engine.runner.pool
-            assert pool.n_blocks * pool.block_size == 3 * worker.loaded.model.longest
+            assert pool.n_blocks * pool.block_size == 3 * worker.loaded.model.context_length
 
     asyncio.run(main())
 

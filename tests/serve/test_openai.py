@@ -364,7 +364,7 @@ def test_more_than_the_context_names_both_numbers(client):
     assert all(number in found.value.message for number in ("30", "40", "32"))
     with pytest.raises(openai.BadRequestError) as found:
         client.embeddings.create(model="bert-books", input="word " * 3000)
-    assert str(heedful.load("bert-books").model.longest) in found.value.message
+    assert str(heedful.load("bert-books").model.context_length) in found.value.message
 
 
 def test_a_wrong_key_is_an_authentication_error(locked):

@@ -82,7 +82,7 @@ def test_models_are_described_without_being_loaded():
         expected, model = heedful.load(name), found[name]
         assert model["kind"] == kind and model["family"] == expected.model.family
         assert model["parameters"] == expected.model.n_parameters() and model["about"]
-        assert tuple(model["abilities"]) == expected.abilities and model["context"] == expected.model.longest
+        assert tuple(model["abilities"]) == expected.abilities and model["context"] == expected.model.context_length
         maps = look.attention_kinds(expected.model)
         assert bool(maps) == bool(model["n_heads"]) and model["n_layers"] and not model["chat"]
     assert found["tiny"]["vocabulary"] == 66 and found["tiny"]["n_heads"] == 2 and found["tiny"]["image"] is None

@@ -34,7 +34,9 @@ def test_tokens_there_and_back(tiny):
     status, reply = tiny("POST", "/tokenize", json={"prompt": "hello"})
     tokenizer = heedful.load("tiny").tokenizer
     assert status == 200 and reply["tokens"] == tokenizer.encode("hello", add_special=True)
-    assert reply["count"] == len(reply["tokens"]) and reply["max_model_len"] == heedful.load("tiny").model.longest
+    assert (
+        reply["count"] == len(reply["tokens"]) and reply["max_model_len"] == heedful.load("tiny").model.context_length
+    )
     assert tiny("POST", "/detokenize", json={"tokens": reply["tokens"]}) == (200, {"prompt": "hello"})
     assert tiny("POST", "/tokenize", json={"prompt": "hello" * 2000})[1]["count"] == 10_000
 

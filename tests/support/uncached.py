@@ -16,7 +16,7 @@ def generate_uncached(model, request: Request, index: int = 0) -> list[int]:
     ids = list(request.prompt) or [model.start_id]
     source = None if request.source is None else torch.tensor([request.source])
     tokens: list[int] = []
-    while len(tokens) < request.max_tokens and (model.longest is None or len(ids) <= model.longest):
+    while len(tokens) < request.max_tokens and (model.context_length is None or len(ids) <= model.context_length):
         logits = model(Batch(torch.tensor([ids]), source=source)).logits[:, -1]
         (token,) = sample(logits, [sampler])
         if token in request.stop_ids:

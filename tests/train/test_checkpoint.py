@@ -186,7 +186,7 @@ def test_a_manifest_that_names_files_elsewhere_is_damaged(tmp_path):
 
     record = manifest.read_manifest(path)
     record["files"]["../../outside"] = {"size": 1, "blake2b": manifest._hash(tmp_path / "outside")}
-    (path / "manifest.json").write_bytes(manifest._sealed(record))
+    (path / "manifest.json").write_bytes(manifest._with_hash(record))
     assert integrity_error(path) == "manifest.json is not as it was written"
 
 

@@ -42,7 +42,7 @@ def test_a_recipe_that_ships_is_valid_and_builds_its_model(name):
     last = optimizers.lr_factor(recipe.schedule, recipe.train.steps - 1, recipe.train.steps)
     assert recipe.schedule.warmup < recipe.train.steps and 0 <= last <= 1
     if "max_len" not in data.settings and recipe.data.kind != "images":
-        assert model.longest is None or model.longest >= recipe.data.length
+        assert model.context_length is None or model.context_length >= recipe.data.length
 
 
 def test_every_family_has_a_recipe():

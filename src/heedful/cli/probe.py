@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     loaded.require("capture")
     if loaded.tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, and reads no text")
-    longest = loaded.model.longest
+    longest = loaded.model.context_length
     tags = {tag for _, found in (*train, *dev) for tag in found}
     names = sorted(tags, key=lambda tag: (tag != "O", tag))
     known, tested = (TaggedSentences(part, loaded.tokenizer, names=names, max_length=longest) for part in (train, dev))

@@ -78,7 +78,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         if not isinstance(model, DecoderModel) or tokenizer is None:
             raise ValueError("lm_eval needs a model that continues a text, and its tokenizer")
         self.text, self.add_special = tokenizer, add_special
-        self.max_length = max_length or model.longest or 2048
+        self.max_length = max_length or model.context_length or 2048
         self.max_gen_toks, self.seed = max_gen_toks, seed
         self.bos_id, self.eos_ids = loaded.bos_id, loaded.eos_ids
         self.max_rows = max_rows

@@ -193,7 +193,11 @@ def beam_search(
 
 def _limit(model: GenerativeModel[Any], options: _Options, n_read: int) -> int:
     """How many tokens fit after the prompt; the last one needs no position."""
-    return options.max_tokens if model.longest is None else min(options.max_tokens, model.longest - n_read + 1)
+    return (
+        options.max_tokens
+        if model.context_length is None
+        else min(options.max_tokens, model.context_length - n_read + 1)
+    )
 
 
 def _is_done(groups: list[_Group]) -> bool:

@@ -177,7 +177,7 @@ class DraftModel:
 
     def begin(self, batch: Batch, sampler: SpeculativeSampler, vocab_size: int) -> BatchDrafter:
         """Prefill the draft model; ValueError if the prompt or the vocabulary does not fit."""
-        longest = self.model.longest
+        longest = self.model.context_length
         n = max(tokens.shape[1] for tokens in (batch.tokens, batch.source) if tokens is not None)
         if longest is not None and n > longest:
             raise ValueError(f"the drafter has positions for {longest} tokens, and the prompt has {n}")
@@ -228,7 +228,7 @@ class _BatchDraft:
 
     def _n_positions(self, rows: Sequence[SpeculativeRow], unread: Sequence[list[int]]) -> int:
         """How many tokens can be drafted before the draft model's own last position."""
-        last, n_unread = self.model.longest, max(len(tokens) for tokens in unread)
+        last, n_unread = self.model.context_length, max(len(tokens) for tokens in unread)
         if last is None:
             return n_unread + max(len(row.tokens) for row in rows)
         if max(self.state.lengths) + n_unread > last:

@@ -63,7 +63,7 @@ class Engine:
         if state not in ("contiguous", "paged"):
             raise ValueError(f"state {state!r} is neither contiguous nor paged")
         if state == "paged" and cache_tokens is None:
-            cache_tokens = min(max_rows * (model.longest or DEFAULT_POOL), DEFAULT_POOL)
+            cache_tokens = min(max_rows * (model.context_length or DEFAULT_POOL), DEFAULT_POOL)
         self.model, self.tokenizer = model, tokenizer
         self.runner = ModelRunner(model, cache_tokens if state == "paged" else None, block)
         self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.runner.allocate)
@@ -230,7 +230,7 @@ class Engine:
         """Sample a token for each row of logits (B, V) and append it to its sequence."""
         tokens = sample(logits, [s.sampler for s in sequences])
         scores = token_scores(logits, tokens, [s.n_top_logprobs for s in sequences])
-        longest = self.model.longest
+        longest = self.model.context_length
         return [
             sequence.append(token, score, full=longest is not None and length >= longest)
             for sequence, token, score, length in zip(sequences, tokens, scores, lengths, strict=True)

@@ -46,7 +46,7 @@ class ModelRunner:
 
     def check(self, request: Request) -> None:
         """ValueError if the model cannot run the request: no prompt or source, too many tokens, ids out of range."""
-        longest, (n_inputs, n_outputs) = self.model.longest, vocab_sizes(self.model)
+        longest, (n_inputs, n_outputs) = self.model.context_length, vocab_sizes(self.model)
         if self.decoder_only and request.source is not None:
             raise ValueError("this model continues a prompt and has no encoder: it takes no source")
         if self.decoder_only and not request.prompt:
@@ -65,7 +65,7 @@ class ModelRunner:
     def cache_tokens(self, request: Request) -> int:
         """How many tokens all sequences of a request may come to keep in the KV cache."""
         n = len(self.decoder_prompt(request)) + request.max_tokens
-        n = n if self.model.longest is None else min(n, self.model.longest)
+        n = n if self.model.context_length is None else min(n, self.model.context_length)
         if self.pool is not None:
             n = -(-n // self.pool.block_size) * self.pool.block_size
         return n * (request.best_of or request.n)
@@ -200,4 +200,4 @@ class ModelRunner:
 
     def _capacity(self, groups: Sequence[SequenceGroup]) -> int:
         need = max(len(group.prompt) + min(group.request.max_tokens, CAPACITY_AHEAD) for group in groups)
-        return need if self.model.longest is None else min(need, self.model.longest)
+        return need if self.model.context_length is None else min(need, self.model.context_length)

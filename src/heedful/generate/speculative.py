@@ -171,12 +171,12 @@ class SpeculativeDecoding:
         self.rows = [self.rows[i] for i in going]
 
     def _fits(self, row: SpeculativeRow) -> bool:
-        return self.model.longest is None or len(row.tokens) <= self.model.longest
+        return self.model.context_length is None or len(row.tokens) <= self.model.context_length
 
     def _max_step(self) -> int:
         """How many tokens one step can take: not past the last position, nor across the LongRoPE switch length."""
         lengths = [len(row.tokens) - 1 for row in self.rows]
-        last, switch = self.model.longest, self.state.switch_length
+        last, switch = self.model.context_length, self.state.switch_length
         limits = [self.max_tokens] if last is None else [last - n for n in lengths]
         return min(limits + [switch - n for n in lengths if switch is not None and n < switch])
 
@@ -226,7 +226,7 @@ def _run(
         steps = SpeculativeDecoding(model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling)
         for step in steps:
             for row, (group, tokens) in enumerate(zip(groups, step, strict=True)):
-                yield from _append(group, tokens, model.longest)
+                yield from _append(group, tokens, model.context_length)
                 if group.finished:
                     steps.finish(row)
 

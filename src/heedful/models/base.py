@@ -123,14 +123,16 @@ class Model(nn.Module):
         return next(self.parameters()).device
 
     @property
-    def longest(self) -> int | None:
+    def context_length(self) -> int | None:
         """The longest sequence the model can read, None if its positions have no end."""
         return None
 
     def check_length(self, n: int) -> None:
         """ValueError if a sequence of n tokens is longer than the model can read."""
-        if self.longest is not None and n > self.longest:
-            raise ValueError(f"{n} tokens do not fit: this model has positions for {self.longest}; shorten the text")
+        if self.context_length is not None and n > self.context_length:
+            raise ValueError(
+                f"{n} tokens do not fit: this model has positions for {self.context_length}; shorten the text"
+            )
 
 
 def as_batch(batch: Batch | Tensor) -> Batch:

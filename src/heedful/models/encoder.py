@@ -82,7 +82,7 @@ class EncoderModel(Model):
         )
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         """The longest sequence the model can read."""
         return self.config.max_len
 

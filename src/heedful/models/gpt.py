@@ -107,7 +107,7 @@ class GPT(DecoderModel):
         return kind(attention, feedforward, norms, dropout=c.dropout)
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         return self.config.max_len
 
     def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:

@@ -101,7 +101,7 @@ class ImageGPT(DecoderModel):
         )
 
     @property
-    def longest(self) -> int:
+    def context_length(self) -> int:
         return self.config.max_len
 
     @property

@@ -195,7 +195,7 @@ class Transformer(EncoderDecoderModel):
         return nn.LayerNorm(self.config.d_model)
 
     @property
-    def longest(self) -> int | None:
+    def context_length(self) -> int | None:
         return self.config.max_len
 
     def encode(self, batch: Batch) -> Tensor:

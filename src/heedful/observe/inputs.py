@@ -151,7 +151,7 @@ def _encoder_decoder_input(
         written = written[:-1] if ended else written
     else:
         most = 2 * source.shape[1] + 16 if ends else source.shape[1]
-        most = min(most, max_tokens or most, model.longest or most)
+        most = min(most, max_tokens or most, model.context_length or most)
         written = greedy_target(model, source, most, ends)
         ended = bool(ends) and len(written) < most
     decoder_ids = [model.start_id, *written]

@@ -35,7 +35,7 @@ def position_encoding(model: Model, n: int = 50) -> PositionEncoding:
     if isinstance(added, nn.Parameter):
         return PositionEncoding("learned", added.detach().float().cpu(), "learned positions of [CLS] and the patches")
     if isinstance(added, nn.Module):
-        n = min(n, model.longest or n)
+        n = min(n, model.context_length or n)
         values = added(torch.arange(n, device=model.device)).float().cpu()
         fixed = isinstance(added, Sinusoidal)
         return PositionEncoding(

@@ -92,14 +92,14 @@ def encode_inputs(loaded: Loaded, given: Prompts) -> Sequence[Sequence[int]]:
                 check_token_ids(row, vocab_sizes(loaded.model)[0], f"text {i}", loaded.name)
             except ValueError as problem:
                 raise ApiError(400, f"{problem}{FOREIGN_IDS}", param="input") from None
-        check_lengths(loaded, rows, truncation or loaded.model.longest, FOREIGN_IDS)
+        check_lengths(loaded, rows, truncation or loaded.model.context_length, FOREIGN_IDS)
         return rows
     texts = cast("list[str]", items)
     with client_errors("input"):
         if "" in texts:
             raise ValueError(f"input has an empty text (at {texts.index('')}): leave it out")
         rows = tokenize_texts(loaded.tokenizer, texts, truncation)
-    check_lengths(loaded, rows, loaded.model.longest)
+    check_lengths(loaded, rows, loaded.model.context_length)
     return rows
 
 

@@ -56,7 +56,7 @@ def estimate_memory(path: Path, quantize: Precision | None = None, cache_tokens:
         # It will be packed: then a tied head is a copy of its own.
         untied = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
         weights *= untied / max(1, model.n_parameters())
-    context = cache_tokens or min(model.longest or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    context = cache_tokens or min(model.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     return MemoryEstimate(model.abilities, math.ceil(weights), kv_bytes_per_token(model), context)
 
 

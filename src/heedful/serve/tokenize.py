@@ -77,7 +77,7 @@ async def tokenize_text(http: HttpRequest, body: TokenizeRequest) -> Response:
         special = None if body.add_special_tokens else tokenizer.special_tokens.get(body.prompt)
         ids = tokenizer.encode(body.prompt, add_special=body.add_special_tokens) if special is None else [special]
         pieces = [tokenizer.token(id) for id in ids] if body.return_token_strs else None
-        about = {"count": len(ids), "max_model_len": loaded.model.longest}
+        about = {"count": len(ids), "max_model_len": loaded.model.context_length}
         return JSONResponse({"tokens": ids, **about, "token_strs": pieces})
 
     with client_errors("prompt"):

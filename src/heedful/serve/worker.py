@@ -132,7 +132,7 @@ class Worker:
         cached = (
             None if engine.scheduler.max_cache_tokens is None else engine.scheduler.max_cache_tokens // block * block
         )
-        return min((n for n in (self.loaded.model.longest, cached) if n is not None), default=None)
+        return min((n for n in (self.loaded.model.context_length, cached) if n is not None), default=None)
 
     def max_answers(self, request: Request) -> int:
         """How many answers to one prompt fit into a batch and the cache; more take several requests."""

@@ -40,7 +40,7 @@ def extract_answer(model: EncoderModel, tokenizer: Tokenizer, question: str, pas
     if not question.strip() or not passage.strip():
         raise ValueError("give a question and a passage to find its answer in")
     asked = Question("", question, 0, (), None, None)
-    longest = min(MAX_WINDOW, model.longest)
+    longest = min(MAX_WINDOW, model.context_length)
     stride, segments = min(OVERLAP, longest // 4), has_segments(model)
     windows = SquadWindows([passage], [asked], tokenizer, max_length=longest, stride=stride, segments=segments)
     best, highest = AnswerSpan("", 0, 0, 0.0), -torch.inf

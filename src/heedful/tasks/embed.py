@@ -158,7 +158,7 @@ def pooling_mode(model: Model, pooling: Pooling) -> str:
 
 def truncation_length(model: Model, pooling: Pooling) -> int | None:
     """The number of tokens to which texts are truncated; None: they are not."""
-    limits = [pooling.max_tokens, model.longest if pooling.truncate or pooling.max_tokens else None]
+    limits = [pooling.max_tokens, model.context_length if pooling.truncate or pooling.max_tokens else None]
     return min((limit for limit in limits if limit is not None), default=None)
 
 

@@ -211,6 +211,7 @@ def tensors_of(thing: Any) -> list[Tensor]:
 def logits_width(model: nn.Module) -> int:
     """The number of logits per position: the rows of the head's matrix, 0 without a head."""
     head = getattr(model, "head", None)
+    head = getattr(head, "vocabulary", None) or getattr(head, "classifier", head)
     matrices = [p for p in head.parameters() if p.ndim == 2] if isinstance(head, nn.Module) else []
     return max((len(p) for p in matrices), default=0)
 

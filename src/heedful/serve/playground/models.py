@@ -103,7 +103,7 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
         "parameters": model.n_parameters(),
         "n_layers": getattr(config, "n_layers", 0),
         "n_heads": attention_heads(model),
-        "context": model.longest,
+        "context": model.context_length,
         "vocabulary": getattr(config, "vocab_size", None),
         "chat": chats,
         "image": image_format(model),

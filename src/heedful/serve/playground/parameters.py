@@ -29,7 +29,7 @@ def learned_parameters(model: DecoderModel, n_positions: int) -> dict[str, Any]:
     ids = torch.arange(model.config.vocab_size, device=model.device)
     scale, position = model.embed.scale, getattr(model, "position", None)
     table = model.embed(ids)  # (V, E)
-    positions = torch.arange(min(n_positions, model.longest or n_positions), device=model.device)
+    positions = torch.arange(min(n_positions, model.context_length or n_positions), device=model.device)
     return {
         "embedding": table if scale is None else table / scale,
         "embedding_scale": scale,
