@@ -101,6 +101,7 @@ def test_the_commands_run(capsys, workspace, monkeypatch):
 def test_its_links_lead_somewhere():
     for page in (
         "README.md",
+        "ARCHITECTURE.md",
         "CONTRIBUTING.md",
         "SECURITY.md",
         *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
