@@ -59,7 +59,7 @@ def accelerate(model: M, purpose: Literal["inference", "training"], *, precision
         if precision is not None:
             raise ValueError("a precision is chosen for inference; training has its own setting (train.precision)")
         for module in model.modules():
-            if type(module) in TRAINING:
+            if type(module) in TRAINING and (not isinstance(module, Attention) or _has_plain_projections(module)):
                 module.__class__ = TRAINING[type(module)]
         return model
     if not isinstance(model, Model):
@@ -122,10 +122,13 @@ def _pack(model: Model, precision: Precision) -> None:
     model._packed_precision = precision  # type: ignore[assignment]
 
 
+def _has_plain_projections(part: Attention) -> bool:
+    """Whether nothing stands in the way of computing its projections together."""
+    return options.is_attention(part) and all(options.is_linear(getattr(part, name)) for name in options.PROJECTIONS)
+
+
 def _pack_block(block: Block, precision: Precision, dtype: torch.dtype) -> None:
-    if options.is_attention(block.attention) and all(
-        options.is_linear(getattr(block.attention, name)) for name in options.PROJECTIONS
-    ):
+    if _has_plain_projections(block.attention):
         PackedAttention.replace(block.attention, precision, dtype)
     for module in list(block.modules()):
         if options.is_feedforward(module):

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heedful.kernels import options
 from heedful.kernels.cpu.attention import single_query_attention, supports_single_query
 from heedful.kernels.packed import FLOATS, Frozen, Packed, Plain, Precision, pack_weight
 from heedful.kernels.quantize import quantize_rows
@@ -74,7 +73,8 @@ class JointAttention(Attention):
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, G, T, D) of x (B, T, E)."""
         layers = (self.query, self.key, self.value)
-        if not (x.is_cuda and self.training) or any(options.is_hooked(m) or not options.is_linear(m) for m in layers):
+        plain = all([type(m) is nn.Linear and not m._forward_hooks and not m._forward_pre_hooks for m in layers])
+        if not (x.is_cuda and self.training and plain):
             return super().queries_keys_values(x)
         bias = None if self.query.bias is None else torch.cat([m.bias for m in layers])
         widths = [m.out_features for m in layers]
