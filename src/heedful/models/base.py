@@ -109,8 +109,9 @@ class Model(nn.Module):
         """Make tied parameters one again, after their memory was replaced."""
 
     def weight_map(self) -> WeightMap:
-        """The map to the hub's names; families without a hub layout keep their own."""
-        return identity(dict(self.named_parameters()))
+        """The map between our tensors' names and the hub's; a family without a layout there keeps ours."""
+        layout = self.config.hub
+        return identity(dict(self.named_parameters())) if layout is None else layout.weight_map(self)
 
     def n_parameters(self) -> int:
         """How many weights the model has; modules that store theirs in another form say how many (`n_weights`)."""

@@ -10,7 +10,10 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+if TYPE_CHECKING:
+    from heedful.models.hub import HubLayout
 
 # Far beyond every published model, and small enough that a hostile config is refused before anything is built.
 LARGEST: dict[str, int] = {"n_layers": 2048, "n_experts": 4096}
@@ -63,6 +66,9 @@ class Config:
         check_names(values, [f.name for f in dataclasses.fields(cls)], cls.__name__)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
+    # How the hub stores models of this family, set at the end of its file; None if the hub has none.
+    hub: ClassVar[HubLayout | None] = None
+
     # The hub's config.json as data. `hub_names`: our setting -> its key there; a key that is missing there means our
     # default, and so does a null unless the setting may be None. `hub_fixed`: what this family takes for granted;
     # checked on loading, written on saving.
@@ -72,7 +78,11 @@ class Config:
     @classmethod
     def from_hub(cls, hub: Mapping[str, Any]) -> Self:
         """Read the hub's config.json (already parsed)."""
-        return cls(**cls.read_hub(hub))
+        if cls.hub is None:
+            return cls(**cls.read_hub(hub))
+        config = cls(**cls.hub.read(hub))
+        cls.hub.check(config, hub)
+        return config
 
     @classmethod
     def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +99,8 @@ class Config:
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json that the reference implementation reads; without a model_type, the hub has none for it."""
+        if self.hub is not None:
+            return self.hub.write(self)
         return {**self.hub_fixed, **{theirs: getattr(self, ours) for ours, theirs in self.hub_names.items()}}
 
 

@@ -1,8 +1,10 @@
 """GPT-1, GPT-2 and GPT-3 (Radford et al. 2018, 2019; Brown et al. 2020).
 
 A decoder with learned positions and a tied head. GPT-1 normalizes after each sum as the original Transformer did;
-GPT-2 before each sublayer, and once more at the end. GPT-3 is GPT-2 with every other layer "locally banded": it
-sees a window. The paper does not give the window's width; 256 is GPT-Neo's, the replication that first published one.
+GPT-2 before each sublayer, and once more at the end. GPT-3 is GPT-2 with every other layer "locally banded", that is
+with a sliding window. The paper does not give the window's width; 256 is GPT-Neo's, the first published replication's.
+
+    B batch, T positions, E model width, V vocabulary
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel, Output, as_batch
-from heedful.models.config import Config, read_dropout
+from heedful.models.config import Config
+from heedful.models.hub import HubLayout
 from heedful.models.mapping import Fuse, Transpose, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PostNormBlock, PreNormBlock
@@ -26,15 +29,15 @@ from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
-
 
 @dataclass(frozen=True)
 class GPTConfig(Config):
+    """GPT's settings; the defaults are those of the smallest GPT-2 (124M)."""
+
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
-    d_head: int | None = None  # GPT-3 13B is 40 heads of 128 in a width of 5140
+    d_head: int | None = None  # d_model / n_heads unless given; GPT-3 13B has 40 heads of 128 in a width of 5140
     d_ff: int | None = None  # 4 x d_model unless given
     vocab_size: int = 50257
     max_len: int = 1024
@@ -44,43 +47,10 @@ class GPTConfig(Config):
     norm_eps: float = 1e-5
     dropout: float = 0.1
 
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "n_embd",
-        "n_layers": "n_layer",
-        "n_heads": "n_head",
-        "vocab_size": "vocab_size",
-        "max_len": "n_positions",
-        "norm_eps": "layer_norm_epsilon",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-        "tie_word_embeddings": True,
-    }
-
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        read = super().read_hub(hub) | {"dropout": read_dropout(hub, DROPOUTS, cls.dropout)}
-        if hub["model_type"] == "gpt2":
-            return read | {"act": hub.get("activation_function", "gelu_new"), "d_ff": hub.get("n_inner")}
-        act = hub.get("afn", "gelu")  # GPT-1's "gelu" is the tanh form
-        first = {"vocab_size": 40478, "max_len": 512, "norm_first": False}
-        return first | read | {"act": "gelu_new" if act == "gelu" else act}
-
-    def to_hub(self) -> dict[str, Any]:
-        if self.band is not None or self.d_head is not None:
-            raise ValueError("the hub has no layout for GPT-3's banded layers or free head size")
-        hub = super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout)
-        hub["n_ctx"] = self.max_len  # n_positions by its old name, which llama.cpp's converter asks for
-        if self.norm_first:
-            hub |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
-            return hub | {"activation_function": self.act, "n_inner": self.d_ff}
-        hub |= {"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}
-        return hub | {"afn": "gelu" if self.act == "gelu_new" else self.act}
-
 
 class GPT(DecoderModel):
+    """Token and position embeddings, decoder blocks, a last norm (not in GPT-1), the tied head."""
+
     family = "gpt"
     config_class = GPTConfig
     config: GPTConfig
@@ -106,22 +76,24 @@ class GPT(DecoderModel):
         kind = PreNormBlock if c.norm_first else PostNormBlock
         return kind(attention, feedforward, norms, dropout=c.dropout)
 
-    @property
-    def context_length(self) -> int:
-        return self.config.max_len
-
     def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
         """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
-        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        """Logits (B, T, V) of what follows each token."""
-        hidden = self.hidden(as_batch(batch))
-        return Output(hidden, self.head(hidden))
+        """Token ids (B, T) -> logits (B, T, V) of the token that follows each."""
+        hidden = self.hidden(as_batch(batch))  # (B, T, E)
+        return Output(hidden, self.head(hidden))  # (B, T, V)
+
+    @property
+    def context_length(self) -> int:
+        """The number of learned positions."""
+        return self.config.max_len
 
     def tie(self) -> None:
+        """The head's matrix is the embedding."""
         self.head.weight = self.embed.weight
 
     def init_weights(self) -> None:
@@ -131,22 +103,70 @@ class GPT(DecoderModel):
             if name.endswith(("attention.output.weight", "feedforward.down.weight")) and self.config.norm_first:
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layers))
 
-    def weight_map(self) -> WeightMap:
-        first = self.config.norm_first
-        ours = "decoder.blocks.{}."
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class GPTLayout(HubLayout):
+    """`openai-gpt` for GPT-1, `gpt2` for GPT-2; GPT-3 has none."""
+
+    names: Mapping[str, str] = {
+        "d_model": "n_embd",
+        "n_layers": "n_layer",
+        "n_heads": "n_head",
+        "vocab_size": "vocab_size",
+        "max_len": "n_positions",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    fixed: Mapping[str, Any] = {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }
+    dropouts = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings from either config.json; GPT-1's has other defaults."""
+        read = super().read(hub)
+        if hub["model_type"] == "gpt2":
+            return read | {"act": hub.get("activation_function", "gelu_new"), "d_ff": hub.get("n_inner")}
+        act = hub.get("afn", "gelu")  # GPT-1's "gelu" is the tanh form
+        first = {"vocab_size": 40478, "max_len": 512, "norm_first": False}
+        return first | read | {"act": "gelu_new" if act == "gelu" else act}
+
+    def write(self, config: GPTConfig) -> dict[str, Any]:
+        """The config.json of GPT-1 or GPT-2."""
+        if config.band is not None or config.d_head is not None:
+            raise ValueError("the hub has no layout for GPT-3's banded layers or free head size")
+        hub = super().write(config)
+        hub["n_ctx"] = config.max_len  # the old name of n_positions, which llama.cpp's converter reads
+        if config.norm_first:
+            hub |= {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+            return hub | {"activation_function": config.act, "n_inner": config.d_ff}
+        hub |= {"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}
+        return hub | {"afn": "gelu" if config.act == "gelu_new" else config.act}
+
+    def weight_map(self, model: GPT) -> WeightMap:
+        """One matrix for query, key and value; matrices are (in, out)."""
+        second = model.config.norm_first
+        ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."
         fused = [ours + f"attention.{part}" for part in ("query", "key", "value")]
         return WeightMap(
             [
-                rule("embed", "transformer.wte" if first else "transformer.tokens_embed"),
-                rule("position", "transformer.wpe" if first else "transformer.positions_embed"),
-                rule(ours + "attention_norm", "transformer.h.{}.ln_1"),
-                rule(fused, "transformer.h.{}.attn.c_attn", Fuse(transposed=True)),
-                rule(ours + "attention.output", "transformer.h.{}.attn.c_proj", Transpose()),
-                rule(ours + "feedforward_norm", "transformer.h.{}.ln_2"),
-                rule(ours + "feedforward.up", "transformer.h.{}.mlp.c_fc", Transpose()),
-                rule(ours + "feedforward.down", "transformer.h.{}.mlp.c_proj", Transpose()),
+                rule("embed", "transformer.wte" if second else "transformer.tokens_embed"),
+                rule("position", "transformer.wpe" if second else "transformer.positions_embed"),
+                rule(ours + "attention_norm", theirs + "ln_1"),
+                rule(fused, theirs + "attn.c_attn", Fuse(transposed=True)),
+                rule(ours + "attention.output", theirs + "attn.c_proj", Transpose()),
+                rule(ours + "feedforward_norm", theirs + "ln_2"),
+                rule(ours + "feedforward.up", theirs + "mlp.c_fc", Transpose()),
+                rule(ours + "feedforward.down", theirs + "mlp.c_proj", Transpose()),
                 rule("decoder.norm", "transformer.ln_f"),
             ],
             prefix="transformer.",
             ignored=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
         )
+
+
+GPTConfig.hub = GPTLayout(GPTConfig)
