@@ -1,8 +1,8 @@
 """Gemma 1 and 2 (Gemma Team 2024a, 2024b).
 
-Embeddings times √d_model and tied to the head, RMSNorms that store their weight minus 1, a gate with GELU, heads of
-256. Gemma 2 adds norms after each sublayer, a window for every other layer from the first on, and soft caps: scores
-and logits pass through cap · tanh(x / cap).
+Embeddings times √d_model and tied to the head, RMSNorms that store their weight minus 1, a feed-forward gated with
+GELU, heads of 256. Gemma 2 adds norms after each sublayer, a window for every other layer from the first on, and soft
+caps: scores and logits pass through cap · tanh(x / cap).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from heedful.models.mapping import Rule, rule
-from heedful.models.rotary import ATTENTION, GATED, OURS, PRE_NORMS, THEIRS, RotaryConfig, RotaryDecoder
+from heedful.models.rotary import ATTENTION, GATED, OURS, PRE_NORMS, THEIRS, RotaryConfig, RotaryDecoder, RotaryLayout
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
@@ -24,6 +24,8 @@ TANH_GELU = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True)
 class GemmaConfig(RotaryConfig):
+    """Gemma's settings; the defaults are those of Gemma 7B."""
+
     d_model: int = 3072
     n_layers: int = 28
     n_heads: int = 16
@@ -32,61 +34,21 @@ class GemmaConfig(RotaryConfig):
     vocab_size: int = 256000
     max_len: int = 8192
     tied: bool = True
-    after_norms: bool = False  # Gemma 2, and so are the rest
-    query_scale: float | None = None  # scores are divided by its root; d_head unless given
+    # Gemma 2:
+    after_norms: bool = False
+    query_scale: float | None = None  # scores are divided by its square root; d_head unless given
     score_cap: float | None = None
     logit_cap: float | None = None
-    window: int | None = None
-
-    hub_fixed: ClassVar[Mapping[str, Any]] = {"attention_dropout": 0.0, "attention_bias": False}
-    # What Gemma 2 has more, and what its config means by a missing key.
-    hub_names_2: ClassVar[Mapping[str, str]] = {
-        "query_scale": "query_pre_attn_scalar",
-        "score_cap": "attn_logit_softcapping",
-        "logit_cap": "final_logit_softcapping",
-        "window": "sliding_window",
-    }
-    hub_defaults_2: ClassVar[Mapping[str, Any]] = {
-        "hidden_size": 2304,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 9216,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "sliding_window": 4096,
-    }
+    window: int | None = None  # of layers 0, 2, 4, ...
 
     def window_at(self, layer: int) -> int | None:
+        """A window in every other layer, from the first on."""
         return self.window if layer % 2 == 0 else None
-
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        if hub.get("use_bidirectional_attention"):
-            raise ValueError(f"a {hub['model_type']} with use_bidirectional_attention is not supported")
-        second = hub["model_type"] == "gemma2"
-        act = hub.get("hidden_activation" if second else "hidden_act", TANH_GELU)
-        if act != TANH_GELU and (second or act != "gelu"):  # Gemma 1's files say "gelu" and mean the tanh form
-            raise ValueError(f"a {hub['model_type']} with the activation {act!r} is not supported")
-        if not second:
-            return super().read_hub(hub)
-        hub = {**cls.hub_defaults_2, **hub}
-        more = {ours: hub[theirs] for ours, theirs in cls.hub_names_2.items()}
-        return super().read_hub(hub) | more | {"after_norms": True}
-
-    def to_hub(self) -> dict[str, Any]:
-        hub = super().to_hub() | {"hidden_act": TANH_GELU, "hidden_activation": TANH_GELU}
-        more = {theirs: getattr(self, ours) for ours, theirs in self.hub_names_2.items()}
-        if not self.after_norms:
-            if any(value is not None for value in more.values()):
-                raise ValueError("the hub has no layout for Gemma 1 with Gemma 2's window, caps or scale")
-            return hub | {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}
-        more["query_pre_attn_scalar"] = self.query_scale or self.d_rotary
-        return hub | more | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
 
 
 class Gemma(RotaryDecoder):
+    """A decoder with scaled embeddings, GELU gates and, in Gemma 2, norms on both sides of each sublayer."""
+
     family = "gemma"
     config_class = GemmaConfig
     config: GemmaConfig
@@ -96,6 +58,7 @@ class Gemma(RotaryDecoder):
         super().__init__(config, embed_scale=scale, norm_offset=1.0, logit_cap=config.logit_cap)
 
     def block(self, layer: int) -> Block:
+        """Attention and a gated feed-forward, each after an RMSNorm; in Gemma 2 each is followed by one too."""
         c = self.config
 
         def norm() -> RMSNorm:
@@ -116,9 +79,63 @@ class Gemma(RotaryDecoder):
         )
         return PreNormBlock(attention, FeedForward(c.d_model, c.d_ff, TANH_GELU, gated=True, bias=False), norms)
 
-    def rules(self) -> Sequence[Rule]:
-        if not self.config.after_norms:
-            return super().rules()
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+# The settings that only Gemma 2 has, and what a missing key means in its config.json.
+GEMMA2_NAMES: Mapping[str, str] = {
+    "query_scale": "query_pre_attn_scalar",
+    "score_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
+    "window": "sliding_window",
+}
+GEMMA2_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 2304,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 9216,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 4096,
+}
+
+
+class GemmaLayout(RotaryLayout):
+    """`gemma` and `gemma2` on the hub."""
+
+    fixed: Mapping[str, Any] = {"attention_dropout": 0.0, "attention_bias": False}
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings from either config.json."""
+        if hub.get("use_bidirectional_attention"):
+            raise ValueError(f"a {hub['model_type']} with use_bidirectional_attention is not supported")
+        second = hub["model_type"] == "gemma2"
+        act = hub.get("hidden_activation" if second else "hidden_act", TANH_GELU)
+        if act != TANH_GELU and (second or act != "gelu"):  # Gemma 1's files say "gelu" and mean the tanh form
+            raise ValueError(f"a {hub['model_type']} with the activation {act!r} is not supported")
+        if not second:
+            return super().read(hub)
+        hub = {**GEMMA2_DEFAULTS, **hub}
+        more = {ours: hub[theirs] for ours, theirs in GEMMA2_NAMES.items()}
+        return super().read(hub) | more | {"after_norms": True}
+
+    def write(self, config: GemmaConfig) -> dict[str, Any]:
+        """The config.json of Gemma 1 or, with norms after the sublayers, of Gemma 2."""
+        hub = super().write(config) | {"hidden_act": TANH_GELU, "hidden_activation": TANH_GELU}
+        more = {theirs: getattr(config, ours) for ours, theirs in GEMMA2_NAMES.items()}
+        if not config.after_norms:
+            if any(value is not None for value in more.values()):
+                raise ValueError("the hub has no layout for Gemma 1 with Gemma 2's window, caps or scale")
+            return hub | {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}
+        more["query_pre_attn_scalar"] = config.query_scale or config.d_rotary
+        return hub | more | {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+
+    def rules(self, config: GemmaConfig) -> Sequence[Rule]:
+        """LLaMA's; Gemma 2 names the norm before the feed-forward otherwise, and has two after the sublayers."""
+        if not config.after_norms:
+            return super().rules(config)
         return (
             PRE_NORMS[0],
             *ATTENTION,
@@ -127,3 +144,6 @@ class Gemma(RotaryDecoder):
             *GATED,
             rule(OURS + "feedforward_after", THEIRS + "post_feedforward_layernorm"),
         )
+
+
+GemmaConfig.hub = GemmaLayout(GemmaConfig)

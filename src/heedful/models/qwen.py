@@ -1,18 +1,18 @@
 """Qwen 2, 2.5 and 3, the dense models (Yang et al. 2024a, 2024b, 2025).
 
 LLaMA's layers with grouped queries. Qwen 2 and 2.5 have biases on queries, keys and values; Qwen 3 drops them, makes
-the head's size free and puts an RMSNorm on each head's query and key, which keeps the scores small. A window for the
-upper layers is in the config but in no published model's use.
+the head size free and puts an RMSNorm on each head's query and key, which keeps the scores small. The config can give
+the upper layers a sliding window; no published model does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from heedful.models.mapping import Rule
-from heedful.models.rotary import HEAD_NORMS, RotaryConfig, RotaryDecoder
+from heedful.models.rotary import HEAD_NORMS, RotaryConfig, RotaryDecoder, RotaryLayout
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
@@ -21,47 +21,29 @@ from heedful.nn.norm import RMSNorm
 
 @dataclass(frozen=True)
 class QwenConfig(RotaryConfig):
+    """Qwen's settings."""
+
     d_ff: int = 22016
     vocab_size: int = 151936
     max_len: int = 32768
     head_norms: bool = False  # Qwen 3: norms on queries and keys, and no biases
     window: int | None = None
-    full_layers: int = 28  # so many layers see everything even if there is a window
-
-    hub_names: ClassVar[Mapping[str, str]] = {
-        **RotaryConfig.hub_names,
-        "window": "sliding_window",
-        "full_layers": "max_window_layers",
-    }
+    full_layers: int = 28  # the first layers, which have no window
 
     def window_at(self, layer: int) -> int | None:
+        """A window above the first `full_layers` layers."""
         return self.window if layer >= self.full_layers else None
-
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        read = super().read_hub(hub)
-        # The window's width is written down whether it is used or not.
-        read["window"] = hub.get("sliding_window", 4096) if hub.get("use_sliding_window") else None
-        if hub["model_type"] == "qwen2":
-            return read
-        if hub.get("attention_bias"):
-            raise ValueError("a qwen3 with attention_bias True is not supported, only False")
-        return {"d_head": 128, **read, "head_norms": True}
-
-    def to_hub(self) -> dict[str, Any]:
-        hub = super().to_hub() | {"use_sliding_window": self.window is not None}
-        if not self.head_norms:
-            return hub | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
-        hub |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
-        return hub | {"head_dim": self.d_rotary, "attention_bias": False}
 
 
 class Qwen(RotaryDecoder):
+    """LLaMA's decoder with biases (Qwen 2) or norms (Qwen 3) on queries and keys."""
+
     family = "qwen"
     config_class = QwenConfig
     config: QwenConfig
 
     def block(self, layer: int) -> Block:
+        """Grouped-query attention and SwiGLU, each after an RMSNorm."""
         c = self.config
         attention = Attention(
             c.d_model,
@@ -75,9 +57,44 @@ class Qwen(RotaryDecoder):
             key_norm=RMSNorm(c.d_rotary, c.norm_eps) if c.head_norms else None,
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
-        return PreNormBlock(
-            attention, feedforward, Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
-        )
+        norms = Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
+        return PreNormBlock(attention, feedforward, norms)
 
-    def rules(self) -> Sequence[Rule]:
-        return (*super().rules(), *HEAD_NORMS)
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class QwenLayout(RotaryLayout):
+    """`qwen2` for Qwen 2 and 2.5, `qwen3` for Qwen 3."""
+
+    names: Mapping[str, str] = {
+        **RotaryLayout.names,
+        "window": "sliding_window",
+        "full_layers": "max_window_layers",
+    }
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings from either config.json."""
+        read = super().read(hub)
+        # The window's width is there even if `use_sliding_window` is off.
+        read["window"] = hub.get("sliding_window", 4096) if hub.get("use_sliding_window") else None
+        if hub["model_type"] == "qwen2":
+            return read
+        if hub.get("attention_bias"):
+            raise ValueError("a qwen3 with attention_bias True is not supported, only False")
+        return {"d_head": 128, **read, "head_norms": True}
+
+    def write(self, config: QwenConfig) -> dict[str, Any]:
+        """The config.json of Qwen 2 or, with head norms, of Qwen 3."""
+        hub = super().write(config) | {"use_sliding_window": config.window is not None}
+        if not config.head_norms:
+            return hub | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+        hub |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+        return hub | {"head_dim": config.d_rotary, "attention_bias": False}
+
+    def rules(self, config: QwenConfig) -> Sequence[Rule]:
+        """LLaMA's, and those of the head norms."""
+        return (*super().rules(config), *HEAD_NORMS)
+
+
+QwenConfig.hub = QwenLayout(QwenConfig)

@@ -1,18 +1,22 @@
-"""What LLaMA settled and the decoders after it kept: rotary positions, RMSNorm, and the names of their tensors.
+"""What the decoders after LLaMA share: rotary positions, RMSNorm, and the names of their tensors on the hub.
 
-A family of this kind says what its blocks are; embedding, stack, head and the common rows of the map are here.
+A family built on it gives its blocks (`RotaryDecoder.block`); embedding, stack, head and most of the hub's layout are
+here.
+
+    B batch, T positions, E model width, V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config, read_rope, read_rotary_share, write_rope
+from heedful.models.config import Config
+from heedful.models.hub import HubLayout, read_rope, read_rotary_share, write_rope
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.block import Block
 from heedful.nn.embed import Embedding
@@ -22,40 +26,25 @@ from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-OURS, THEIRS = "decoder.blocks.{}.", "model.layers.{}."
-
 
 @dataclass(frozen=True)
 class RotaryConfig(Config):
-    """The settings all of them have, with LLaMA 7B's values."""
+    """The settings that all of them have; the defaults are LLaMA 7B's."""
 
     d_model: int = 4096
     n_layers: int = 32
     n_heads: int = 32
-    n_kv_heads: int | None = None  # as many as n_heads unless given
+    n_kv_heads: int | None = None  # n_heads unless given
     d_head: int | None = None  # d_model / n_heads unless given
     d_ff: int = 11008
     vocab_size: int = 32000
     max_len: int = 2048
-    theta: float = 10000.0
-    scaling: Mapping[str, Any] | None = None  # the hub's `rope_scaling`
-    tied: bool = False
+    theta: float = 10000.0  # base of the rotation's frequencies
+    scaling: Mapping[str, Any] | None = None  # how the rotation is stretched to longer contexts: the hub's rope_scaling
+    tied: bool = False  # the head's matrix is the embedding
     norm_eps: float = 1e-6
 
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "n_kv_heads": "num_key_value_heads",
-        "d_head": "head_dim",
-        "d_ff": "intermediate_size",
-        "vocab_size": "vocab_size",
-        "max_len": "max_position_embeddings",
-        "tied": "tie_word_embeddings",
-        "norm_eps": "rms_norm_eps",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_dropout": 0.0}
-    scalings: ClassVar[Sequence[str]] = ("default", "linear", "llama3", "yarn")
+    scalings: ClassVar[Sequence[str]] = ("default", "linear", "llama3", "yarn")  # the supported rope_types
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,43 +54,16 @@ class RotaryConfig(Config):
 
     @property
     def d_rotary(self) -> int:
-        """How much of each head is rotated."""
+        """The number of dimensions of each head that are rotated."""
         return self.d_head or self.d_model // self.n_heads
 
     def window_at(self, layer: int) -> int | None:
-        """How far back this layer sees, None without a limit."""
+        """The sliding window of a layer, None for full attention."""
         return None
-
-    @classmethod
-    def from_hub(cls, hub: Mapping[str, Any]) -> Self:
-        config = super().from_hub(hub)
-        windows = [config.window_at(i) for i in range(config.n_layers)]
-        kinds = ["full_attention" if w is None else "sliding_attention" for w in windows]
-        if hub.get("layer_types") not in (None, kinds):
-            raise ValueError(f"a {hub['model_type']} with layer_types {hub['layer_types']} is not supported")
-        return config
-
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        theta, scaling = read_rope(hub, cls.theta)
-        read = super().read_hub(hub) | {"theta": theta, "scaling": scaling}
-        share = read_rotary_share(hub)
-        if "rotary_share" in cls.__dataclass_fields__:
-            return read | {"rotary_share": share}
-        if share != 1.0:
-            raise ValueError(f"a {hub['model_type']} with partial_rotary_factor {share} is not supported")
-        return read
-
-    def to_hub(self) -> dict[str, Any]:
-        hub = super().to_hub()
-        for ours, theirs in self.hub_names.items():
-            if hub[theirs] is None and getattr(type(self), ours) is None:
-                del hub[theirs]  # not every program that reads these files expects a null
-        return hub | write_rope(self.theta, self.scaling)
 
 
 class RotaryDecoder(DecoderModel):
-    """Embedding, blocks, a last RMSNorm, head. A family gives `block`, and `rules` where its names differ."""
+    """Embedding, blocks, a last RMSNorm, head. A family gives `block`."""
 
     config: Any
 
@@ -126,34 +88,84 @@ class RotaryDecoder(DecoderModel):
         self.head = LanguageHead(c.d_model, c.vocab_size, tied=tied, softcap=logit_cap)
 
     def block(self, layer: int) -> Block:
-        """The layer of this number, counted from 0."""
+        """The block of this layer, counted from 0."""
         raise NotImplementedError
 
     def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
         """The last hidden states (B, T, E): tokens embedded, then blocks that rotate queries and keys, and RMSNorm."""
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.embed(batch.ids)  # (B, T, E)
-        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
     def tie(self) -> None:
+        """The head's matrix is the embedding, if they are tied."""
         if self.config.tied:
             self.head.weight = self.embed.weight
 
-    def rules(self) -> Sequence[Rule]:
-        """The rows of the map that lie inside a block."""
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class RotaryLayout(HubLayout):
+    """LLaMA's layout, which the others vary."""
+
+    names: Mapping[str, str] = {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "n_kv_heads": "num_key_value_heads",
+        "d_head": "head_dim",
+        "d_ff": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "max_len": "max_position_embeddings",
+        "tied": "tie_word_embeddings",
+        "norm_eps": "rms_norm_eps",
+    }
+    fixed: Mapping[str, Any] = {"hidden_act": "silu", "attention_dropout": 0.0}
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in `names`, and those of the rotation."""
+        theta, scaling = read_rope(hub, self.config_class.theta)
+        read = super().read(hub) | {"theta": theta, "scaling": scaling}
+        share = read_rotary_share(hub)
+        if hasattr(self.config_class, "rotary_share"):
+            return read | {"rotary_share": share}
+        if share != 1.0:
+            raise ValueError(f"a {hub['model_type']} with partial_rotary_factor {share} is not supported")
+        return read
+
+    def check(self, config: RotaryConfig, hub: Mapping[str, Any]) -> None:
+        """ValueError if `layer_types` has windows in other layers than the config."""
+        windows = [config.window_at(i) for i in range(config.n_layers)]
+        kinds = ["full_attention" if w is None else "sliding_attention" for w in windows]
+        if hub.get("layer_types") not in (None, kinds):
+            raise ValueError(f"a {hub['model_type']} with layer_types {hub['layer_types']} is not supported")
+
+    def write(self, config: RotaryConfig) -> dict[str, Any]:
+        """The settings in `names`, and those of the rotation."""
+        hub = super().write(config)
+        for ours, theirs in self.names.items():
+            if hub[theirs] is None and getattr(self.config_class, ours) is None:
+                del hub[theirs]  # not every program that reads these files expects a null
+        return hub | write_rope(config.theta, config.scaling)
+
+    def rules(self, config: Any) -> Sequence[Rule]:
+        """The rules for the tensors of a block."""
         return PRE_NORMS + ATTENTION + GATED
 
-    def weight_map(self) -> WeightMap:
-        ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if self.config.tied else [])
+    def weight_map(self, model: RotaryDecoder) -> WeightMap:
+        """Embedding, last norm and head, and the blocks' `rules`."""
+        ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if model.config.tied else [])
         around = (
             rule("embed", "model.embed_tokens"),
             rule("decoder.norm", "model.norm"),
             rule("head", "lm_head"),
         )
-        return WeightMap([*around, *self.rules()], prefix="model.", ignored=ignored)
+        return WeightMap([*around, *self.rules(model.config)], prefix="model.", ignored=ignored)
 
 
-# The rows most families share; those with something else there put their own in place.
+# The rules that most families share; the others replace some.
+OURS, THEIRS = "decoder.blocks.{}.", "model.layers.{}."
 PRE_NORMS = (
     rule(OURS + "attention_norm", THEIRS + "input_layernorm"),
     rule(OURS + "feedforward_norm", THEIRS + "post_attention_layernorm"),
