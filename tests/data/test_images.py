@@ -104,7 +104,7 @@ def test_coloured_pixels_have_a_palette_that_validation_shares():
 def test_pixels_are_what_image_gpt_wants():
     data = PixelSequences(ImageSet.of(GREY), 8)
     model = ImageGPT.create(ImageGPTConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=data.vocab_size, max_len=16))
-    batch, lesson = data.batch([Draw(0, 2)], 0), model.lesson(data.batch([Draw(0, 2)], 0).targets)
+    batch, lesson = data.batch([Draw(0, 2)], 0), model.training_batch(data.batch([Draw(0, 2)], 0).targets)
     assert torch.equal(batch.tokens, lesson.tokens) and torch.equal(batch.targets, lesson.targets)
 
 

@@ -82,7 +82,7 @@ def test_half_an_image_is_kept_and_completed(model, ids):
     assert whole.shape == ids.shape and rest.max() < COLOURS  # the start token is never drawn
     # Step by step is what reading the whole completed image at once says.
     with torch.no_grad():
-        logits = model(model.lesson(whole)).logits
+        logits = model(model.training_batch(whole)).logits
     assert torch.equal(logits.argmax(-1)[:, half.shape[1] :], rest)
 
 
@@ -92,7 +92,7 @@ def test_an_image_can_begin_from_nothing(model):
 
 
 def test_a_lesson_asks_for_every_pixel(model, ids):
-    batch = model.lesson(ids)
+    batch = model.training_batch(ids)
     assert batch.tokens.shape == ids.shape and (batch.tokens[:, 0] == COLOURS).all()
     assert torch.equal(batch.targets, ids) and torch.equal(batch.tokens[:, 1:], ids[:, :-1])
     assert causal(model, batch).n_targets == ids.numel()

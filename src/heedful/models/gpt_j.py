@@ -1,20 +1,23 @@
 """GPT-J (Wang & Komatsuzaki 2021).
 
-A decoder whose attention and feed-forward work side by side on one norm's output, so that both are one step of the
-residual stream. Rotary positions turn the first `d_rotary` dimensions of each head, in neighbouring pairs. Attention
-has no biases; the head is its own matrix, with a bias.
+A decoder with parallel blocks: attention and feed-forward both read one norm's output, and both are added to the
+residual stream at once. Rotary positions rotate the first `d_rotary` dimensions of each head, in neighbouring pairs.
+Attention has no biases; the head is a matrix of its own, with a bias.
+
+    B batch, T positions, E model width
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config, read_dropout
+from heedful.models.config import Config
+from heedful.models.hub import HubLayout
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, ParallelBlock
@@ -25,15 +28,15 @@ from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
-
 
 @dataclass(frozen=True)
 class GPTJConfig(Config):
+    """GPT-J's settings; the defaults are those of the 6B model."""
+
     d_model: int = 4096
     n_layers: int = 28
     n_heads: int = 16
-    d_rotary: int = 64
+    d_rotary: int = 64  # dimensions of each head that are rotated
     d_ff: int | None = None  # 4 x d_model unless given
     vocab_size: int = 50400
     max_len: int = 2048
@@ -41,39 +44,15 @@ class GPTJConfig(Config):
     norm_eps: float = 1e-5
     dropout: float = 0.0
 
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "n_embd",
-        "n_layers": "n_layer",
-        "n_heads": "n_head",
-        "d_rotary": "rotary_dim",
-        "d_ff": "n_inner",
-        "vocab_size": "vocab_size",
-        "max_len": "n_positions",
-        "act": "activation_function",
-        "norm_eps": "layer_norm_epsilon",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        "model_type": "gptj",
-        "architectures": ["GPTJForCausalLM"],
-        "tie_word_embeddings": False,
-    }
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.d_rotary > self.d_model // self.n_heads:
             raise ValueError(f"d_rotary {self.d_rotary} is more than a head's {self.d_model // self.n_heads}")
 
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        if hub.get("rotary_dim", 64) is None:
-            raise ValueError("a gptj without rotary_dim is not supported: give the number of rotated dimensions")
-        return super().read_hub(hub) | {"dropout": read_dropout(hub, DROPOUTS, cls.dropout)}
-
-    def to_hub(self) -> dict[str, Any]:
-        return super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout)
-
 
 class GPTJ(DecoderModel):
+    """Token embeddings, parallel blocks with rotary positions, a last norm, an untied head."""
+
     family = "gpt_j"
     config_class = GPTJConfig
     config: GPTJConfig
@@ -104,9 +83,41 @@ class GPTJ(DecoderModel):
         """The last hidden states (B, T, E): tokens embedded, then the blocks and the last norm."""
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.dropout(self.embed(batch.ids))  # (B, T, E)
-        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
-    def weight_map(self) -> WeightMap:
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class GPTJLayout(HubLayout):
+    """`gptj` on the hub."""
+
+    names: Mapping[str, str] = {
+        "d_model": "n_embd",
+        "n_layers": "n_layer",
+        "n_heads": "n_head",
+        "d_rotary": "rotary_dim",
+        "d_ff": "n_inner",
+        "vocab_size": "vocab_size",
+        "max_len": "n_positions",
+        "act": "activation_function",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    fixed: Mapping[str, Any] = {
+        "model_type": "gptj",
+        "architectures": ["GPTJForCausalLM"],
+        "tie_word_embeddings": False,
+    }
+    dropouts = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in `names`; a null `rotary_dim` is refused."""
+        if hub.get("rotary_dim", 64) is None:
+            raise ValueError("a gptj without rotary_dim is not supported: give the number of rotated dimensions")
+        return super().read(hub)
+
+    def weight_map(self, model: GPTJ) -> WeightMap:
+        """The names of the tensors; buffers with masks are ignored."""
         ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."
         return WeightMap(
             [
@@ -124,3 +135,6 @@ class GPTJ(DecoderModel):
             prefix="transformer.",
             ignored=(r"\.attn\.(masked_)?bias$",),
         )
+
+
+GPTJConfig.hub = GPTJLayout(GPTJConfig)

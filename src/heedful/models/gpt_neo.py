@@ -1,19 +1,22 @@
 """GPT-Neo (Black et al. 2021): the replication of GPT-3 that published weights.
 
-GPT-2's decoder in which global and local layers alternate: a local layer sees the last `window` positions. Scores are
-not divided by √d_head, and of the attention's projections only the output has a bias.
+GPT-2's decoder in which layers with global and with local attention alternate: a local one sees the last `window`
+positions. Scores are not divided by √d_head, and of the attention's projections only the output has a bias.
+
+    B batch, T positions, E model width
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config, read_dropout
+from heedful.models.config import Config
+from heedful.models.hub import HubLayout
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
@@ -24,39 +27,22 @@ from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-DROPOUTS = ("embed_dropout", "attention_dropout", "resid_dropout")
-
 
 @dataclass(frozen=True)
 class GPTNeoConfig(Config):
+    """GPT-Neo's settings; the defaults are those of the 1.3B model."""
+
     d_model: int = 2048
     n_layers: int = 24
     n_heads: int = 16
     d_ff: int | None = None  # 4 x d_model unless given
     vocab_size: int = 50257
     max_len: int = 2048
-    pattern: tuple[str, ...] = ("global", "local")  # the layers' kinds, repeated up to n_layers
-    window: int = 256
+    pattern: tuple[str, ...] = ("global", "local")  # the layers' attention, repeated up to n_layers
+    window: int = 256  # of the local layers
     act: str = "gelu_new"
     norm_eps: float = 1e-5
     dropout: float = 0.0
-
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "hidden_size",
-        "n_layers": "num_layers",
-        "n_heads": "num_heads",
-        "d_ff": "intermediate_size",
-        "vocab_size": "vocab_size",
-        "max_len": "max_position_embeddings",
-        "window": "window_size",
-        "act": "activation_function",
-        "norm_eps": "layer_norm_epsilon",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        "model_type": "gpt_neo",
-        "architectures": ["GPTNeoForCausalLM"],
-        "tie_word_embeddings": True,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,31 +54,10 @@ class GPTNeoConfig(Config):
         if self.window < 1:
             raise ValueError(f"window is {self.window}: a local layer sees at least its own position")
 
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        read = super().read_hub(hub)
-        read["dropout"] = read_dropout(hub, DROPOUTS, cls.dropout)
-        if hub.get("attention_types") is not None:
-            kinds = [kind for some, times in hub["attention_types"] for kind in some * times]
-            n_layers = read.get("n_layers", cls.n_layers)
-            if len(kinds) != n_layers:
-                raise ValueError(f"attention_types describes {len(kinds)} layers of {n_layers}")
-            read["pattern"] = _shortest_period(kinds)
-        return read
-
-    def to_hub(self) -> dict[str, Any]:
-        types = [[list(self.pattern), self.n_layers // len(self.pattern)]]
-        return super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout) | {"attention_types": types}
-
-
-def _shortest_period(kinds: list[str]) -> tuple[str, ...]:
-    for n in range(1, len(kinds)):
-        if len(kinds) % n == 0 and kinds[:n] * (len(kinds) // n) == kinds:
-            return tuple(kinds[:n])
-    return tuple(kinds)
-
 
 class GPTNeo(DecoderModel):
+    """Token and position embeddings, blocks with global and local attention, a last norm, the tied head."""
+
     family = "gpt_neo"
     config_class = GPTNeoConfig
     config: GPTNeoConfig
@@ -127,18 +92,62 @@ class GPTNeo(DecoderModel):
 
     @property
     def context_length(self) -> int:
+        """The number of learned positions."""
         return self.config.max_len
 
     def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
         """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
-        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
     def tie(self) -> None:
+        """The head's matrix is the embedding."""
         self.head.weight = self.embed.weight
 
-    def weight_map(self) -> WeightMap:
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class GPTNeoLayout(HubLayout):
+    """`gpt_neo` on the hub."""
+
+    names: Mapping[str, str] = {
+        "d_model": "hidden_size",
+        "n_layers": "num_layers",
+        "n_heads": "num_heads",
+        "d_ff": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "max_len": "max_position_embeddings",
+        "window": "window_size",
+        "act": "activation_function",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    fixed: Mapping[str, Any] = {
+        "model_type": "gpt_neo",
+        "architectures": ["GPTNeoForCausalLM"],
+        "tie_word_embeddings": True,
+    }
+    dropouts = ("embed_dropout", "attention_dropout", "resid_dropout")
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """`attention_types` is a list of [kinds, repetitions]; we keep the shortest pattern that repeats."""
+        read = super().read(hub)
+        if hub.get("attention_types") is not None:
+            kinds = [kind for some, times in hub["attention_types"] for kind in some * times]
+            n_layers = read.get("n_layers", GPTNeoConfig.n_layers)
+            if len(kinds) != n_layers:
+                raise ValueError(f"attention_types describes {len(kinds)} layers of {n_layers}")
+            read["pattern"] = _shortest_period(kinds)
+        return read
+
+    def write(self, config: GPTNeoConfig) -> dict[str, Any]:
+        """The settings in `names`, and the pattern as `attention_types`."""
+        types = [[list(config.pattern), config.n_layers // len(config.pattern)]]
+        return super().write(config) | {"attention_types": types}
+
+    def weight_map(self, model: GPTNeo) -> WeightMap:
+        """The names of the tensors; buffers with masks and the tied head are ignored."""
         ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."
         return WeightMap(
             [
@@ -157,3 +166,13 @@ class GPTNeo(DecoderModel):
             prefix="transformer.",
             ignored=(r"\.attention\.(masked_)?bias$", r"^lm_head\.weight$"),
         )
+
+
+def _shortest_period(kinds: list[str]) -> tuple[str, ...]:
+    for n in range(1, len(kinds)):
+        if len(kinds) % n == 0 and kinds[:n] * (len(kinds) // n) == kinds:
+            return tuple(kinds[:n])
+    return tuple(kinds)
+
+
+GPTNeoConfig.hub = GPTNeoLayout(GPTNeoConfig)

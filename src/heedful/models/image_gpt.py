@@ -1,10 +1,10 @@
 """Image GPT (Chen et al. 2020): an image as a sequence of colours, learned like text.
 
-`find_clusters` chooses a palette by k-means, `quantize` turns each pixel into the number of its nearest colour, row by
-row, and `to_image` turns the numbers back. The decoder is GPT-2's with a norm that does not subtract the mean, a
-sigmoid GELU and an untied head; the last token of the vocabulary starts an image and is never predicted.
+`find_clusters` chooses a palette by k-means, `quantize` replaces each pixel by the id of its nearest colour, row by
+row, and `to_image` turns the ids back into colours. The decoder is GPT-2's with a norm that does not subtract the mean,
+a sigmoid GELU and an untied head; the last token of the vocabulary starts an image and is never predicted.
 
-    B batch, C channels, N pixels of an image, K colours, E model width
+    B batch, C channels, N pixels of an image, T positions, K colours, E model width
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config, read_dropout
+from heedful.models.config import Config
+from heedful.models.hub import HubLayout
 from heedful.models.mapping import Fuse, Transpose, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
@@ -30,11 +31,11 @@ from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
-
 
 @dataclass(frozen=True)
 class ImageGPTConfig(Config):
+    """Image GPT's settings; the defaults are those of iGPT-S."""
+
     d_model: int = 512
     n_layers: int = 24
     n_heads: int = 8
@@ -45,38 +46,14 @@ class ImageGPTConfig(Config):
     norm_eps: float = 1e-5
     dropout: float = 0.1
 
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "n_embd",
-        "n_layers": "n_layer",
-        "n_heads": "n_head",
-        "d_ff": "n_inner",
-        "vocab_size": "vocab_size",
-        "max_len": "n_positions",
-        "act": "activation_function",
-        "norm_eps": "layer_norm_epsilon",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        "model_type": "imagegpt",
-        "architectures": ["ImageGPTForCausalImageModeling"],
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-        "tie_word_embeddings": False,
-    }
-
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        return super().read_hub(hub) | {"dropout": read_dropout(hub, DROPOUTS, cls.dropout)}
-
-    def to_hub(self) -> dict[str, Any]:
-        return super().to_hub() | dict.fromkeys(DROPOUTS, self.dropout)
-
 
 class ImageGPT(DecoderModel):
+    """GPT-2's decoder over the colours of an image's pixels."""
+
     family = "image_gpt"
     config_class = ImageGPTConfig
     config: ImageGPTConfig
-    abilities = ("generate", "stream", "complete_image", "capture")  # what it reads is no text
+    abilities = ("generate", "stream", "complete_image", "capture")  # no "fill", no "embed": it has no text
 
     def __init__(self, config: ImageGPTConfig) -> None:
         super().__init__(config)
@@ -102,30 +79,33 @@ class ImageGPT(DecoderModel):
 
     @property
     def context_length(self) -> int:
+        """The number of learned positions: the pixels of an image."""
         return self.config.max_len
 
     @property
     def start_id(self) -> int:
+        """The token that starts an image: the last of the vocabulary."""
         return self.config.vocab_size - 1
 
     def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
         """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
-        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
     def prompt(self, ids: Tensor) -> Batch:
         """The first pixels (B, N) of images, N may be 0, ready to be continued."""
         first = torch.full((len(ids), 1), self.start_id, dtype=ids.dtype, device=ids.device)
         return Batch(torch.cat([first, ids], dim=1))
 
-    def lesson(self, ids: Tensor) -> Batch:
-        """Whole images (B, N) to learn from: each pixel from those before it, the first from the start token."""
+    def training_batch(self, ids: Tensor) -> Batch:
+        """A training batch of whole images (B, N): tokens are the start token and all pixels but the last, targets
+        are the pixels."""
         return Batch(self.prompt(ids[:, :-1]).tokens, targets=ids)
 
     def features(self, batch: Batch, layer: int) -> Tensor:
-        """A vector per image (B, E) for a classifier: the mean over the pixels of what layer `layer` reads, after
-        its norm (section 2.4); the middle layers are the best, `n_layers` is the last output."""
+        """A vector per image (B, E) for a linear probe: the mean over the pixels of layer `layer`'s input after its
+        attention norm (section 2.4); `n_layers` means the last norm's output. The middle layers are the best."""
         norms = [block.get_submodule("attention_norm") for block in self.decoder.blocks]
         norms.append(self.decoder.get_submodule("norm"))
         if not 0 <= layer < len(norms):
@@ -139,32 +119,12 @@ class ImageGPT(DecoderModel):
         return kept[0].mean(dim=1)
 
     def init_weights(self) -> None:
-        """As in GPT-2, but what makes logits begins at 0."""
+        """As in GPT-2, but the head begins at 0."""
         super().init_weights()
         for name, p in self.named_parameters():
             if name.endswith(("attention.output.weight", "feedforward.down.weight")):
                 nn.init.normal_(p, std=0.02 / math.sqrt(2 * self.config.n_layers))
         nn.init.zeros_(self.head.get_parameter("weight"))
-
-    def weight_map(self) -> WeightMap:
-        ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."
-        fused = [ours + f"attention.{part}" for part in ("query", "key", "value")]
-        return WeightMap(
-            [
-                rule("embed", "transformer.wte"),
-                rule("position", "transformer.wpe"),
-                rule(ours + "attention_norm", theirs + "ln_1"),
-                rule(fused, theirs + "attn.c_attn", Fuse(transposed=True)),
-                rule(ours + "attention.output", theirs + "attn.c_proj", Transpose()),
-                rule(ours + "feedforward_norm", theirs + "ln_2"),
-                rule(ours + "feedforward.up", theirs + "mlp.c_fc", Transpose()),
-                rule(ours + "feedforward.down", theirs + "mlp.c_proj", Transpose()),
-                rule("decoder.norm", "transformer.ln_f"),
-                rule("head", "lm_head"),
-            ],
-            prefix="transformer.",
-            ignored=(r"\.attn\.(masked_)?bias$",),
-        )
 
 
 def quantize(images: Tensor, clusters: Tensor) -> Tensor:
@@ -190,8 +150,8 @@ def to_image(ids: Tensor, clusters: Tensor, *, height: int | None = None) -> Ten
 
 
 def find_clusters(images: Tensor, n: int = 512, *, n_steps: int = 30, seed: int = 0) -> Tensor:
-    """A palette (n, C) for images (B, C, height, width): k-means over their colours, from k-means++'s first choice
-    (Arthur & Vassilvitskii 2007); of very many colours a random part is enough. The paper's come from ImageNet."""
+    """A palette (n, C) for images (B, C, height, width): k-means over their colours, initialized by k-means++ (Arthur &
+    Vassilvitskii 2007), on a random subset if they are many. The paper's palette is ImageNet's."""
     pixels = images.permute(0, 2, 3, 1).reshape(-1, images.shape[1]).double()
     colours, counts = pixels.unique(dim=0, return_counts=True)
     if len(colours) < n:
@@ -209,7 +169,7 @@ def find_clusters(images: Tensor, n: int = 512, *, n_steps: int = 30, seed: int 
         nearest = _nearest(colours, clusters)
         total = weights.new_zeros(n).index_add_(0, nearest, weights)
         sums = torch.zeros_like(clusters).index_add_(0, nearest, colours * weights[:, None])
-        moved = torch.where(total[:, None] > 0, sums / total[:, None], clusters)  # an empty one stays
+        moved = torch.where(total[:, None] > 0, sums / total[:, None], clusters)  # an empty cluster stays
         if torch.equal(moved, clusters):
             break
         clusters = moved
@@ -217,8 +177,59 @@ def find_clusters(images: Tensor, n: int = 512, *, n_steps: int = 30, seed: int 
 
 
 def _nearest(pixels: Tensor, clusters: Tensor) -> Tensor:
-    """Which cluster (K, C) is nearest to each pixel (P, C): |x - c|² less what all have in common, |x|²."""
+    """The index of the cluster (K, C) nearest to each pixel (P, C): the minimum of |x - c|² - |x|² = |c|² - 2 x·c."""
     pixels, clusters = pixels.double(), clusters.double()  # in fp32 two dark colours can change places
     length = clusters.square().sum(dim=1)
-    parts = pixels.split(2048)  # what fits into the processor's own memory is several times faster
+    parts = pixels.split(2048)  # distances that fit into the processor's cache: several times faster
     return torch.cat([torch.addmm(length, part, clusters.T, alpha=-2).min(dim=1).indices for part in parts])
+
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class ImageGPTLayout(HubLayout):
+    """`imagegpt` on the hub."""
+
+    names: Mapping[str, str] = {
+        "d_model": "n_embd",
+        "n_layers": "n_layer",
+        "n_heads": "n_head",
+        "d_ff": "n_inner",
+        "vocab_size": "vocab_size",
+        "max_len": "n_positions",
+        "act": "activation_function",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    fixed: Mapping[str, Any] = {
+        "model_type": "imagegpt",
+        "architectures": ["ImageGPTForCausalImageModeling"],
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": False,
+    }
+    dropouts = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+
+    def weight_map(self, model: ImageGPT) -> WeightMap:
+        """One matrix for query, key and value; matrices are (in, out)."""
+        ours, theirs = "decoder.blocks.{}.", "transformer.h.{}."
+        fused = [ours + f"attention.{part}" for part in ("query", "key", "value")]
+        return WeightMap(
+            [
+                rule("embed", "transformer.wte"),
+                rule("position", "transformer.wpe"),
+                rule(ours + "attention_norm", theirs + "ln_1"),
+                rule(fused, theirs + "attn.c_attn", Fuse(transposed=True)),
+                rule(ours + "attention.output", theirs + "attn.c_proj", Transpose()),
+                rule(ours + "feedforward_norm", theirs + "ln_2"),
+                rule(ours + "feedforward.up", theirs + "mlp.c_fc", Transpose()),
+                rule(ours + "feedforward.down", theirs + "mlp.c_proj", Transpose()),
+                rule("decoder.norm", "transformer.ln_f"),
+                rule("head", "lm_head"),
+            ],
+            prefix="transformer.",
+            ignored=(r"\.attn\.(masked_)?bias$",),
+        )
+
+
+ImageGPTConfig.hub = ImageGPTLayout(ImageGPTConfig)
