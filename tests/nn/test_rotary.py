@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from heedful.models.config import read_rope, read_rotary_share, write_rope
+from heedful.models.hub import read_rope, read_rotary_share, write_rope
 from heedful.nn.position import Rotary
 
 HEAD = 16  # 8 pairs

@@ -1,60 +1,44 @@
-"""DistilBERT (Sanh et al. 2019): BERT with every other layer, taught by BERT itself.
+"""DistilBERT (Sanh et al. 2019): half of BERT's layers, distilled from BERT.
 
-No segments and no pooler; its classifier reads [CLS] through a layer with ReLU instead.
+No segments and no pooler; its classifier reads [CLS] through a dense layer with ReLU instead.
+
+    B batch, T positions, E model width
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from heedful.models.base import Batch
-from heedful.models.encoder import EncoderConfig, EncoderModel
+from heedful.models.encoder import EncoderConfig, EncoderLayout, EncoderModel
 from heedful.models.heads import HEADS
-from heedful.models.mapping import WeightMap, rule
+from heedful.models.mapping import Rule, rule
 from heedful.nn.head import Pooler
 from heedful.nn.position import Learned
 
-NORM_EPS = 1e-12  # the layout has no key for it
+NORM_EPS = 1e-12  # config.json has no key for it
 
 
 @dataclass(frozen=True)
 class DistilBertConfig(EncoderConfig):
+    """DistilBERT's settings; the defaults are those of DistilBERT base."""
+
     head: str = "masked"
     n_layers: int = 6
     act: str = "gelu"
     classifier_dropout: float = 0.2
     answer_dropout: float = 0.1
 
-    # `sinusoidal_pos_embds` says how a new model's positions begin; in a file they are a table like any other.
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "dim",
-        "n_layers": "n_layers",
-        "n_heads": "n_heads",
-        "d_ff": "hidden_dim",
-        "vocab_size": "vocab_size",
-        "max_len": "max_position_embeddings",
-        "act": "activation",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "classifier_dropout": "seq_classif_dropout",
-        "answer_dropout": "qa_dropout",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {"model_type": "distilbert", "tie_word_embeddings": True}
-    hub_heads: ClassVar[Mapping[str, str]] = {
-        "DistilBertModel": "encoder",
-        "DistilBertForMaskedLM": "masked",
-        "DistilBertForSequenceClassification": "classify",
-        "DistilBertForMultipleChoice": "choose",
-        "DistilBertForTokenClassification": "tag",
-        "DistilBertForQuestionAnswering": "answer",
-    }
+    heads: ClassVar[Sequence[str]] = ("encoder", "masked", "classify", "choose", "tag", "answer")
 
 
 class DistilBert(EncoderModel):
+    """Token and position embeddings, a norm, encoder blocks, a head."""
+
     family = "distilbert"
     config_class = DistilBertConfig
     config: DistilBertConfig
@@ -81,12 +65,49 @@ class DistilBert(EncoderModel):
         """The last hidden states (B, T, E): tokens and positions embedded, then the encoder."""
         if batch.segments is not None:
             raise ValueError("this model does not tell sentence A from sentence B: give it no segments")
-        return self.encode(self.embed(batch.ids) + self.position(self.positions(batch)), batch)
+        x = self.embed(batch.ids) + self.position(self.positions(batch))  # (B, T, E)
+        return self.encode(x, batch)  # (B, T, E)
 
-    def weight_map(self) -> WeightMap:
-        base = "" if self.config.head == "encoder" else "distilbert."
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class DistilBertLayout(EncoderLayout):
+    """`distilbert` on the hub."""
+
+    # `sinusoidal_pos_embds` is not here: it concerns new models; in a file the positions are a table like any other.
+    names: Mapping[str, str] = {
+        "d_model": "dim",
+        "n_layers": "n_layers",
+        "n_heads": "n_heads",
+        "d_ff": "hidden_dim",
+        "vocab_size": "vocab_size",
+        "max_len": "max_position_embeddings",
+        "act": "activation",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "classifier_dropout": "seq_classif_dropout",
+        "answer_dropout": "qa_dropout",
+    }
+    fixed: Mapping[str, Any] = {"model_type": "distilbert", "tie_word_embeddings": True}
+    heads: Mapping[str, str] = {
+        "DistilBertModel": "encoder",
+        "DistilBertForMaskedLM": "masked",
+        "DistilBertForSequenceClassification": "classify",
+        "DistilBertForMultipleChoice": "choose",
+        "DistilBertForTokenClassification": "tag",
+        "DistilBertForQuestionAnswering": "answer",
+    }
+    base = "distilbert."
+    head_modules = (
+        "vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier", "qa_outputs",
+    )  # fmt: skip
+    tied = r"^vocab_projector\.weight$"
+
+    def rules(self, config: DistilBertConfig, base: str) -> list[Rule]:
+        """The encoder and its head."""
         ours, theirs = "encoder.blocks.{}.", base + "transformer.layer.{}."
-        rules = [
+        return [
             rule("embed", base + "embeddings.word_embeddings"),
             rule("position", base + "embeddings.position_embeddings"),
             rule("embed_norm", base + "embeddings.LayerNorm"),
@@ -102,9 +123,8 @@ class DistilBert(EncoderModel):
             rule("head.norm", "vocab_layer_norm"),
             rule("head.vocabulary.bias", "vocab_projector.bias", tensor=True),
             rule("head.pooler.dense", "pre_classifier"),
-            rule("head.classifier", "qa_outputs" if self.config.head == "answer" else "classifier"),
+            rule("head.classifier", "qa_outputs" if config.head == "answer" else "classifier"),
         ]
-        heads = (
-            "vocab_transform", "vocab_layer_norm", "vocab_projector", "pre_classifier", "classifier", "qa_outputs",
-        )  # fmt: skip
-        return self._map(rules, "distilbert.", heads, [r"^vocab_projector\.weight$"])
+
+
+DistilBertConfig.hub = DistilBertLayout(DistilBertConfig)

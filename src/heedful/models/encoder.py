@@ -1,4 +1,4 @@
-"""What BERT, RoBERTa and DistilBERT share: a bidirectional encoder under one of the heads of models/heads.py.
+"""What BERT, RoBERTa and DistilBERT share: a bidirectional encoder with one of the heads of models/heads.py.
 
 Each layer normalizes after its sums, as the original Transformer did, and the sum of the embeddings is normalized too.
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from heedful.models.base import Batch, Model, Output, as_batch
 from heedful.models.config import HeadConfig
 from heedful.models.heads import HEADS, HeadParts, MaskedHead
+from heedful.models.hub import HeadLayout
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PostNormBlock
@@ -29,6 +30,8 @@ from heedful.nn.stack import Stack, position_ids
 
 @dataclass(frozen=True)
 class EncoderConfig(HeadConfig):
+    """The settings that all three have; the defaults are those of BERT base."""
+
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
@@ -38,15 +41,9 @@ class EncoderConfig(HeadConfig):
     dropout: float = 0.1
     attention_dropout: float = 0.1
 
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        if hub.get("pruned_heads"):
-            raise ValueError("a model with pruned_heads is not supported")
-        return super().read_hub(hub)
-
 
 class EncoderModel(Model):
-    """Embeddings, encoder and head; a family says in `hidden` what it embeds."""
+    """Embeddings, encoder and head; a family embeds its inputs in `hidden`."""
 
     config: EncoderConfig
 
@@ -96,14 +93,14 @@ class EncoderModel(Model):
         raise NotImplementedError
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        """What the head says of the hidden states; choices (B, C, T) are rows of their own on the way."""
+        """Token ids (B, T), or (B, C, T) of choices -> the last hidden states and the head's logits."""
         batch = as_batch(batch)
         self.head.check(batch)
-        hidden = self.hidden(batch.flattened())
-        return self.head.output(hidden.unflatten(0, batch.ids.shape[:-1]))
+        hidden = self.hidden(batch.flattened())  # (B, T, E) or (B·C, T, E)
+        return self.head.output(hidden.unflatten(0, batch.ids.shape[:-1]))  # (B, T, E) or (B, C, T, E)
 
     def encode(self, x: Tensor, batch: Batch) -> Tensor:
-        """The sum of embeddings x (B, T, E), normalized, through the encoder's blocks."""
+        """The sum of the embeddings (B, T, E), normalized, through the encoder's blocks -> (B, T, E)."""
         x, lengths, documents = self.dropout(self.embed_norm(x)), batch.lengths, batch.documents
         here = position_ids(0, x.shape[1], x.device)
         if documents is not None and lengths is not None:
@@ -128,22 +125,42 @@ class EncoderModel(Model):
             raise ValueError("this model does not tell sentence A from sentence B: give it no segments")
         return self.segment(segments)
 
-    def _map(self, rules: Sequence[Rule], base: str, heads: Sequence[str], ignored: Sequence[str]) -> WeightMap:
-        """The map of `rules`; a file may also have the modules of `heads` that this model does without.
 
-        `base` is the encoder's own prefix, which the files of bare encoders do not have.
-        """
-        entries = WeightMap(rules).entries(dict(self.named_parameters()))
-        used = [name.removeprefix(base) for entry in entries for name in entry.theirs]
-        spare = [h for h in heads if not any(name.startswith(h + ".") for name in used)]
-        others = [f"^({base})?{h}.".replace(".", r"\.") for h in spare]
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class EncoderLayout(HeadLayout):
+    """The layout of BERT's relatives: an encoder whose tensors have the prefix `base` unless it stands alone."""
+
+    base: str  # as in "bert."
+    head_modules: Sequence[str]  # all modules of all heads, by the hub's names
+    tied: str  # regular expression: the masked head's copy of the embedding
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in `names`, head and labels; pruned heads are refused."""
+        if hub.get("pruned_heads"):
+            raise ValueError("a model with pruned_heads is not supported")
+        return super().read(hub)
+
+    def rules(self, config: Any, base: str) -> list[Rule]:
+        """The rules for the encoder, whose names begin with `base`, and its head."""
+        raise NotImplementedError
+
+    def weight_map(self, model: EncoderModel) -> WeightMap:
+        """The `rules`; tensors of heads that this model does not have are ignored."""
+        alone = model.config.head == "encoder" or self.heads[next(iter(self.heads))] == model.config.head
+        rules = self.rules(model.config, "" if alone else self.base)
+        entries = WeightMap(rules).entries(dict(model.named_parameters()))
+        used = [name.removeprefix(self.base) for entry in entries for name in entry.theirs]
+        spare = [m for m in self.head_modules if not any(name.startswith(m + ".") for name in used)]
+        others = [f"^({self.base})?{m}.".replace(".", r"\.") for m in spare]
         # The oldest files call a norm's weight and bias gamma and beta, as TensorFlow did.
         renamed = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
-        return WeightMap(rules, base, [r"embeddings\.position_ids$", *others, *ignored], renamed)
+        return WeightMap(rules, self.base, [r"embeddings\.position_ids$", *others, self.tied], renamed)
 
 
-def bert_layout(base: str) -> list[Rule]:
-    """The encoder in the files of BERT, which RoBERTa kept."""
+def bert_rules(base: str) -> list[Rule]:
+    """The rules for BERT's encoder, which are RoBERTa's too."""
     ours, theirs = "encoder.blocks.{}.", base + "encoder.layer.{}."
     return [
         rule("embed", base + "embeddings.word_embeddings"),

@@ -1,22 +1,24 @@
 """RoBERTa (Liu et al. 2019): BERT trained longer, on more text, by masked words alone.
 
-What differs in the model: no next sentence, so no telling A from B; positions that begin after the padding's id (the
-tables of its checkpoints have 514 rows for 512 positions); a classifier that reads <s> through a layer of its own.
-Where we differ: the reference does not count padding tokens as positions wherever they stand; ours pads on the right.
+What differs in the model: no next-sentence head, and one segment for A and B; positions that begin after the padding's
+id (the tables of its checkpoints have 514 rows for 512 positions); a classifier that reads <s> through a dense layer of
+its own. Where we differ: the reference gives padding no position wherever it stands; ours is always on the right.
+
+    B batch, T positions, E model width
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from heedful.models.base import Batch
-from heedful.models.encoder import EncoderConfig, EncoderModel, bert_layout
+from heedful.models.encoder import EncoderConfig, EncoderLayout, EncoderModel, bert_rules
 from heedful.models.heads import HEADS
-from heedful.models.mapping import WeightMap, rule
+from heedful.models.mapping import Rule, rule
 from heedful.nn.embed import Embedding
 from heedful.nn.head import Pooler
 from heedful.nn.position import Learned
@@ -24,6 +26,8 @@ from heedful.nn.position import Learned
 
 @dataclass(frozen=True)
 class RobertaConfig(EncoderConfig):
+    """RoBERTa's settings; the defaults are those of RoBERTa base but for what the comments say."""
+
     head: str = "masked"
     vocab_size: int = 50265
     max_len: int = 512
@@ -32,46 +36,12 @@ class RobertaConfig(EncoderConfig):
     norm_eps: float = 1e-12  # 1e-5 in the published checkpoints
     classifier_dropout: float | None = None  # `dropout` unless given
 
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "d_ff": "intermediate_size",
-        "vocab_size": "vocab_size",
-        "pad_id": "pad_token_id",
-        "n_segments": "type_vocab_size",
-        "norm_eps": "layer_norm_eps",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-        "classifier_dropout": "classifier_dropout",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        "model_type": "roberta",
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "tie_word_embeddings": True,
-    }
-    hub_heads: ClassVar[Mapping[str, str]] = {
-        "RobertaModel": "pooler",
-        "RobertaForMaskedLM": "masked",
-        "RobertaForSequenceClassification": "classify",
-        "RobertaForMultipleChoice": "choose",
-        "RobertaForTokenClassification": "tag",
-        "RobertaForQuestionAnswering": "answer",
-    }
-
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        read = super().read_hub(hub)
-        return read | {"max_len": hub.get("max_position_embeddings", 512) - read.get("pad_id", 1) - 1}
-
-    def to_hub(self) -> dict[str, Any]:
-        return super().to_hub() | {"max_position_embeddings": self.max_len + self.pad_id + 1}
+    heads: ClassVar[Sequence[str]] = ("encoder", "pooler", "masked", "classify", "choose", "tag", "answer")
 
 
 class Roberta(EncoderModel):
+    """Token, segment and position embeddings, a norm, encoder blocks, a head."""
+
     family = "roberta"
     config_class = RobertaConfig
     config: RobertaConfig
@@ -94,20 +64,71 @@ class Roberta(EncoderModel):
 
     def hidden(self, batch: Batch) -> Tensor:
         """The last hidden states (B, T, E): tokens, sentences and positions embedded, then the encoder."""
-        x = self.embed(batch.ids) + self.embed_segments(batch.segments) + self.position(self.positions(batch))
-        return self.encode(x, batch)
+        positions = self.positions(batch)  # (B or 1, T)
+        x = self.embed(batch.ids) + self.embed_segments(batch.segments) + self.position(positions)  # (B, T, E)
+        return self.encode(x, batch)  # (B, T, E)
 
-    def weight_map(self) -> WeightMap:
-        head = self.config.head
-        base = "" if head in ("encoder", "pooler") else "roberta."
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class RobertaLayout(EncoderLayout):
+    """`roberta` on the hub."""
+
+    names: Mapping[str, str] = {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "d_ff": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "pad_id": "pad_token_id",
+        "n_segments": "type_vocab_size",
+        "norm_eps": "layer_norm_eps",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "classifier_dropout": "classifier_dropout",
+    }
+    fixed: Mapping[str, Any] = {
+        "model_type": "roberta",
+        "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }
+    heads: Mapping[str, str] = {
+        "RobertaModel": "pooler",
+        "RobertaForMaskedLM": "masked",
+        "RobertaForSequenceClassification": "classify",
+        "RobertaForMultipleChoice": "choose",
+        "RobertaForTokenClassification": "tag",
+        "RobertaForQuestionAnswering": "answer",
+    }
+    base = "roberta."
+    head_modules = ("pooler", "lm_head", "classifier", "qa_outputs")
+    tied = r"^lm_head\.decoder\."
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """`max_position_embeddings` counts the rows of the table, ours the positions."""
+        read = super().read(hub)
+        return read | {"max_len": hub.get("max_position_embeddings", 512) - read.get("pad_id", 1) - 1}
+
+    def write(self, config: RobertaConfig) -> dict[str, Any]:
+        """`max_position_embeddings` counts the rows of the table, ours the positions."""
+        return super().write(config) | {"max_position_embeddings": config.max_len + config.pad_id + 1}
+
+    def rules(self, config: RobertaConfig, base: str) -> list[Rule]:
+        """The encoder, and a head; the sequence classifier has its own dense layer instead of the pooler."""
+        head = config.head
         last = {"classify": "classifier.out_proj", "answer": "qa_outputs"}.get(head, "classifier")
-        rules = [
-            *bert_layout(base),
+        return [
+            *bert_rules(base),
             rule("head.pooler.dense", "classifier.dense" if head == "classify" else base + "pooler.dense"),
             rule("head.dense", "lm_head.dense"),
             rule("head.norm", "lm_head.layer_norm"),
             rule("head.vocabulary.bias", "lm_head.bias", tensor=True),
             rule("head.classifier", last),
         ]
-        heads = ("pooler", "lm_head", "classifier", "qa_outputs")
-        return self._map(rules, "roberta.", heads, [r"^lm_head\.decoder\."])
+
+
+RobertaConfig.hub = RobertaLayout(RobertaConfig)

@@ -141,7 +141,7 @@ class RotaryLayout(HubLayout):
         if hub.get("layer_types") not in (None, kinds):
             raise ValueError(f"a {hub['model_type']} with layer_types {hub['layer_types']} is not supported")
 
-    def write(self, config: RotaryConfig) -> dict[str, Any]:
+    def write(self, config: Any) -> dict[str, Any]:
         """The settings in `names`, and those of the rotation."""
         hub = super().write(config)
         for ours, theirs in self.names.items():

@@ -1,23 +1,27 @@
 """T5 (Raffel et al. 2020), T5 v1.1 (Shazeer 2020), FLAN-T5 (Chung et al. 2022) and ByT5 (Xue et al. 2022).
 
-An encoder-decoder with norms first, no biases, RMSNorm, and a trained bias for each bucket of distance, one table for
-each half, in place of positions. Scores are not divided by √d: the initial queries are smaller instead. T5 has one
-matrix for embeddings and output, whose input it divides by √d_model; from v1.1 on the output is a matrix of its
-own and the feed-forward is gated. ByT5 reads bytes, and its encoder is three times as deep as its decoder.
+A pre-norm encoder-decoder with RMSNorm and no biases in its layers. In place of positions, attention scores get a
+trained bias for each bucket of relative distance; the encoder and the decoder have one table each. Scores are not
+divided by √d_head: the initial queries are smaller instead. T5's head is tied to the embedding, and its input is
+divided by √d_model; from v1.1 on the head is a matrix of its own and the feed-forward is gated. ByT5 reads bytes, and
+its encoder is three times as deep as its decoder.
 
-The reference clamps fp16 overflows after every sublayer; we do not: T5 was trained in bfloat16, use that.
+Where we differ: the reference clamps fp16 overflows after every sublayer. T5 was trained in bfloat16; use that.
+
+    B batch, T target, S source, E model width, V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, EncoderDecoderModel, Output, as_batch
 from heedful.models.config import Config
+from heedful.models.hub import HubLayout
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
@@ -32,41 +36,23 @@ from heedful.nn.state import KeyValueState
 
 @dataclass(frozen=True)
 class T5Config(Config):
+    """T5's settings; the defaults are those of T5 small."""
+
     d_model: int = 512
     n_layers: int = 6
-    n_decoder_layers: int | None = None  # as the encoder unless given
+    n_decoder_layers: int | None = None  # n_layers unless given
     n_heads: int = 8
     d_head: int = 64  # n_heads x d_head need not be d_model
     d_ff: int = 2048
     vocab_size: int = 32128
-    n_buckets: int = 32
-    max_distance: int = 128  # from here on all distances are one
+    n_buckets: int = 32  # of relative distances
+    max_distance: int = 128  # greater distances share the last bucket
     act: str = "relu"
-    gated: bool = False
-    tied: bool = True  # one matrix for embeddings and output, which is then scaled by 1/√d_model
+    gated: bool = False  # the feed-forward, from v1.1 on
+    tied: bool = True  # the head's matrix is the embedding, and its input is scaled by 1/√d_model
     norm_eps: float = 1e-6
     dropout: float = 0.1
     start_id: int = 0  # the target begins with padding
-
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "d_model",
-        "n_layers": "num_layers",
-        "n_decoder_layers": "num_decoder_layers",
-        "n_heads": "num_heads",
-        "d_head": "d_kv",
-        "d_ff": "d_ff",
-        "vocab_size": "vocab_size",
-        "n_buckets": "relative_attention_num_buckets",
-        "max_distance": "relative_attention_max_distance",
-        "norm_eps": "layer_norm_epsilon",
-        "dropout": "dropout_rate",
-        "start_id": "decoder_start_token_id",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        "model_type": "t5",
-        "architectures": ["T5ForConditionalGeneration"],
-        "is_encoder_decoder": True,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,35 +64,10 @@ class T5Config(Config):
         if not 0 <= self.start_id < self.vocab_size:
             raise ValueError(f"start_id is {self.start_id}, and the vocabulary has {self.vocab_size} tokens")
 
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        # "gated-gelu" means the tanh form, whatever "gelu" means elsewhere.
-        kind = hub.get("feed_forward_proj", "relu")
-        act = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
-        # Newer files of untied models say that they are tied, and tell the truth in another key.
-        tied = hub.get("tie_word_embeddings", True) and hub.get("scale_decoder_outputs", True)
-        read = super().read_hub(hub)
-        if read.get("n_decoder_layers") == read.get("n_layers", cls.n_layers):
-            read["n_decoder_layers"] = None
-        return read | {
-            "act": hub.get("dense_act_fn") or act,
-            "gated": hub.get("is_gated_act", kind.startswith("gated-")),
-            "tied": tied,
-        }
-
-    def to_hub(self) -> dict[str, Any]:
-        act = "gelu" if self.gated and self.act == "gelu_new" else self.act
-        return super().to_hub() | {
-            "num_decoder_layers": self.n_decoder_layers or self.n_layers,
-            "feed_forward_proj": f"gated-{act}" if self.gated else act,
-            "dense_act_fn": self.act,
-            "is_gated_act": self.gated,
-            "tie_word_embeddings": self.tied,
-            "scale_decoder_outputs": self.tied,
-        }
-
 
 class T5(EncoderDecoderModel):
+    """One embedding for source and target, an encoder and a decoder with relative position biases, the head."""
+
     family = "t5"
     config_class = T5Config
     config: T5Config
@@ -153,30 +114,32 @@ class T5(EncoderDecoderModel):
         return RMSNorm(self.config.d_model, self.config.norm_eps)
 
     def encode(self, batch: Batch) -> Tensor:
-        """The source embedded, through the encoder: (B, S, E)."""
-        source, positions = self.source_positions(batch)
-        x = self.encoder(self.dropout(self.embed(source)), positions, lengths=batch.source_lengths)
-        return self.dropout(x)
+        """The encoder's output (B, S, E), the memory that the decoder attends to."""
+        source, positions = self.source_positions(batch)  # (B, S), (1, S)
+        x = self.dropout(self.embed(source))  # (B, S, E)
+        return self.dropout(self.encoder(x, positions, lengths=batch.source_lengths))  # (B, S, E)
 
     def decode(self, batch: Batch, memory: Tensor | None, state: KeyValueState | None = None) -> Tensor:
-        """The target embedded, through the decoder, which attends to the memory: (B, T, E)."""
-        positions = self.positions(batch, state)
-        x = self.dropout(self.embed(batch.ids))
-        rows = {"lengths": batch.lengths, "memory_lengths": batch.source_lengths}
-        return self.dropout(self.decoder(x, positions, state=state, memory=memory, **rows))
+        """The decoder's last hidden states (B, T, E), after attending to the memory (B, S, E)."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.dropout(self.embed(batch.ids))  # (B, T, E)
+        lengths = {"lengths": batch.lengths, "memory_lengths": batch.source_lengths}
+        return self.dropout(self.decoder(x, positions, state=state, memory=memory, **lengths))  # (B, T, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        """Logits (B, T, V) of what follows each token of the target."""
+        """Source (B, S) and target (B, T) -> logits (B, T, V) of the token that follows each of the target."""
         batch = as_batch(batch)
-        hidden = self.decode(batch, self.encode(batch))
-        return Output(hidden, self.head(hidden))
+        memory = self.encode(batch)  # (B, S, E)
+        hidden = self.decode(batch, memory)  # (B, T, E)
+        return Output(hidden, self.head(hidden))  # (B, T, V)
 
     def tie(self) -> None:
+        """The head's matrix is the embedding, if they are tied."""
         if self.config.tied:
             self.head.weight = self.embed.weight
 
     def init_weights(self) -> None:
-        """Each matrix N(0, 1/√inputs), queries smaller by 1/√d_head, embeddings N(0, 1) (mesh-tensorflow's)."""
+        """As in mesh-tensorflow: each matrix N(0, 1/√inputs), queries smaller by 1/√d_head, embeddings N(0, 1)."""
         c = self.config
         inputs = {"output": c.n_heads * c.d_head, "down": c.d_ff, "query": c.d_model * c.d_head}
         for name, p in self.named_parameters():
@@ -187,25 +150,81 @@ class T5(EncoderDecoderModel):
             else:
                 nn.init.normal_(p, std=inputs.get(name.split(".")[-2], c.d_model) ** -0.5)
 
-    def weight_map(self) -> WeightMap:
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class T5Layout(HubLayout):
+    """`t5` on the hub."""
+
+    names: Mapping[str, str] = {
+        "d_model": "d_model",
+        "n_layers": "num_layers",
+        "n_decoder_layers": "num_decoder_layers",
+        "n_heads": "num_heads",
+        "d_head": "d_kv",
+        "d_ff": "d_ff",
+        "vocab_size": "vocab_size",
+        "n_buckets": "relative_attention_num_buckets",
+        "max_distance": "relative_attention_max_distance",
+        "norm_eps": "layer_norm_epsilon",
+        "dropout": "dropout_rate",
+        "start_id": "decoder_start_token_id",
+    }
+    fixed: Mapping[str, Any] = {
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+    }
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in `names`, the feed-forward's kind, and whether the head is tied."""
+        # "gated-gelu" means the tanh form, whatever "gelu" means elsewhere.
+        kind = hub.get("feed_forward_proj", "relu")
+        act = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
+        # Newer files of untied models have tie_word_embeddings true all the same, and scale_decoder_outputs false.
+        tied = hub.get("tie_word_embeddings", True) and hub.get("scale_decoder_outputs", True)
+        read = super().read(hub)
+        if read.get("n_decoder_layers") == read.get("n_layers", T5Config.n_layers):
+            read["n_decoder_layers"] = None
+        return read | {
+            "act": hub.get("dense_act_fn") or act,
+            "gated": hub.get("is_gated_act", kind.startswith("gated-")),
+            "tied": tied,
+        }
+
+    def write(self, config: T5Config) -> dict[str, Any]:
+        """The settings in `names`, the feed-forward's kind, and whether the head is tied."""
+        act = "gelu" if config.gated and config.act == "gelu_new" else config.act
+        return super().write(config) | {
+            "num_decoder_layers": config.n_decoder_layers or config.n_layers,
+            "feed_forward_proj": f"gated-{act}" if config.gated else act,
+            "dense_act_fn": config.act,
+            "is_gated_act": config.gated,
+            "tie_word_embeddings": config.tied,
+            "scale_decoder_outputs": config.tied,
+        }
+
+    def weight_map(self, model: T5) -> WeightMap:
+        """Blocks are lists of numbered sublayers; the table of position biases is in the first."""
         rules = [rule("embed", "shared"), rule("head", "lm_head")]
         ignored = [
             r"^(en|de)coder\.embed_tokens\.weight$",
             r"EncDecAttention\.relative_attention_bias\.weight$",
         ]
-        if self.config.tied:
+        if model.config.tied:
             ignored.append(r"^lm_head\.weight$")
-        halves = _layers("encoder", 1, self.config.gated) + _layers("decoder", 2, self.config.gated)
-        return WeightMap(rules + halves, ignored=ignored)
+        stacks = _stack_rules("encoder", 1, model.config.gated) + _stack_rules("decoder", 2, model.config.gated)
+        return WeightMap(rules + stacks, ignored=ignored)
 
 
-def _layers(half: str, last: int, gated: bool) -> list[Rule]:
-    """The hub's names of an encoder or a decoder: sublayers are numbered, the feed-forward is the last."""
-    ours, theirs = f"{half}.blocks.{{}}.", f"{half}.block.{{}}.layer."
+def _stack_rules(stack: str, last: int, gated: bool) -> list[Rule]:
+    """The rules for the encoder or the decoder, whose `last` sublayer is the feed-forward."""
+    ours, theirs = f"{stack}.blocks.{{}}.", f"{stack}.block.{{}}.layer."
     feedforward = f"{theirs}{last}.DenseReluDense."
     rules = [
-        rule(f"{half}.bias", f"{half}.block.0.layer.0.SelfAttention.relative_attention_bias"),
-        rule(f"{half}.norm", f"{half}.final_layer_norm"),
+        rule(f"{stack}.bias", f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"),
+        rule(f"{stack}.norm", f"{stack}.final_layer_norm"),
         rule(ours + "attention_norm", theirs + "0.layer_norm"),
         rule(ours + "cross_norm", theirs + "1.layer_norm"),
         rule(ours + "feedforward_norm", f"{theirs}{last}.layer_norm"),
@@ -217,3 +236,6 @@ def _layers(half: str, last: int, gated: bool) -> list[Rule]:
         for part in "query", "key", "value", "output":
             rules.append(rule(f"{ours}{mine}.{part}", f"{theirs}{hubs}.{part[0]}"))
     return rules
+
+
+T5Config.hub = T5Layout(T5Config)

@@ -1,13 +1,15 @@
 """The original Transformer (Vaswani et al. 2017), and Marian's translators on the hub, which have its shape.
 
-An encoder reads the source, a decoder writes the target and looks back at it. Each sublayer is norm(x + f(x)); one
-matrix serves both embeddings and, transposed, the output (section 3.4). What varies here is what later became
-habit: norms first, a last norm on each half (torch.nn.Transformer has both), separate vocabularies.
+An encoder reads the source; a decoder writes the target and attends to the encoder's output. Each sublayer is
+norm(x + f(x)); one matrix is both embeddings and the head (section 3.4). The options are later habits: norms first, a
+last norm on encoder and decoder (torch.nn.Transformer has both), separate vocabularies.
 
-Marian's models (OPUS-MT, Tiedemann & Thottingal 2020) put all sines before all cosines, add a bias to the logits
-that stays as it came, and begin the target with padding, whose embedding is zero and stays so.
+Marian's models (OPUS-MT, Tiedemann & Thottingal 2020) put all sines before all cosines, add a bias to the logits that
+is not trained, and begin the target with padding, whose embedding is zero and not trained either.
 
-Table 3's variation (B), keys smaller than values, is not here, nor (E), learned positions.
+Table 3's variations (B), keys smaller than values, and (E), learned positions, are not here.
+
+    B batch, T target, S source, E model width, V vocabulary
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, EncoderDecoderModel, Output, as_batch
 from heedful.models.config import Config
-from heedful.models.mapping import Reshape, Rule, WeightMap, rule
+from heedful.models.hub import HubLayout
+from heedful.models.mapping import Reshape, Rule, WeightMap, identity, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PostNormBlock, PreNormBlock
 from heedful.nn.embed import Embedding
@@ -32,37 +35,24 @@ from heedful.nn.position import Layout, Sinusoidal
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-# What a key that is missing in Marian's config.json means there, where it is not our default.
-MARIAN: Mapping[str, Any] = {
-    "d_model": 1024,
-    "n_layers": 12,
-    "n_decoder_layers": 12,
-    "n_heads": 16,
-    "d_ff": 4096,
-    "vocab_size": 58101,
-    "max_len": 1024,
-    "act": "gelu",
-    "scale_embedding": False,
-    "start_id": 58100,
-    "pad_id": 58100,
-}
-
 
 @dataclass(frozen=True)
 class TransformerConfig(Config):
+    """The Transformer's settings; the defaults are those of the base model (table 3)."""
+
     d_model: int = 512
     n_layers: int = 6
-    n_decoder_layers: int | None = None  # as the encoder unless given
+    n_decoder_layers: int | None = None  # n_layers unless given
     n_heads: int = 8
     d_ff: int = 2048
     vocab_size: int = 37000
-    target_vocab_size: int | None = None  # where source and target have vocabularies of their own
-    max_len: int | None = None  # sinusoids have no end; Marian's tables do
-    shared: bool = True  # source and target have one embedding
-    tied: bool = True  # the target's embedding is the output matrix too
+    target_vocab_size: int | None = None  # vocab_size unless given
+    max_len: int | None = None  # None: sinusoids have no end; Marian stores a table
+    shared: bool = True  # one embedding for source and target
+    tied: bool = True  # the head's matrix is the target's embedding
     norm_first: bool = False
-    final_norms: bool = False  # one more norm at the end of each half
-    positions: Layout = "interleaved"
+    final_norms: bool = False  # one more norm at the end of encoder and decoder
+    positions: Layout = "interleaved"  # sines and cosines; "halves": first all sines (Marian)
     scale_embedding: bool = True  # by √d_model
     head_bias: bool = False  # added to the logits, not trained (Marian)
     act: str = "relu"
@@ -71,37 +61,6 @@ class TransformerConfig(Config):
     activation_dropout: float = 0.0
     start_id: int = 0  # what the target begins with
     pad_id: int | None = None  # a token whose embedding is not trained (Marian)
-
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "d_model",
-        "n_layers": "encoder_layers",
-        "n_decoder_layers": "decoder_layers",
-        "n_heads": "encoder_attention_heads",
-        "d_ff": "encoder_ffn_dim",
-        "vocab_size": "vocab_size",
-        "target_vocab_size": "decoder_vocab_size",
-        "max_len": "max_position_embeddings",
-        "shared": "share_encoder_decoder_embeddings",
-        "tied": "tie_word_embeddings",
-        "scale_embedding": "scale_embedding",
-        "act": "activation_function",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "activation_dropout": "activation_dropout",
-        "start_id": "decoder_start_token_id",
-        "pad_id": "pad_token_id",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
-        "is_encoder_decoder": True,
-        "encoder_layerdrop": 0.0,
-        "decoder_layerdrop": 0.0,
-        "normalize_before": False,
-        "normalize_embedding": False,
-        "add_final_layer_norm": False,
-        "static_position_embeddings": True,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,42 +75,13 @@ class TransformerConfig(Config):
 
     @property
     def n_target(self) -> int:
+        """The size of the target's vocabulary."""
         return self.target_vocab_size or self.vocab_size
-
-    @property
-    def is_marian(self) -> bool:
-        """Whether Marian's layout on the hub has a place for these settings; there, untied unties all three tables."""
-        plain = not (self.norm_first or self.final_norms) and self.positions == "halves"
-        return plain and self.head_bias and self.max_len is not None and (self.tied or not self.shared)
-
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        for what in "attention_heads", "ffn_dim":
-            encoder, decoder = f"encoder_{what}", f"decoder_{what}"
-            if hub.get(encoder) != hub.get(decoder):
-                raise ValueError(
-                    f"a marian whose {decoder} {hub.get(decoder)} is not its {encoder} {hub.get(encoder)} "
-                    "is not supported"
-                )
-        read = {**MARIAN, **super().read_hub(hub), "positions": "halves", "head_bias": True}
-        if read.get("shared", True) and not read.get("tied", True):
-            raise ValueError("a marian with shared embeddings and tie_word_embeddings false is not supported")
-        for ours, same in ("n_decoder_layers", "n_layers"), ("target_vocab_size", "vocab_size"):
-            read[ours] = None if read.get(ours) == read[same] else read.get(ours)  # None: the same
-        return read
-
-    def to_hub(self) -> dict[str, Any]:
-        if not self.is_marian:
-            raise ValueError("Marian's layout, the hub's only one for this model, has no place for its settings")
-        return super().to_hub() | {
-            "decoder_layers": self.n_decoder_layers or self.n_layers,
-            "decoder_attention_heads": self.n_heads,
-            "decoder_ffn_dim": self.d_ff,
-            "decoder_vocab_size": self.n_target,
-        }
 
 
 class Transformer(EncoderDecoderModel):
+    """Embeddings with sinusoidal positions, an encoder, a decoder that attends to its output, the head."""
+
     family = "transformer"
     config_class = TransformerConfig
     config: TransformerConfig
@@ -161,9 +91,7 @@ class Transformer(EncoderDecoderModel):
         c = config
         scale = math.sqrt(c.d_model) if c.scale_embedding else None
         self.source_embed = Embedding(c.vocab_size, c.d_model, scale=scale)
-        self.target_embed = self.source_embed
-        if not c.shared:
-            self.target_embed = Embedding(c.n_target, c.d_model, scale=scale)
+        self.target_embed = self.source_embed if c.shared else Embedding(c.n_target, c.d_model, scale=scale)
         self.position = Sinusoidal(c.d_model, layout=c.positions)
         self.dropout = nn.Dropout(c.dropout)
         self.encoder = self._stack(c.n_layers, decoder=False)
@@ -194,78 +122,141 @@ class Transformer(EncoderDecoderModel):
     def _norm(self) -> nn.LayerNorm:
         return nn.LayerNorm(self.config.d_model)
 
-    @property
-    def context_length(self) -> int | None:
-        return self.config.max_len
-
     def encode(self, batch: Batch) -> Tensor:
-        """The source embedded, with its positions, through the encoder: (B, S, E)."""
-        source, positions = self.source_positions(batch)
-        x = self._embedded(self.source_embed, source, positions)
-        return self.encoder(x, positions, lengths=batch.source_lengths)
+        """The encoder's output (B, S, E), the memory that the decoder attends to."""
+        source, positions = self.source_positions(batch)  # (B, S), (1, S)
+        x = self._embedded(self.source_embed, source, positions)  # (B, S, E)
+        return self.encoder(x, positions, lengths=batch.source_lengths)  # (B, S, E)
 
     def decode(self, batch: Batch, memory: Tensor | None, state: KeyValueState | None = None) -> Tensor:
-        """The target embedded, with its positions, through the decoder, which attends to the memory: (B, T, E)."""
-        positions = self.positions(batch, state)
-        x = self._embedded(self.target_embed, batch.ids, positions)
+        """The decoder's last hidden states (B, T, E), after attending to the memory (B, S, E)."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self._embedded(self.target_embed, batch.ids, positions)  # (B, T, E)
         lengths = {"lengths": batch.lengths, "memory_lengths": batch.source_lengths}
-        return self.decoder(x, positions, state=state, memory=memory, **lengths)
+        return self.decoder(x, positions, state=state, memory=memory, **lengths)  # (B, T, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        """Logits (B, T, V) of what follows each token of the target."""
+        """Source (B, S) and target (B, T) -> logits (B, T, V) of the token that follows each of the target."""
         batch = as_batch(batch)
-        hidden = self.decode(batch, self.encode(batch))
-        return Output(hidden, self.head(hidden))
+        memory = self.encode(batch)  # (B, S, E)
+        hidden = self.decode(batch, memory)  # (B, T, E)
+        return Output(hidden, self.head(hidden))  # (B, T, V)
 
     def _embedded(self, embed: Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = embed(tokens)
+        """Tokens embedded, plus their positions (section 3.5)."""
+        x = embed(tokens)  # (B, T, E)
         if self.config.pad_id is not None:  # padding's embedding gets no gradient
             x = torch.where((tokens == self.config.pad_id)[..., None], x.detach(), x)
         return self.dropout(x + self.position(positions).to(x.dtype))  # (B, T, E)
 
+    @property
+    def context_length(self) -> int | None:
+        """The longest source or target, None if there is no limit."""
+        return self.config.max_len
+
     def tie(self) -> None:
+        """The head's matrix is the target's embedding, if they are tied."""
         if self.config.tied:
             self.head.weight = self.target_embed.weight
 
     def init_weights(self) -> None:
-        """Matrices after Glorot & Bengio (2010), as the authors' tensor2tensor; embeddings N(0, 1/√d_model), which
-        their scale brings to 1."""
+        """As in the authors' tensor2tensor: matrices after Glorot & Bengio (2010), embeddings N(0, 1/√d_model), which
+        are multiplied by √d_model when used."""
         embeddings = [self.source_embed.weight, self.target_embed.weight, self.head.weight]
         for name, p in self.named_parameters():
             if any(p is e for e in embeddings):
                 nn.init.normal_(p, std=self.config.d_model**-0.5)
             elif p.ndim == 2:
                 nn.init.xavier_uniform_(p)
-            elif name.endswith("bias"):
-                nn.init.zeros_(p)
             else:
-                nn.init.ones_(p)
+                nn.init.constant_(p, 0.0 if name.endswith("bias") else 1.0)
         if self.config.pad_id is not None:
             for embed in self.source_embed, self.target_embed:
                 nn.init.zeros_(embed.weight.data[self.config.pad_id])
 
-    def weight_map(self) -> WeightMap:
-        c = self.config
-        if not c.is_marian:
-            return super().weight_map()
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+# What a missing key means in Marian's config.json, where it is not our default.
+MARIAN: Mapping[str, Any] = {
+    "d_model": 1024, "n_layers": 12, "n_decoder_layers": 12, "n_heads": 16, "d_ff": 4096, "vocab_size": 58101,
+    "max_len": 1024, "act": "gelu", "scale_embedding": False, "start_id": 58100, "pad_id": 58100,
+}  # fmt: skip
+
+
+class MarianLayout(HubLayout):
+    """`marian` on the hub, the only layout there for a Transformer of 2017."""
+
+    names: Mapping[str, str] = {
+        **{name: name for name in ("d_model", "vocab_size", "scale_embedding", "dropout", "attention_dropout")},
+        "activation_dropout": "activation_dropout",
+        "n_layers": "encoder_layers",
+        "n_decoder_layers": "decoder_layers",
+        "n_heads": "encoder_attention_heads",
+        "d_ff": "encoder_ffn_dim",
+        "target_vocab_size": "decoder_vocab_size",
+        "max_len": "max_position_embeddings",
+        "shared": "share_encoder_decoder_embeddings",
+        "tied": "tie_word_embeddings",
+        "act": "activation_function",
+        "start_id": "decoder_start_token_id",
+        "pad_id": "pad_token_id",
+    }
+    fixed: Mapping[str, Any] = {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        **dict.fromkeys(("is_encoder_decoder", "static_position_embeddings"), True),
+        **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), False),
+        **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), 0.0),
+    }
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in `names`, with Marian's defaults; encoder and decoder must have the same sizes."""
+        for what in "attention_heads", "ffn_dim":
+            encoder, decoder = f"encoder_{what}", f"decoder_{what}"
+            if hub.get(encoder) != hub.get(decoder):
+                both = f"{encoder} {hub.get(encoder)} and {decoder} {hub.get(decoder)}"
+                raise ValueError(f"a marian with {both} is not supported: they must be the same")
+        read = {**MARIAN, **super().read(hub), "positions": "halves", "head_bias": True}
+        if read.get("shared", True) and not read.get("tied", True):
+            raise ValueError("a marian with shared embeddings and tie_word_embeddings false is not supported")
+        for ours, encoders in ("n_decoder_layers", "n_layers"), ("target_vocab_size", "vocab_size"):
+            read[ours] = None if read.get(ours) == read[encoders] else read.get(ours)  # None: the same
+        return read
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Marian's config.json; ValueError for a model that its layout has no place for."""
+        if not is_marian(config):
+            raise ValueError("Marian's layout, the hub's only one for this model, has no place for its settings")
+        return super().write(config) | {
+            "decoder_layers": config.n_decoder_layers or config.n_layers,
+            "decoder_attention_heads": config.n_heads,
+            "decoder_ffn_dim": config.d_ff,
+            "decoder_vocab_size": config.n_target,
+        }
+
+    def weight_map(self, model: Transformer) -> WeightMap:
+        """Marian's names; our own for a model that its layout has no place for."""
+        c = model.config
+        if not is_marian(c):
+            return identity(dict(model.named_parameters()))
         rules = [
+            rule("source_embed", "model.shared" if c.shared else "model.encoder.embed_tokens"),
+            rule("target_embed", "model.decoder.embed_tokens"),
             rule("head.weight", "lm_head.weight", tensor=True),
             rule("head.bias", "final_logits_bias", Reshape(1, c.n_target), tensor=True),
+            *_block_rules("encoder"),
+            *_block_rules("decoder"),
         ]
-        if c.shared:
-            rules.append(rule("source_embed", "model.shared"))
-        else:
-            rules.append(rule("source_embed", "model.encoder.embed_tokens"))
-            rules.append(rule("target_embed", "model.decoder.embed_tokens"))
         ignored = [r"\.embed_positions\.weight$"]
         ignored += [r"coder\.embed_tokens\.weight$"] if c.shared else []
         ignored += [r"^lm_head\.weight$"] if c.tied else []
-        return WeightMap([*rules, *_layers("encoder"), *_layers("decoder")], prefix="model.", ignored=ignored)
+        return WeightMap(rules, prefix="model.", ignored=ignored)
 
 
-def _layers(half: str) -> list[Rule]:
-    """Marian's names of an encoder's or a decoder's layers."""
-    ours, theirs = f"{half}.blocks.{{}}.", f"model.{half}.layers.{{}}."
+def _block_rules(stack: str) -> list[Rule]:
+    """The rules for the blocks of the encoder or the decoder."""
+    ours, theirs = f"{stack}.blocks.{{}}.", f"model.{stack}.layers.{{}}."
     rules = [
         rule(ours + "attention_norm", theirs + "self_attn_layer_norm"),
         rule(ours + "cross_norm", theirs + "encoder_attn_layer_norm"),
@@ -277,3 +268,12 @@ def _layers(half: str) -> list[Rule]:
         for part, short in ("query", "q"), ("key", "k"), ("value", "v"), ("output", "out"):
             rules.append(rule(f"{ours}{mine}.{part}", f"{theirs}{hubs}.{short}_proj"))
     return rules
+
+
+def is_marian(c: TransformerConfig) -> bool:
+    """Whether Marian's layout has a place for these settings; there, untied means that all three tables differ."""
+    plain = not (c.norm_first or c.final_norms) and c.positions == "halves"
+    return plain and c.head_bias and c.max_len is not None and (c.tied or not c.shared)
+
+
+TransformerConfig.hub = MarianLayout(TransformerConfig)

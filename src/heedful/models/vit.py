@@ -1,9 +1,9 @@
 """The Vision Transformer (Dosovitskiy et al. 2021, section 3): an image is a sequence of square patches.
 
 Each patch is flattened and projected, a learned [CLS] goes before them, learned positions are added, and a pre-norm
-encoder reads it all; the classifier looks at [CLS]. An image of another size than the model was trained with gets the
-trained positions resized to its grid (section 3.2); the reference does the same when it is told
-`interpolate_pos_encoding`, ours whenever the size asks for it.
+encoder follows, whose output at [CLS] is classified. For images of another size than the model was trained with, the
+learned positions are interpolated to their grid (section 3.2); the reference does so only if told to
+(`interpolate_pos_encoding`).
 
     B batch, C channels, P patch size, N patches, E model width, L labels
 """
@@ -11,7 +11,7 @@ trained positions resized to its grid (section 3.2); the reference does the same
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from heedful.models.base import Batch, Model, Output
 from heedful.models.config import HeadConfig
 from heedful.models.heads import HEADS, HeadParts, SequenceHead
+from heedful.models.hub import HeadLayout
 from heedful.models.mapping import Reshape, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
@@ -31,12 +32,14 @@ from heedful.nn.stack import Stack, position_ids
 
 @dataclass(frozen=True)
 class ViTConfig(HeadConfig):
+    """The Vision Transformer's settings; the defaults are those of ViT-B/16."""
+
     head: str = "classify"
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
     d_ff: int = 3072
-    image_size: int = 224  # height and width that the positions were trained for
+    image_size: int = 224  # height and width of the images it was trained with
     patch_size: int = 16
     n_channels: int = 3
     bias: bool = True  # of queries, keys and values
@@ -45,36 +48,17 @@ class ViTConfig(HeadConfig):
     dropout: float = 0.0
     attention_dropout: float = 0.0
 
-    hub_names: ClassVar[Mapping[str, str]] = {
-        "d_model": "hidden_size",
-        "n_layers": "num_hidden_layers",
-        "n_heads": "num_attention_heads",
-        "d_ff": "intermediate_size",
-        "image_size": "image_size",
-        "patch_size": "patch_size",
-        "n_channels": "num_channels",
-        "bias": "qkv_bias",
-        "act": "hidden_act",
-        "norm_eps": "layer_norm_eps",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-    }
-    hub_fixed: ClassVar[Mapping[str, Any]] = {"model_type": "vit", "pooler_act": "tanh"}
-    hub_heads: ClassVar[Mapping[str, str]] = {"ViTModel": "pooler", "ViTForImageClassification": "classify"}
+    heads: ClassVar[Sequence[str]] = ("encoder", "pooler", "classify")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
 
-    @classmethod
-    def read_hub(cls, hub: Mapping[str, Any]) -> dict[str, Any]:
-        if hub.get("pooler_output_size") not in (None, hub.get("hidden_size", cls.d_model)):
-            raise ValueError("a vit with a pooler_output_size other than its hidden_size is not supported")
-        return super().read_hub(hub)
-
 
 class ViT(Model):
+    """Patches embedded, [CLS] and positions, encoder blocks, a last norm, the head on [CLS]."""
+
     family = "vit"
     config_class = ViTConfig
     config: ViTConfig
@@ -106,12 +90,13 @@ class ViT(Model):
         )
 
     def hidden(self, images: Tensor) -> Tensor:
-        """The last hidden states (B, 1 + N, E), [CLS] first, of images (B, C, height, width)."""
+        """Images (B, C, height, width) -> the last hidden states (B, 1 + N, E), [CLS] first."""
         size = self.config.patch_size
-        x = self.patch(cut_patches(images.to(self.patch.weight.dtype), size))  # (B, N, E)
+        patches = cut_patches(images.to(self.patch.weight.dtype), size)  # (B, N, C·P·P)
+        x = self.patch(patches)  # (B, N, E)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1)  # (B, 1 + N, E)
-        x = self.dropout(x + self.positions(images.shape[2] // size, images.shape[3] // size))
-        return self.encoder(x, position_ids(0, x.shape[1], x.device))
+        x = self.dropout(x + self.positions(images.shape[2] // size, images.shape[3] // size))  # (B, 1 + N, E)
+        return self.encoder(x, position_ids(0, x.shape[1], x.device))  # (B, 1 + N, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
         """Images (B, C, height, width) -> hidden states (B, 1 + N, E) and logits (B, L)."""
@@ -125,16 +110,16 @@ class ViT(Model):
         return self.head.output(self.hidden(images))
 
     def positions(self, rows: int, columns: int) -> Tensor:
-        """One vector for [CLS] and one per patch (1 + rows·columns, E), resized if the grid is not the trained one."""
+        """Position vectors of [CLS] and the patches (1 + rows·columns, E), interpolated for a grid of another size."""
         if rows == columns == self.grid:
             return self.position
         trained = self.position[1:].T.view(1, -1, self.grid, self.grid)  # (1, E, grid, grid)
         resized = nn.functional.interpolate(trained, (rows, columns), mode="bicubic")
-        return torch.cat([self.position[:1], resized[0].flatten(1).T])
+        return torch.cat([self.position[:1], resized[0].flatten(1).T])  # (1 + rows·columns, E)
 
     def init_weights(self) -> None:
-        """What the paper's code does: Glorot in the layers, positions N(0, 0.02), [CLS] 0, and a head of zeros
-        (section 3.2)."""
+        """As in the authors' code: matrices of the encoder after Glorot & Bengio (2010), positions N(0, 0.02), [CLS] 0,
+        and a head of zeros (section 3.2)."""
         super().init_weights()
         for p in self.encoder.parameters():
             if p.ndim == 2:
@@ -145,8 +130,48 @@ class ViT(Model):
         if isinstance(self.head, SequenceHead):
             nn.init.zeros_(self.head.classifier.weight)
 
-    def weight_map(self) -> WeightMap:
-        c = self.config
+
+def cut_patches(images: Tensor, size: int) -> Tensor:
+    """(B, C, height, width) -> (B, N, C·P·P): patches row by row from the top left, each channel by channel."""
+    batch, channels, height, width = images.shape
+    if height % size or width % size:
+        raise ValueError(f"an image of {height} x {width} does not divide into patches of {size} x {size}: resize it")
+    x = images.reshape(batch, channels, height // size, size, width // size, size)
+    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+# --- the hub's names -------------------------------------------------------------------------------------------------
+
+
+class ViTLayout(HeadLayout):
+    """`vit` on the hub."""
+
+    names: Mapping[str, str] = {
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "d_ff": "intermediate_size",
+        "image_size": "image_size",
+        "patch_size": "patch_size",
+        "n_channels": "num_channels",
+        "bias": "qkv_bias",
+        "act": "hidden_act",
+        "norm_eps": "layer_norm_eps",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+    }
+    fixed: Mapping[str, Any] = {"model_type": "vit", "pooler_act": "tanh"}
+    heads: Mapping[str, str] = {"ViTModel": "pooler", "ViTForImageClassification": "classify"}
+
+    def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in `names`, head and labels; a pooler of another width is refused."""
+        if hub.get("pooler_output_size") not in (None, hub.get("hidden_size", ViTConfig.d_model)):
+            raise ValueError("a vit with a pooler_output_size other than its hidden_size is not supported")
+        return super().read(hub)
+
+    def weight_map(self, model: ViT) -> WeightMap:
+        """The patch projection is a convolution there; positions and [CLS] have a batch dimension."""
+        c = model.config
         base = "vit." if c.head == "classify" else ""
         patches = base + "embeddings.patch_embeddings.projection"
         ours, theirs = "encoder.blocks.{}.", base + "encoder.layer.{}."
@@ -186,10 +211,4 @@ class ViT(Model):
         return WeightMap(rules, "vit.", [spare[c.head]], renamed)
 
 
-def cut_patches(images: Tensor, size: int) -> Tensor:
-    """(B, C, height, width) -> (B, N, C·P·P): patches row by row from the top left, each channel by channel."""
-    batch, channels, height, width = images.shape
-    if height % size or width % size:
-        raise ValueError(f"an image of {height} x {width} does not divide into patches of {size} x {size}: resize it")
-    x = images.reshape(batch, channels, height // size, size, width // size, size)
-    return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+ViTConfig.hub = ViTLayout(ViTConfig)

@@ -253,7 +253,7 @@ def choose_model(recipe: Recipe, data: RecipeData) -> dict[str, Any]:
     if issubclass(config, HeadConfig) and "head" not in given:
         chosen["head"] = (
             "pretraining"
-            if recipe.objective.name == "masked" and recipe.data.pairs and "pretraining" in config.hub_heads.values()
+            if recipe.objective.name == "masked" and recipe.data.pairs and "pretraining" in config.heads
             else HEADS.get(recipe.objective.name, "classify")
         )
     for key, value in asked.items():
