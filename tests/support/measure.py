@@ -31,7 +31,7 @@ def gradients(case: Case, path: str = "plain") -> float:
     case.objective(ours, batch).mean.backward()
     case.reference_loss(reference, batch).backward()
     weights = case.weights(ours)
-    theirs = {weights.current(n): p.grad for n, p in reference.named_parameters() if p.grad is not None}
+    theirs = {weights.canonical_name(n): p.grad for n, p in reference.named_parameters() if p.grad is not None}
     found = {n: p.grad if p.grad is not None else torch.zeros_like(p) for n, p in ours.named_parameters()}
     worst = 0.0
     names = set()

@@ -1,11 +1,11 @@
-"""The contract every family keeps.
+"""The interface of every family.
 
     forward(batch) -> Output             training and scoring
-    start(batch)   -> logits, State      read a prompt, or encode a source once
-    step(tokens, state) -> logits        the next token, or several
+    start(batch)   -> logits, State      prefill: the prompt, or the source encoded once
+    step(tokens, state) -> logits        decoding: one more token per row, or several
 
-A batch is padded on the right; `lengths` says how much of each row is real. The state goes in and comes back:
-nothing about a sequence is ever kept on a module.
+A batch is padded on the right; `lengths` has the number of real tokens per row. The state is passed in and returned:
+nothing about a sequence is stored on a module.
 
     B batch, T positions, S source positions, E model width, V vocabulary
 """
@@ -29,17 +29,17 @@ from heedful.nn.state import KeyValueState, State
 
 @dataclass
 class Batch:
-    """What a model reads. Ids are int64; padding lies on the right, its value does not matter."""
+    """A model's input. Ids are int64; padding is on the right, with any value."""
 
-    tokens: Tensor | None = None  # (B, T) what a decoder continues or an encoder-only model reads
+    tokens: Tensor | None = None  # (B, T) a decoder's or an encoder-only model's input
     lengths: Tensor | None = None  # (B,) real tokens per row, None if no row is padded
-    source: Tensor | None = None  # (B, S) what an encoder-decoder reads
+    source: Tensor | None = None  # (B, S) the encoder's input of an encoder-decoder
     source_lengths: Tensor | None = None  # (B,)
     segments: Tensor | None = None  # (B, T) BERT's sentence A or B
-    documents: Tensor | None = None  # (B, T) number of the packed document each token belongs to
+    documents: Tensor | None = None  # (B, T) the index of the packed document of each token
     images: Tensor | None = None  # (B, channels, height, width)
-    targets: Tensor | None = None  # what an objective compares with: (B, T) ids, (B,) labels, (B, 2) first and last
-    next_sentence: Tensor | None = None  # (B,) BERT: 0 if B follows A, 1 if it does not
+    targets: Tensor | None = None  # (B, T) ids, (B,) labels, or (B, 2) first and last token of an answer
+    next_sentence: Tensor | None = None  # (B,) BERT's target: 0 if sentence B follows A, 1 if not
 
     @property
     def ids(self) -> Tensor:
@@ -49,7 +49,7 @@ class Batch:
         return self.tokens
 
     def flattened(self) -> Batch:
-        """Several choices per row, (B, C, T), as rows of their own, (B·C, T); a plain batch as it is."""
+        """Choices (B, C, T) as rows (B·C, T); a batch without choices unchanged."""
         if self.ids.ndim == 2:
             return self
         given = {name: getattr(self, name) for name in ("tokens", "lengths", "segments")}
@@ -58,7 +58,7 @@ class Batch:
 
 @dataclass
 class Output:
-    """What a model says: its last hidden states, the logits of its head, and what else the head has to say."""
+    """A model's output: its last hidden states, the logits of its head, and what else the head computes."""
 
     hidden: Tensor  # (B, T, E)
     logits: Tensor | None = None  # (B, T, V), or (B, C) of a classifier
@@ -71,20 +71,20 @@ class Model(nn.Module):
     family: ClassVar[str]
     config_class: ClassVar[type[Config]]
     config: Any
-    # What a loaded model offers its user (see heedful.loaded); families and heads add to it.
+    # The methods that a loaded model offers (see heedful.loaded); families and heads add theirs.
     abilities: tuple[str, ...] = ("capture",)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        # What a model's files say that is no setting of the model, kept so that saving writes it again: its special
-        # tokens by the hub's keys ("eos_token_id": an id or several), and how its authors generate with it.
+        # Contents of a model's files beside its settings, kept for saving: special tokens by the hub's keys
+        # ("eos_token_id": an id or a list), and generation_config.json.
         self.special: dict[str, Any] = {}
         self.generation: dict[str, Any] = {}
 
     @classmethod
     def create(cls, config: Config, *, device: str | torch.device = "cpu") -> Self:
-        """A new model with its paper's initial weights; on the device "meta" it has shapes and no memory."""
+        """A new model with its paper's initial weights; on the device "meta", one with shapes alone."""
         with torch.device("meta"):
             model = cls(config)
         if torch.device(device).type != "meta":
@@ -94,7 +94,7 @@ class Model(nn.Module):
         return model
 
     def init_weights(self) -> None:
-        """N(0, 0.02), biases 0, norms 1: what most papers say or their code does; a family with others overrides."""
+        """N(0, 0.02), biases 0, norms 1, as most papers or their code do; other families override it."""
         for module in self.modules():
             if isinstance(module, nn.LayerNorm | RMSNorm):
                 module.reset_parameters()
@@ -106,7 +106,7 @@ class Model(nn.Module):
                     nn.init.zeros_(p)
 
     def tie(self) -> None:
-        """Make tied parameters one again, after their memory was replaced."""
+        """Make tied parameters the same object again after their memory was replaced."""
 
     def weight_map(self) -> WeightMap:
         """The map between our tensors' names and the hub's; a family without a layout there keeps ours."""
@@ -114,22 +114,22 @@ class Model(nn.Module):
         return identity(dict(self.named_parameters())) if layout is None else layout.weight_map(self)
 
     def n_parameters(self) -> int:
-        """How many weights the model has; modules that store theirs in another form say how many (`n_weights`)."""
+        """The number of parameters; modules that store them in another form count them in `n_weights`."""
         stored = sum(getattr(module, "n_weights", 0) for module in self.modules())
         return stored + sum(p.numel() for p in self.parameters())
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def context_length(self) -> int | None:
-        """The longest sequence the model can read, None if its positions have no end."""
+        """The longest sequence that the model's positions allow, None if there is no limit."""
         return None
 
     def check_length(self, n: int) -> None:
-        """ValueError if a sequence of n tokens is longer than the model can read."""
+        """ValueError if n tokens are more than the context length."""
         if self.context_length is not None and n > self.context_length:
             raise ValueError(
                 f"{n} tokens do not fit: this model has positions for {self.context_length}; shorten the text"
@@ -137,12 +137,12 @@ class Model(nn.Module):
 
 
 def as_batch(batch: Batch | Tensor) -> Batch:
-    """Token ids (B, T) as a batch; a batch as it is."""
+    """Token ids (B, T) as a batch; a batch unchanged."""
     return Batch(tokens=batch) if isinstance(batch, Tensor) else batch
 
 
 def row_lengths(tokens: Tensor, lengths: Tensor | None) -> list[int]:
-    """Real tokens per row as numbers; every row must have one at least."""
+    """The number of real tokens of each row; ValueError if a row has none."""
     n = tokens.shape[1]
     counts = [n] * tokens.shape[0] if lengths is None else lengths.tolist()
     if any(c < 1 or c > n for c in counts):
@@ -160,7 +160,7 @@ S = TypeVar("S", bound=State)
 
 
 class GenerativeModel(Model, Generic[S]):
-    """Families that generate: `start` reads what there is, `step` goes on from it. S is their kind of state."""
+    """Base of the families that generate: `start` prefills, `step` decodes. S is the type of their state."""
 
     head: nn.Module
 
@@ -169,24 +169,24 @@ class GenerativeModel(Model, Generic[S]):
         raise NotImplementedError
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        """Logits (B, T, V) of what follows each token."""
+        """Token ids (B, T) -> logits (B, T, V) of the token that follows each."""
         hidden = self.hidden(as_batch(batch))
         return Output(hidden, self.head(hidden))
 
     def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, S]:
-        """Prefill, or encode the source: logits (B, V) of the next token. `capacity` allocates ahead."""
+        """Prefill, or encode the source: logits (B, V) of the next token. `capacity`: tokens to allocate memory for."""
         raise NotImplementedError
 
     def step(self, tokens: Tensor, state: S, *, last: bool = False) -> Tensor:
-        """One more token per row (B,) -> logits (B, V); or several (B, T) -> (B, T, V), (B, V) of the `last` alone."""
+        """Decode one token per row (B,) -> logits (B, V), or several (B, T) -> (B, T, V), or (B, V) of the `last`."""
         several = tokens if tokens.ndim == 2 else tokens[:, None]
         hidden = self.hidden(Batch(several), state)
         state.advance(several.shape[1])
         return self.head(hidden[:, -1] if last or tokens.ndim == 1 else hidden)
 
     def positions(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
-        """Position of each token (B or 1, T): after those in the state, from 0 in each packed document; checks the
-        length."""
+        """The position of each token (B or 1, T): after those in the state, from 0 in each packed document. ValueError
+        if one is beyond the context length."""
         n, device = batch.ids.shape[1], batch.ids.device
         if state is None:
             self.check_length(n)
@@ -195,11 +195,11 @@ class GenerativeModel(Model, Generic[S]):
         longest = max(at + count for at, count in zip(state.lengths, counts, strict=True))
         self.check_length(longest)
         found = position_ids(state.starts, n, device)
-        return found if batch.lengths is None else found.clamp(max=longest - 1)  # padding may lie beyond the last
+        return found if batch.lengths is None else found.clamp(max=longest - 1)  # padding may be beyond the last
 
 
 class DecoderModel(GenerativeModel[KeyValueState]):
-    """Decoder-only families: embed, decode, and score the vocabulary."""
+    """Base of the decoder-only families: embedding, decoder, head."""
 
     abilities: tuple[str, ...] = ("generate", "stream", "fill", "embed", "capture")
 
@@ -209,8 +209,8 @@ class DecoderModel(GenerativeModel[KeyValueState]):
     def start(
         self, batch: Batch | Tensor, *, capacity: int = 0, state: KeyValueState | None = None
     ) -> tuple[Tensor, KeyValueState]:
-        """Prefill: logits (B, V) of what follows each prompt. Into `state` where there is one already, whose rows may
-        hold prefixes of different lengths."""
+        """Prefill: logits (B, V) of the token that follows each prompt. With a `state`, the prompts continue its rows,
+        which may have different lengths."""
         batch = as_batch(batch)
         counts = row_lengths(batch.ids, batch.lengths)
         state = self.new_state(len(counts), capacity) if state is None else state
@@ -224,16 +224,16 @@ class DecoderModel(GenerativeModel[KeyValueState]):
 
 
 class EncoderDecoderModel(GenerativeModel[KeyValueState]):
-    """Encoder-decoder families: the source is encoded once, its keys and values kept in the state."""
+    """Base of the encoder-decoder families: the source is encoded once, its keys and values are kept in the state."""
 
     abilities = ("generate", "stream", "translate", "embed", "capture")
 
     encoder: Stack
     decoder: Stack
-    start_id: int  # what the decoder begins with
+    start_id: int  # the token that the target begins with
 
     def encode(self, batch: Batch) -> Tensor:
-        """The encoder's output (B, S, E), the memory that cross-attention reads."""
+        """The encoder's output (B, S, E), the memory that the decoder attends to."""
         raise NotImplementedError
 
     def decode(self, batch: Batch, memory: Tensor | None, state: KeyValueState | None = None) -> Tensor:
@@ -254,7 +254,7 @@ class EncoderDecoderModel(GenerativeModel[KeyValueState]):
         return batch.source, position_ids(0, batch.source.shape[1], batch.source.device)
 
     def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, KeyValueState]:
-        """Encode the source, read the target so far (`tokens`, or the start token alone): logits (B, V)."""
+        """Encode the source and prefill the target so far (`tokens`, or the start token): logits (B, V)."""
         memory = self.encode(batch)
         row_lengths(memory, batch.source_lengths)  # there is nothing to attend to in an empty source
         tokens = batch.tokens

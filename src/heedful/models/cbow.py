@@ -1,8 +1,8 @@
 """CBOW, the continuous bag of words (Mikolov et al. 2013, section 3.1): a word from the mean of the words around it.
 
-What is learned is the embedding: words that stand in the same company get vectors close together (`nearest`,
-`analogy` in `heedful.nn.embed`). It is here because attention grew out of it: the mean over a window is attention whose
-weights are all alike. Where we differ: a full softmax, where the paper has a hierarchical one to save time.
+Its embedding is what one trains it for: words that occur in the same contexts get similar vectors (`nearest`,
+`analogy` in `heedful.nn.embed`). It is a forerunner of attention: the mean over a window is attention with equal
+weights. Where we differ: a full softmax, where the paper has a hierarchical one to save time.
 
     B batch, T positions, E width of the vectors, V vocabulary
 """
@@ -22,9 +22,11 @@ from heedful.nn.head import LanguageHead
 
 @dataclass(frozen=True)
 class CBOWConfig(Config):
+    """CBOW's settings."""
+
     vocab_size: int = 30000
     d_model: int = 300
-    window: int = 4  # words on each side; the paper's best had four
+    window: int = 4  # words on each side; four in the paper's best model
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,7 +35,7 @@ class CBOWConfig(Config):
 
 
 class CBOW(Model):
-    """Every position of a row is predicted from its neighbours: the targets are the tokens themselves."""
+    """Predicts every token of a row from its neighbours; the targets are the tokens themselves."""
 
     family = "cbow"
     config_class = CBOWConfig
@@ -50,15 +52,16 @@ class CBOW(Model):
         return self.embed.weight.detach()
 
     def hidden(self, batch: Batch) -> Tensor:
-        """The mean of each position's neighbours (B, T, E)."""
-        return self.around(batch) @ self.embed(batch.ids)
+        """The mean of the embeddings of each position's neighbours (B, T, E)."""
+        return self.around(batch) @ self.embed(batch.ids)  # (B, T, T) @ (B, T, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        hidden = self.hidden(as_batch(batch))
-        return Output(hidden, self.head(hidden))
+        """Token ids (B, T) -> logits (B, T, V) of each token, from its neighbours."""
+        hidden = self.hidden(as_batch(batch))  # (B, T, E)
+        return Output(hidden, self.head(hidden))  # (B, T, V)
 
     def around(self, batch: Batch) -> Tensor:
-        """How much each position (row) takes of every other (column): the same of each neighbour, (B, T, T)."""
+        """The weight (B, T, T) of each position (column) in the mean of another (row): equal for all neighbours."""
         n, device = batch.ids.shape[1], batch.ids.device
         place = torch.arange(n, device=device)
         distance = (place[:, None] - place).abs()
@@ -67,11 +70,11 @@ class CBOW(Model):
             near = near & (place < batch.lengths[:, None])[:, None, :]
         if batch.documents is not None:
             near = near & (batch.documents[:, :, None] == batch.documents[:, None, :])
-        count = near.sum(dim=-1, keepdim=True).clamp(min=1)  # a word alone has the zero vector for company
+        count = near.sum(dim=-1, keepdim=True).clamp(min=1)  # a word without neighbours gets the zero vector
         return near.to(self.embed.weight.dtype) / count
 
     def init_weights(self) -> None:
-        """As in the authors' code: vectors even in ±1/2E, and an output of zeros."""
+        """As in the authors' code: the embedding uniform in ±1/2E, the head 0."""
         half = 0.5 / self.config.d_model
         nn.init.uniform_(self.embed.weight, -half, half)
         nn.init.zeros_(self.head.weight)

@@ -1,6 +1,6 @@
-"""What every family's config shares: frozen, checked when made, readable and writable as plain data.
+"""What every family's config shares: frozen dataclasses, validated when created, to and from plain data.
 
-Nothing here imports torch: `heedful models` and `heedful info` answer at once.
+Nothing here imports torch, whose import takes seconds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 if TYPE_CHECKING:
     from heedful.models.hub import HubLayout
 
-# Far beyond every published model, and small enough that a hostile config is refused before anything is built.
+# The largest values allowed: far above every published model, and low enough to refuse a hostile config before
+# anything is built.
 LARGEST: dict[str, int] = {"n_layers": 2048, "n_experts": 4096}
 LARGEST_SIZE = 2**24
-SIZES = ("vocab_size", "max_len", "image_size", "patch_size")  # and all that begins with n_ or d_
+SIZES = ("vocab_size", "max_len", "image_size", "patch_size")  # and every name that begins with n_ or d_
 
-# The types that a field's annotation may name, as JSON has them.
+# The names of types in a field's annotation -> the types of its values from JSON.
 TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (float, int),
@@ -32,8 +33,11 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Base of all configs. Names are the same everywhere: d_model, n_layers, n_heads, n_kv_heads, d_head, d_ff,
+    """Base of all configs. Families use the same names: d_model, n_layers, n_heads, n_kv_heads, d_head, d_ff,
     vocab_size, max_len."""
+
+    # The family's layout on the hub, assigned at the end of its file; None if the hub has no such models.
+    hub: ClassVar[HubLayout | None] = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -42,7 +46,7 @@ class Config:
             self._check(field.name, value)
 
     def _check(self, name: str, value: object) -> None:
-        """Finite, and sizes within reason."""
+        """ValueError if a value is not finite or a size is not within its limits."""
         if not _is_finite(value):
             raise ValueError(f"{name} is {str(value)[:100]}, not a finite number")
         if value is None or not (name.startswith(("n_", "d_")) or name.endswith(SIZES)):
@@ -54,24 +58,23 @@ class Config:
             raise ValueError(f"{name} is {value}: it must be from 1 to {largest}")
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some values changed; an unknown name is an error with the nearest one."""
+        """A copy with some settings changed; ValueError for an unknown name."""
         check_names(changes, [f.name for f in dataclasses.fields(self)], type(self).__name__)
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
+        """All settings as plain data."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """A config from plain data, such as `to_dict` gives; ValueError for an unknown name."""
         check_names(values, [f.name for f in dataclasses.fields(cls)], cls.__name__)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
-    # How the hub stores models of this family, set at the end of its file; None if the hub has none.
-    hub: ClassVar[HubLayout | None] = None
-
     @classmethod
     def from_hub(cls, hub: Mapping[str, Any]) -> Self:
-        """Read the hub's config.json (already parsed)."""
+        """A config from the hub's config.json, parsed."""
         if cls.hub is None:
             raise ValueError(f"the hub has no layout for a {cls.__name__}")
         config = cls(**cls.hub.read(hub))
@@ -79,7 +82,7 @@ class Config:
         return config
 
     def to_hub(self) -> dict[str, Any]:
-        """The config.json that the reference implementation reads; without a model_type, the hub has none for it."""
+        """The config.json that the reference implementation reads; {} if the hub has no such models."""
         return {} if self.hub is None else self.hub.write(self)
 
 
@@ -88,14 +91,14 @@ PROBLEMS = ("single_label_classification", "multi_label_classification", "regres
 
 @dataclass(frozen=True)
 class HeadConfig(Config):
-    """A config of a model with one of several heads, some of which tell labels apart."""
+    """Base of the configs of models with one of several heads (`heedful.models.heads`), some of which have labels."""
 
-    head: str = "encoder"  # one of `heads`; "encoder": none
+    head: str = "encoder"  # one of `heads`; "encoder" is none
     n_labels: int = 2
     labels: tuple[str, ...] = ()  # their names
-    problem_type: str | None = None  # one of PROBLEMS; None: regression if there is one label, else one of them
+    problem_type: str | None = None  # one of PROBLEMS; None: `problem` decides
 
-    heads: ClassVar[Sequence[str]] = ("encoder",)  # those that the family has
+    heads: ClassVar[Sequence[str]] = ("encoder",)  # that the family has
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,19 +111,19 @@ class HeadConfig(Config):
 
     @property
     def problem(self) -> str:
-        """What the labels are: one of them is true, any number of them are, or they are numbers."""
+        """One of PROBLEMS: `problem_type`, or regression if there is one label, else single-label classification."""
         return self.problem_type or (PROBLEMS[2] if self.n_labels == 1 else PROBLEMS[0])
 
 
 def _check_type(name: str, kind: str, value: object) -> None:
-    """Values come from files: they must have the type that the field declares."""
+    """ValueError if a value, which may come from a file, has another type than its field's."""
     kinds = set(kind.split(" | "))
     if kinds <= TYPES.keys() and type(value) not in {t for k in kinds for t in TYPES[k]}:
         raise ValueError(f"{name} is {str(value)[:100]!r}: it must be {kind.replace(' | ', ' or ')}")
 
 
 def _is_finite(value: object) -> bool:
-    """No NaN and no infinity, in tables and lists neither."""
+    """Whether a value has no NaN and no infinity, in tables and lists too."""
     if isinstance(value, Mapping):
         return all(_is_finite(v) for v in value.values())
     if isinstance(value, list | tuple):
@@ -129,6 +132,7 @@ def _is_finite(value: object) -> bool:
 
 
 def check_names(given: Mapping[str, Any], known: list[str], what: str) -> None:
+    """ValueError for a name of `given` that is not one of the `known`, with the nearest one; `what` has these names."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

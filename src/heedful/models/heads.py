@@ -9,7 +9,7 @@ next_sentence   NextSentenceHead  [CLS]               (B, 2)
 classify        SequenceHead      [CLS]               (B, L)
 choose          ChoiceHead        [CLS] per choice    (B, C); tokens and segments are (B, C, T), lengths (B, C)
 tag             TokenHead         every position      (B, T, L)
-answer          SpanHead          every position      (B, T, 2): does the answer begin here, does it end here
+answer          SpanHead          every position      (B, T, 2): of the first and the last token of the answer
 
 B batch, T positions, E model width, V vocabulary, L labels, C choices
 """
@@ -28,7 +28,7 @@ from heedful.nn.head import FirstPosition, LanguageHead, Pooler
 
 @dataclass
 class HeadParts:
-    """What heads are made from; each takes what it needs."""
+    """The arguments of all heads; each uses some."""
 
     d_model: int
     n_labels: int
@@ -36,14 +36,14 @@ class HeadParts:
     act: str = "gelu"
     norm_eps: float = 1e-12
     dropout: float = 0.0
-    pooler: Pooler | FirstPosition | None = None  # makes one vector of a sequence
+    pooler: Pooler | FirstPosition | None = None  # one vector per sequence
 
 
 class EncoderHead(nn.Module):
-    """Base of all heads; called on hidden states (B, T, E) it gives logits."""
+    """Base of all heads: hidden states (B, T, E) -> logits."""
 
-    ability: ClassVar[str | None] = None  # what a loaded model can do with it
-    pools: ClassVar[bool] = False  # reads one vector per sequence, of its `pooler`
+    ability: ClassVar[str | None] = None  # the method that it gives a loaded model
+    pools: ClassVar[bool] = False  # reads its pooler's one vector per sequence
     per_token: ClassVar[bool] = False  # has logits for every position
 
     def __init__(self, parts: HeadParts) -> None:
@@ -54,7 +54,7 @@ class EncoderHead(nn.Module):
         return Output(hidden, self(hidden))
 
     def check(self, batch: Batch) -> None:
-        """ValueError if the head cannot read such a batch."""
+        """ValueError if the batch does not fit the head."""
         if self.pools and batch.documents is not None:
             raise ValueError(f"a {type(self).__name__} reads one vector per row: do not pack documents")
         if batch.ids.ndim != 2:
@@ -85,7 +85,7 @@ class PoolerHead(EncoderHead):
 
 
 class MaskedHead(EncoderHead):
-    """BERT's language model: dense, activation, norm, then the tied vocabulary with a bias of its own."""
+    """BERT's masked language model: dense, activation, norm, then the embedding transposed, with a bias."""
 
     ability = "fill"
     per_token = True
@@ -134,7 +134,7 @@ class SequenceHead(EncoderHead):
         self.classifier = nn.Linear(parts.d_model, self.n_outputs(parts))
 
     def n_outputs(self, parts: HeadParts) -> int:
-        """How many logits a sequence has."""
+        """The number of logits of a sequence."""
         return parts.n_labels
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class NextSentenceHead(SequenceHead):
     ability = None
 
     def n_outputs(self, parts: HeadParts) -> int:
-        """It follows, or it does not."""
+        """Two: it follows, or not."""
         return 2
 
 
@@ -163,11 +163,11 @@ class ChoiceHead(SequenceHead):
     ability = None
 
     def n_outputs(self, parts: HeadParts) -> int:
-        """One score for each choice."""
+        """One."""
         return 1
 
     def check(self, batch: Batch) -> None:
-        """Choices are a dimension of their own."""
+        """ValueError unless tokens are (B, C, T)."""
         if batch.ids.ndim != 3 or batch.documents is not None:
             raise ValueError("the head 'choose' reads tokens (batch, choices, positions), not packed")
 
@@ -190,7 +190,7 @@ class TokenHead(EncoderHead):
         self.classifier = nn.Linear(parts.d_model, self.n_outputs(parts))
 
     def n_outputs(self, parts: HeadParts) -> int:
-        """How many logits a token has."""
+        """The number of logits of a token."""
         return parts.n_labels
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -199,12 +199,12 @@ class TokenHead(EncoderHead):
 
 
 class SpanHead(TokenHead):
-    """Where an answer begins and where it ends (BERT, section 4.2)."""
+    """The first and the last token of an answer (BERT, section 4.2)."""
 
     ability = "answer"
 
     def n_outputs(self, parts: HeadParts) -> int:
-        """Begin and end."""
+        """Two: the answer's first token, and its last."""
         return 2
 
 

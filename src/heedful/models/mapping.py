@@ -1,9 +1,9 @@
-"""The map between our tensor names and the hub's, as data: one list of rules gives loading and saving.
+"""The weight map: our tensors' names and the hub's, as a list of rules that serves loading and saving.
 
-    same("decoder.blocks.{}.attention.query", "model.layers.{}.self_attn.q_proj")
+    rule("decoder.blocks.{}.attention.query", "model.layers.{}.self_attn.q_proj")
 
-`{}` stands for a number, the same on both sides. A rule names tensors, or modules: a module's rule holds for its
-weight, and for its bias where it has one. Each rule carries an `Op` that turns their tensors into ours and back.
+`{}` stands for a number, the same on both sides. A rule names modules, and holds for the weight and the bias of each,
+or tensors. Its `Op` converts the hub's tensors ("theirs") to ours and back.
 """
 
 from __future__ import annotations
@@ -20,72 +20,88 @@ Shapes = Sequence[torch.Size]
 
 
 class Op(Protocol):
-    """Turns a rule's tensors from theirs to ours (`load`, given our shapes) and from ours to theirs (`save`).
+    """Converts the tensors of a rule."""
 
-    `shapes` are those of theirs, given ours.
-    """
+    def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
+        """Our tensors, of these shapes, from theirs."""
 
-    def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]: ...
-    def save(self, ours: list[Tensor]) -> list[Tensor]: ...
-    def shapes(self, ours: Shapes) -> Shapes: ...
+    def save(self, ours: list[Tensor]) -> list[Tensor]:
+        """Their tensors from ours."""
+
+    def shapes(self, ours: Shapes) -> Shapes:
+        """The shapes of their tensors, given those of ours."""
 
 
 class Copy:
+    """The same tensors on both sides."""
+
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
+        """Unchanged."""
         return theirs
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
+        """Unchanged."""
         return ours
 
     def shapes(self, ours: Shapes) -> Shapes:
+        """Unchanged."""
         return ours
 
 
 class Transpose:
-    """Their matrix is (in, out): GPT-1's and GPT-2's Conv1D."""
+    """Their matrix is (in, out), as in GPT-2's Conv1D."""
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
+        """(in, out) -> (out, in); biases unchanged."""
         return [t.t() if t.ndim == 2 else t for t in theirs]
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
+        """(out, in) -> (in, out); biases unchanged."""
         return [t.t() if t.ndim == 2 else t for t in ours]
 
     def shapes(self, ours: Shapes) -> Shapes:
+        """Reversed."""
         return [torch.Size(reversed(s)) for s in ours]
 
 
 class Fuse:
-    """Theirs is one tensor where ours are several, one after the other along the output dimension."""
+    """Their one tensor is ours concatenated along the output dimension."""
 
     def __init__(self, *, transposed: bool = False) -> None:
         self.inner: Op = Transpose() if transposed else Copy()
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
+        """Split."""
         whole = self.inner.load(theirs, shapes)[0]
         return list(whole.split([s[0] for s in shapes]))
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
+        """Concatenate."""
         return self.inner.save([torch.cat(ours)])
 
     def shapes(self, ours: Shapes) -> Shapes:
+        """The first dimensions added."""
         return self.inner.shapes([_joined(ours)])
 
 
 class FuseHeads:
-    """Like `Fuse`, but head by head: query, key and value of head 0, then of head 1 (GPT-NeoX)."""
+    """Like `Fuse`, but head by head: query, key and value of head 0, then of head 1 (GPT-NeoX). H heads of size D."""
 
     def __init__(self, n_heads: int) -> None:
         self.n_heads = n_heads
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
+        """(H·3·D, ...) -> three of (H·D, ...)."""
         parts = theirs[0].unflatten(0, (self.n_heads, len(shapes), -1))  # (H, 3, D, ...)
         return [parts[:, i].flatten(0, 1) for i in range(len(shapes))]
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
+        """Three of (H·D, ...) -> (H·3·D, ...)."""
         heads = [t.unflatten(0, (self.n_heads, -1)) for t in ours]
         return [torch.stack(heads, dim=1).flatten(0, 2)]
 
     def shapes(self, ours: Shapes) -> Shapes:
+        """The first dimensions added."""
         return [_joined(ours)]
 
 
@@ -96,12 +112,15 @@ class Reshape:
         self.theirs = theirs
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
+        """Reshape to our shapes."""
         return [t.reshape(s) for t, s in zip(theirs, shapes, strict=True)]
 
     def save(self, ours: list[Tensor]) -> list[Tensor]:
+        """Reshape to theirs."""
         return [t.reshape(self.theirs) for t in ours]
 
     def shapes(self, ours: Shapes) -> Shapes:
+        """Their shape."""
         return [torch.empty(s, device="meta").reshape(self.theirs).shape for s in ours]
 
 
@@ -111,10 +130,12 @@ def _joined(shapes: Shapes) -> torch.Size:
 
 @dataclass(frozen=True)
 class Rule:
+    """These modules or tensors of ours are those of theirs."""
+
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     op: Op
-    module: bool  # True: names of modules, to be completed by .weight and .bias
+    module: bool  # the names are modules', to be completed by .weight and .bias
 
 
 def rule(
@@ -124,7 +145,7 @@ def rule(
     *,
     tensor: bool = False,
 ) -> Rule:
-    """One rule; `tensor` says that the names are tensors' own, not modules'."""
+    """A rule for modules, or with `tensor` for tensors; several names are one tensor on the other side."""
     mine = (ours,) if isinstance(ours, str) else tuple(ours)
     hubs = (theirs,) if isinstance(theirs, str) else tuple(theirs)
     return Rule(mine, hubs, op or Copy(), not tensor)
@@ -132,7 +153,7 @@ def rule(
 
 @dataclass(frozen=True)
 class Entry:
-    """A rule with its numbers filled in: these tensors of ours are those of theirs."""
+    """A rule's tensors in one layer, with the numbers filled in."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -141,18 +162,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """All rules of a model. `prefix` may be missing in a file (a checkpoint saved without its head), or be there
-    where the rules have none (a bare model's, read from a file with a head); tensors that match `ignored` (regular
-    expressions) carry nothing for this model: masks, tables, a second copy of a tied head, the heads it has not.
-    `renamed` reads files that use other names (regular expression -> what the rules call it)."""
+    """All rules of a model, and how its files may deviate from them."""
 
     rules: Sequence[Rule]
-    prefix: str = ""
-    ignored: Sequence[str] = field(default_factory=tuple)
-    renamed: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""  # of their names; a file may lack it (a model saved without its head), or add it
+    ignored: Sequence[str] = field(default_factory=tuple)  # regular expressions: masks, tables, copies, other heads
+    renamed: Mapping[str, str] = field(default_factory=dict)  # regular expression of another name -> the rules' name
 
     def entries(self, names: Iterable[str]) -> list[Entry]:
-        """The rules spelled out for a model with these parameters; every parameter is covered exactly once."""
+        """The rules applied to these parameters' names; every one must be covered exactly once."""
         left = dict.fromkeys(names)
         found: list[Entry] = []
         for one in self.rules:
@@ -165,10 +183,11 @@ class WeightMap:
         return found
 
     def is_ignored(self, name: str) -> bool:
+        """Whether a file's tensor is of no use for this model."""
         return any(re.search(pattern, name) for pattern in self.ignored)
 
-    def current(self, name: str) -> str:
-        """A file's name of a tensor as the rules spell it."""
+    def canonical_name(self, name: str) -> str:
+        """The name by which the rules know a file's tensor."""
         for pattern, now in self.renamed.items():
             name = re.sub(pattern, now, name)
         return name
@@ -190,11 +209,11 @@ def _expand(one: Rule, names: list[str]) -> Iterator[Entry]:
 
 
 def identity(names: Iterable[str]) -> WeightMap:
-    """For families that have no layout on the hub: our names are the file's."""
+    """The map of a model without a layout on the hub: the file has our names."""
     return WeightMap([rule(n, n, tensor=True) for n in names])
 
 
 def to_hub(weights: WeightMap, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors (or their gradients) by the hub's names."""
+    """Our tensors, or their gradients, converted and named as on the hub."""
     for entry in weights.entries(tensors):
         yield from zip(entry.theirs, entry.op.save([tensors[n] for n in entry.ours]), strict=True)

@@ -1,4 +1,4 @@
-"""Which families and sizes there are. Nothing here imports torch until a family's module is asked for."""
+"""The table of families and published sizes. Torch is imported only when a family's module is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
-    """Where a family lives, which `model_type`s of the hub are its own, and what it is in a line."""
+    """A family: its module and class, the hub's `model_type`s that it loads, a one-line description."""
 
     name: str
     class_name: str
@@ -25,6 +25,7 @@ class Family:
     about: str
 
     def load(self) -> type[Model]:
+        """Import the family's module and return its model class."""
         module = importlib.import_module(f"heedful.models.{self.name}")
         found: type[Model] = getattr(module, self.class_name)
         return found
@@ -64,7 +65,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True)
 class Size:
-    """A published size: its family, its main settings and what differs from the defaults, its number of parameters."""
+    """A published size: its family, its number of parameters, and its settings as far as the defaults differ."""
 
     name: str
     family: str
@@ -85,6 +86,7 @@ def sizes() -> dict[str, Size]:
 
 
 def size(name: str) -> Size:
+    """The published size of this name; ValueError with the nearest names if there is none."""
     if name not in sizes():
         near = difflib.get_close_matches(name, sizes(), n=3)
         hint = f"; near it: {', '.join(near)}" if near else ""
@@ -100,7 +102,7 @@ def create(name: str, *, device: str = "cpu", **changes: Any) -> Model:
 
 
 def for_hub(hub: Mapping[str, Any]) -> Family:
-    """The family that reads a config.json: one of the hub's, or one that only heedful has."""
+    """The family for a parsed config.json, by its `model_type`: the hub's, or "heedful" with a `family`."""
     kind = hub.get("model_type")
     if kind == "heedful" and hub.get("family") in FAMILIES:
         return FAMILIES[hub["family"]]

@@ -1,16 +1,18 @@
-"""The recurrent encoder-decoder, without attention and with its first forms.
+"""The recurrent encoder-decoder (sequence to sequence), without attention and with its first forms.
 
-    attention             the decoder                                                   paper
-    none                  begins with the encoder's last state, and has nothing else    Sutskever et al. 2014
-    additive              looks with the state it has; the context enters the step      Bahdanau et al. 2015
-    dot, general, concat  steps, and looks with the new state; both speak               Luong et al. 2015
+    attention             the decoder                                                             paper
+    none                  begins with the encoder's last state, all it has of the source          Sutskever et al. 2014
+    additive              attends with its previous state; the context is an input of the step    Bahdanau et al. 2015
+    dot, general, concat  steps, then attends with its new state; both together give the output   Luong et al. 2015
 
-The cells are an LSTM's (Sutskever, Luong) or a GRU's, which Cho et al. 2014 made for this.
+The cells are LSTMs (Sutskever, Luong) or GRUs, which Cho et al. 2014 invented for this model.
 
 Where we differ: each direction of a bidirectional encoder has half the width, so that its outputs and its last state
-fit the decoder as they are (Bahdanau et al. give each the whole, and begin with a tanh layer of the backward state);
-without attention the source is known by the first state alone (Cho et al. feed it to every step too); Luong's input
-feeding and local attention are left out. That Sutskever et al. reverse the source is a matter of the data.
+have the decoder's (Bahdanau et al. give each the full width, and begin with a tanh layer of the backward state);
+without attention the source reaches the decoder by its first state alone (Cho et al. feed it to every step too);
+Luong's input feeding and local attention are left out. Sutskever et al. reverse the source: that is up to the data.
+
+    B batch, T target, S source, E model width, L layers, C state of one layer (h, or h and c), V vocabulary
 """
 
 from __future__ import annotations
@@ -35,15 +37,17 @@ CHOICES: Mapping[str, Sequence[str]] = {"cell": tuple(CELLS), "attention": ("non
 
 @dataclass(frozen=True)
 class Seq2SeqConfig(Config):
+    """The recurrent encoder-decoder's settings."""
+
     cell: str = "lstm"  # or gru
-    bidirectional: bool = False  # the encoder
+    bidirectional: bool = False  # of the encoder
     attention: str = "none"  # or additive, dot, general, concat
     d_model: int = 1000
     d_embed: int | None = None  # d_model unless given
     n_layers: int = 1  # of the encoder and of the decoder
     vocab_size: int = 30000
     target_vocab_size: int | None = None  # vocab_size unless given
-    start_id: int = 0  # what the target begins with
+    start_id: int = 0  # the token that the target begins with
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -56,10 +60,13 @@ class Seq2SeqConfig(Config):
 
     @property
     def n_target(self) -> int:
+        """The size of the target's vocabulary."""
         return self.target_vocab_size or self.vocab_size
 
 
 class Seq2Seq(GenerativeModel[RecurrentState]):
+    """Source embedding and recurrent encoder, target embedding and recurrent decoder, the head."""
+
     family = "seq2seq"
     config_class = Seq2SeqConfig
     config: Seq2SeqConfig
@@ -89,51 +96,37 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
         align = Align(c.attention, c.d_model)
         return LookBefore(recurrence, align, d_embed) if before else LookAfter(recurrence, align)
 
-    def init_weights(self) -> None:
-        """Uniform in ±1/√d_model, embeddings N(0, 1), biases 0 outside the cells: PyTorch's own.
-
-        The papers' numbers (Sutskever et al.: ±0.08, Luong et al.: ±0.1, Bahdanau et al.: orthogonal, N(0, 0.01²))
-        belong to a width of 1,000; this follows the width.
-        """
-        bound = 1 / math.sqrt(self.config.d_model)
-        for name, p in self.named_parameters():
-            if name.endswith("embed.weight"):
-                nn.init.normal_(p)
-            elif name == "head.bias":
-                nn.init.zeros_(p)
-            else:
-                nn.init.uniform_(p, -bound, bound)
-
     def encode(self, batch: Batch) -> Memory:
-        """The source embedded, through the recurrent encoder: its outputs and last state."""
+        """The encoder's outputs (B, S, E), what attention compares them by, and its last state (B, L, C)."""
         if batch.source is None:
             raise ValueError("an encoder-decoder reads a source, and the batch has none")
         if batch.source_lengths is not None:
-            row_lengths(batch.source, batch.source_lengths)  # an empty row has no state
-        x = self.dropout(self.source_embed(batch.source))
+            row_lengths(batch.source, batch.source_lengths)  # an empty row has no last state
+        x = self.dropout(self.source_embed(batch.source))  # (B, S, d_embed)
         values, last = self.encoder(x, lengths=batch.source_lengths)  # (B, S, E), (B, L, C)
-        mask = Mask(1, values.shape[1], causal=False, lengths=batch.source_lengths)
         keys = values
         if isinstance(self.decoder, LookBefore | LookAfter):
-            keys = self.decoder.align.score.keys(values)
+            keys = self.decoder.align.score.keys(values)  # (B, S, E)
+        mask = Mask(1, values.shape[1], causal=False, lengths=batch.source_lengths)
         return Memory(last, values, keys, mask.dense())
 
     def decode(self, tokens: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
-        """Targets (B, T) after the recurrent state `carried` (B, L, C), attending to the memory."""
-        x = self.dropout(self.target_embed(tokens))
+        """Target tokens (B, T) that follow the recurrent state `carried` (B, L, C) -> hidden states (B, T, E), the
+        alignment (B, 1, T, S) and, if asked to `keep` them, the states after each token (B, T, L, C)."""
+        x = self.dropout(self.target_embed(tokens))  # (B, T, d_embed)
         hidden, states, weights = self.decoder(x, carried, memory, keep=keep)
         return Decoded(self.dropout(hidden), states, weights)
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        """Logits (B, T, V), with the true previous tokens (teacher forcing); with attention, `extra["alignment"]` holds
-        the weights (B, 1, T, S)."""
+        """Source (B, S) and target (B, T) -> logits (B, T, V) of the token that follows each of the target; with
+        attention, `extra["alignment"]` holds its weights (B, 1, T, S)."""
         batch = as_batch(batch)
         memory = self.encode(batch)
-        hidden, _, weights = self.decode(batch.ids, memory.last, memory)
+        hidden, _, weights = self.decode(batch.ids, memory.last, memory)  # (B, T, E), None, (B, 1, T, S)
         return Output(hidden, self.head(hidden), {} if weights is None else {"alignment": weights})
 
     def hidden(self, batch: Batch, state: RecurrentState | None = None) -> Tensor:
-        """The decoder's last hidden states (B, T, E), after those in the state if there is one."""
+        """The decoder's hidden states (B, T, E), following the tokens in the state if there is one."""
         if state is None:
             memory = self.encode(batch)
             return self.decode(batch.ids, memory.last, memory).hidden
@@ -143,7 +136,7 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
         return hidden
 
     def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, RecurrentState]:
-        """Encode the source, read the target so far (`tokens`, or the start token alone): logits (B, V)."""
+        """Encode the source and prefill the target so far (`tokens`, or the start token): logits (B, V)."""
         memory = self.encode(batch)
         tokens = batch.tokens
         if tokens is None:
@@ -153,3 +146,18 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
         hidden = self.hidden(Batch(tokens), state)
         state.advance(counts)
         return self.head(last_of_each(hidden, counts)), state
+
+    def init_weights(self) -> None:
+        """PyTorch's defaults: uniform in ±1/√d_model, embeddings N(0, 1), the head's bias 0.
+
+        The papers' (Sutskever et al.: ±0.08, Luong et al.: ±0.1, Bahdanau et al.: orthogonal, N(0, 0.01²)) are for a
+        width of 1,000; these depend on the width.
+        """
+        bound = 1 / math.sqrt(self.config.d_model)
+        for name, p in self.named_parameters():
+            if name.endswith("embed.weight"):
+                nn.init.normal_(p)
+            elif name == "head.bias":
+                nn.init.zeros_(p)
+            else:
+                nn.init.uniform_(p, -bound, bound)

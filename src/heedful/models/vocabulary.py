@@ -1,16 +1,15 @@
-"""The bounds of token ids, checked here wherever ids come from outside: beyond an embedding's table, an index is
-undefined behaviour."""
+"""Bounds checks of token ids from outside: an index beyond the embedding is undefined behaviour."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_LISTED = 20  # ids in a message
+MAX_LISTED = 20  # ids in an error message
 
 
 def vocab_sizes(model: object) -> tuple[int | None, int | None]:
-    """How many token ids a model reads, and how many it predicts: an encoder-decoder may have a vocabulary for each
-    side. None where it has none."""
+    """The sizes of a model's input and output vocabularies, which may differ in an encoder-decoder; None if it has
+    none."""
     config = getattr(model, "config", None)
     inputs: int | None = getattr(config, "vocab_size", None)
     return inputs, getattr(config, "n_target", inputs)

@@ -166,7 +166,7 @@ class HubNames:
         for name in list(known):
             known.setdefault(name.removeprefix(prefix), name)
             known.setdefault(prefix + name, name)
-        return lambda name: known.get(self.weights.current(name))
+        return lambda name: known.get(self.weights.canonical_name(name))
 
 
 def check_linear(entry: Entry) -> None:

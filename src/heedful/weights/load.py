@@ -217,7 +217,7 @@ def match_tensors(
 ) -> dict[str, str]:
     """The source's name of each tensor of the weight map; ValueError that lists every disagreement."""
     given_names = {n for n in source.names() if not weights.is_ignored(n)}
-    names = {weights.current(n): n for n in given_names}
+    names = {weights.canonical_name(n): n for n in given_names}
     found: dict[str, str] = {}
     problems: list[str] = []
     for entry in entries:
