@@ -78,16 +78,6 @@ class EncoderModel(Model):
             dropout=c.dropout,
         )
 
-    @property
-    def context_length(self) -> int:
-        """The longest sequence the model can read."""
-        return self.config.max_len
-
-    def tie(self) -> None:
-        """The masked head's matrix is the embedding."""
-        if isinstance(self.head, MaskedHead):
-            self.head.vocabulary.weight = self.embed.weight
-
     def hidden(self, batch: Batch) -> Tensor:
         """The last hidden states (B, T, E), before the head."""
         raise NotImplementedError
@@ -101,15 +91,16 @@ class EncoderModel(Model):
 
     def encode(self, x: Tensor, batch: Batch) -> Tensor:
         """The sum of the embeddings (B, T, E), normalized, through the encoder's blocks -> (B, T, E)."""
-        x, lengths, documents = self.dropout(self.embed_norm(x)), batch.lengths, batch.documents
-        here = position_ids(0, x.shape[1], x.device)
+        x = self.dropout(self.embed_norm(x))  # (B, T, E)
+        columns = position_ids(0, x.shape[1], x.device)  # (1, T)
+        lengths, documents = batch.lengths, batch.documents
         if documents is not None and lengths is not None:
             # Padding becomes a document of its own, so that every query has a key to attend to.
-            documents, lengths = documents.masked_fill(here >= lengths[:, None], -1), None
-        return self.encoder(x, here, lengths=lengths, documents=documents)
+            documents, lengths = documents.masked_fill(columns >= lengths[:, None], -1), None
+        return self.encoder(x, columns, lengths=lengths, documents=documents)  # (B, T, E)
 
     def positions(self, batch: Batch) -> Tensor:
-        """Position of each token (B or 1, T), from 0 in each packed document; checks the length."""
+        """The position of each token (B or 1, T), from 0 in each packed document; ValueError if there are too many."""
         n = batch.ids.shape[1]
         self.check_length(n)
         if batch.documents is not None:
@@ -117,13 +108,23 @@ class EncoderModel(Model):
         return position_ids(0, n, batch.ids.device)
 
     def embed_segments(self, segments: Tensor | None) -> Tensor:
-        """The vectors of sentence A and B (B, T, E); without `segments` everything is A, (E,)."""
+        """The embeddings of segments (B, T) -> (B, T, E); without `segments`, that of sentence A (E,)."""
         assert self.segment is not None
         if segments is None:
             return self.segment.weight[0]
         if len(self.segment.weight) < 2:
             raise ValueError("this model does not tell sentence A from sentence B: give it no segments")
         return self.segment(segments)
+
+    @property
+    def context_length(self) -> int:
+        """The number of learned positions."""
+        return self.config.max_len
+
+    def tie(self) -> None:
+        """The masked head's matrix is the embedding."""
+        if isinstance(self.head, MaskedHead):
+            self.head.vocabulary.weight = self.embed.weight
 
 
 # --- the hub's names -------------------------------------------------------------------------------------------------

@@ -90,16 +90,16 @@ class GPTNeo(DecoderModel):
         norms = Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps))
         return PreNormBlock(attention, feedforward, norms, dropout=c.dropout)
 
-    @property
-    def context_length(self) -> int:
-        """The number of learned positions."""
-        return self.config.max_len
-
     def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
         """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
         return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
+
+    @property
+    def context_length(self) -> int:
+        """The number of learned positions."""
+        return self.config.max_len
 
     def tie(self) -> None:
         """The head's matrix is the embedding."""

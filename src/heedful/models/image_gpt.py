@@ -77,6 +77,12 @@ class ImageGPT(DecoderModel):
             dropout=c.dropout,
         )
 
+    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
+        """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
+        positions = self.positions(batch, state)  # (B or 1, T)
+        x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
+        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
+
     @property
     def context_length(self) -> int:
         """The number of learned positions: the pixels of an image."""
@@ -86,12 +92,6 @@ class ImageGPT(DecoderModel):
     def start_id(self) -> int:
         """The token that starts an image: the last of the vocabulary."""
         return self.config.vocab_size - 1
-
-    def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
-        """The last hidden states (B, T, E): tokens and positions embedded, then the blocks and the last norm."""
-        positions = self.positions(batch, state)  # (B or 1, T)
-        x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
-        return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
     def prompt(self, ids: Tensor) -> Batch:
         """The first pixels (B, N) of images, N may be 0, ready to be continued."""
