@@ -153,6 +153,7 @@ def model_bytes(model: nn.Module, kind: str) -> int:
     return int(total)
 
 
+@pytest.mark.skipif(library() is None, reason="the documented sizes are those of the C kernels' layouts")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "int4"])
 def test_memory_is_as_documented(kind):
     model = heedful.load("shakespeare").model
