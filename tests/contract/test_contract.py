@@ -201,22 +201,22 @@ def test_rows_join_later_and_leave_earlier(case: Case, path: str):
 
     state = begin(1, 2)
     go_on(state, [1])
-    state.join(begin(0, 4))
+    state.append_rows(begin(0, 4))
     go_on(state, [1, 0])
-    state.join(begin(2, 1), [0, 0])
+    state.append_rows(begin(2, 1), [0, 0])
     assert state.lengths == [4, 5, 1, 1]
     go_on(state, [1, 0, 2, 2])
-    state.drop(0)
+    state.remove_row(0)
     go_on(state, [2, 0, 2])
-    state.drop(2)
+    state.remove_row(2)
     go_on(state, [2, 0])
-    state.drop(1)
-    state.drop(0)
+    state.remove_row(1)
+    state.remove_row(0)
     assert state.n_rows == 0
-    state.join(begin(2, 3))
+    state.append_rows(begin(2, 3))
     go_on(state, [2])
     with pytest.raises(ValueError, match="rows"):
-        state.drop(1)
+        state.remove_row(1)
 
 
 @packing

@@ -61,11 +61,11 @@ def test_paged_equals_contiguous(name):
     both(lambda s: s.select([1, 1, 3, 0]))
     both(lambda s: s.free(2))
     both(lambda s: s.truncate([4, 2, 9, 9]))
-    both(lambda s: s.drop(0))
+    both(lambda s: s.remove_row(0))
     _, more = model.start(tokens[:2, :6])
     more_pages = PagedState(pages.pool, len(model.decoder.blocks), 2)
     model.step(tokens[:2, :6], more_pages)
-    both(lambda s: s.join(more if s is plain else more_pages, [1, 0, 1]))
+    both(lambda s: s.append_rows(more if s is plain else more_pages, [1, 0, 1]))
     both(lambda s: s.truncate([9, 9, 9, 5, 5, 5]))
     for state in (more_pages, pages):
         state.select([])

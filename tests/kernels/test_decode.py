@@ -54,7 +54,7 @@ def steps(model, n: int = 4) -> torch.Tensor:
     found = [model.step(torch.tensor([4 + i, 9, 6 + i]), state) for i in range(n)]
     state.select([2, 0, 0])
     found.append(model.step(torch.tensor([7, 8, 9]), state))
-    state.drop(0)
+    state.remove_row(0)
     found.append(model.step(torch.tensor([7, 8]), state))
     found.append(model.step(torch.tensor([[7, 8, 3], [1, 2, 4]]), state).flatten(0, 1))
     found.append(model.step(torch.tensor([7, 8]), state))
@@ -120,7 +120,7 @@ def test_pages_give_the_same_bits(name, calls):
     for act in (
         lambda s: None,
         lambda s: s.select([2, 0, 0, 1]),
-        lambda s: s.drop(1),
+        lambda s: s.remove_row(1),
         lambda s: s.truncate([5, 2, 4]),
         lambda s: s.free(1),
     ):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from heedful.nn.recurrent import Additive, Align, Dot, General, LookAfter, LookBefore, Recurrence
+from heedful.nn.recurrent import Additive, Align, BahdanauDecoder, Dot, General, LuongDecoder, Recurrence
 from heedful.nn.recurrent_state import Memory, RecurrentState
 
 B, T, S, E = 3, 4, 5, 6
@@ -94,21 +94,21 @@ def test_step_by_step_is_the_same_as_at_once(cell):
     x = torch.randn(B, T, E)
     _, begin = recurrence(torch.randn(B, 2, E))
     out, end = recurrence(x, begin)
-    steps, states = recurrence.each(x, begin)
+    steps, states = recurrence.forward_steps(x, begin)
     torch.testing.assert_close(steps, out)
     torch.testing.assert_close(states[:, -1], end)
-    torch.testing.assert_close(recurrence.top(end)[:, 0], out[:, -1])
+    torch.testing.assert_close(recurrence.top_hidden(end)[:, 0], out[:, -1])
 
 
 def test_what_is_seen_before_the_step_enters_it():
     """Bahdanau: blind the decoder and its recurrent states change; Luong: only what it says does."""
     x, begin = torch.randn(B, T, E), torch.randn(B, 1, E)
-    before = LookBefore(Recurrence("gru", 2 * E, E), Align("additive", E), E)
-    after = LookAfter(Recurrence("gru", E, E), Align("concat", E))
+    before = BahdanauDecoder(Recurrence("gru", 2 * E, E), Align("additive", E), E)
+    after = LuongDecoder(Recurrence("gru", E, E), Align("concat", E))
     for decoder, enters in ((before, True), (after, False)):
         source = memory(decoder.align)
         blind = Memory(source.last, torch.zeros_like(source.values), source.keys, source.allowed)
-        seeing, unseeing = (decoder(x, begin, m, keep=True) for m in (source, blind))
+        seeing, unseeing = (decoder(x, begin, m, keep_states=True) for m in (source, blind))
         assert torch.equal(seeing.states, unseeing.states) != enters
         assert not torch.equal(seeing.hidden, unseeing.hidden)
         assert seeing.weights.shape == (B, 1, T, S)
@@ -120,17 +120,17 @@ def test_a_state_returns_to_where_it_was():
     told = torch.randn(B, 4, 1, E)
     state.extend(told)
     state.advance([4, 1, 2])
-    torch.testing.assert_close(state.now(), torch.stack([told[0, 3], told[1, 0], told[2, 1]]))
+    torch.testing.assert_close(state.current(), torch.stack([told[0, 3], told[1, 0], told[2, 1]]))
     state.truncate([3, 1, 0])
-    torch.testing.assert_close(state.now(), torch.stack([told[0, 2], told[1, 0], source.last[2]]))
+    torch.testing.assert_close(state.current(), torch.stack([told[0, 2], told[1, 0], source.last[2]]))
     more = torch.randn(B, 3, 1, E)
     state.extend(more)
     state.advance(3)
     assert state.lengths == [6, 4, 3]
     state.truncate(4)
-    torch.testing.assert_close(state.now(), torch.stack([more[0, 0], more[1, 2], more[2, 2]]))
+    torch.testing.assert_close(state.current(), torch.stack([more[0, 0], more[1, 2], more[2, 2]]))
     state.select([2, 0])
-    torch.testing.assert_close(state.now(), torch.stack([more[2, 2], more[0, 0]]))
+    torch.testing.assert_close(state.current(), torch.stack([more[2, 2], more[0, 0]]))
     torch.testing.assert_close(state.memory.values, source.values[[2, 0]])
     state.free(0)
-    torch.testing.assert_close(state.now(), torch.stack([source.last[2], more[0, 0]]))
+    torch.testing.assert_close(state.current(), torch.stack([source.last[2], more[0, 0]]))

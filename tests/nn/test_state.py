@@ -107,32 +107,32 @@ def test_rows_join_and_leave_without_moving_the_others():
     state, other = KeyValueState(2, 1), KeyValueState(2, 3)
     extend(state, [[1, 2, 3]])
     extend(other, [[4, 5, 6, 7], [8, 0, 0, 0], [9, 10, 0, 0]], real=[4, 1, 2])
-    state.join(other, [2, 0, 2])
+    state.append_rows(other, [2, 0, 2])
     assert state.lengths == [3, 2, 4, 2]
     block = state.caches[0].keys
-    state.drop(1)  # the last takes its place
-    state.join(other, [1])
+    state.remove_row(1)  # the last takes its place
+    state.append_rows(other, [1])
     assert state.caches[0].keys is block
     extend(state, [[11], [12], [13], [14]])
     for layer in (0, 1):
         assert remembered(state, layer) == [[1, 2, 3, 11], [9, 10, 12], [4, 5, 6, 7, 13], [8, 14]]
-    state.drop(3)
-    state.drop(0)
+    state.remove_row(3)
+    state.remove_row(0)
     assert remembered(state, 1) == [[4, 5, 6, 7, 13], [9, 10, 12]]
 
 
 def test_rows_that_have_read_nothing_join_too():
     state, empty = KeyValueState(1, 1), KeyValueState(1, 2)
     extend(state, [[1, 2]])
-    state.join(empty)
+    state.append_rows(empty)
     state.free(2)
-    state.drop(0)
-    state.join(state, [0])
+    state.remove_row(0)
+    state.append_rows(state, [0])
     state.select([2, 1])
     extend(state, [[3], [4]])
     assert remembered(state) == [[3], [4]]
-    empty.join(state)
-    empty.drop(0)
+    empty.append_rows(state)
+    empty.remove_row(0)
     assert remembered(empty) == [[4], [], [3]]
 
 
@@ -141,10 +141,10 @@ def test_sources_of_different_length_join():
     for each, n in ((state, 3), (other, 5)):
         keys = torch.arange(float(each.n_rows))[:, None, None, None].expand(-1, HEADS, n, SIZE) + n
         each.cross[0].fill(keys, -keys)
-    state.join(other)
+    state.append_rows(other)
     assert state.memory_lengths.tolist() == [3, 5, 5]
     assert state.cross[0].keys[:, 0, :, 0].tolist() == [[3, 3, 3, 0, 0], [5] * 5, [6] * 5]
-    state.drop(0)
+    state.remove_row(0)
     assert state.memory_lengths.tolist() == [5, 5] and state.cross[0].values[:, 0, 0, 0].tolist() == [-6, -5]
 
 

@@ -32,7 +32,7 @@ from heedful.generate.scheduler import Scheduler, bucket_by_length
 from heedful.generate.sequence import Event, GeneratedSequence, SequenceGroup
 from heedful.models.base import GenerativeModel
 from heedful.nn.paged import PagedState
-from heedful.nn.state import State, without
+from heedful.nn.state import State, swap_remove
 
 DEFAULT_POOL = 2**15  # tokens of a paged KV cache whose size is not given
 
@@ -194,7 +194,7 @@ class Engine:
             going = [row for row in half if self._decoding[row].finish_reason is None]  # a request may have several
             if not going:
                 continue
-            part, sequences = state.part(going), [self._decoding[row] for row in going]
+            part, sequences = state.subset(going), [self._decoding[row] for row in going]
             try:
                 passes.append((sequences, self.runner.decode([s.tokens[-1] for s in sequences], part), part))
             except Exception as another:
@@ -204,9 +204,9 @@ class Engine:
     def _merge_passes(self, passes: Sequence[Pass]) -> None:
         """Make one state of the parts; the rows that failed are in none of them."""
         assert self._state is not None
-        whole = self._state.part([])
+        whole = self._state.subset([])
         for _, _, part in passes:
-            whole.join(part)
+            whole.append_rows(part)
         self._state.select([])  # frees the blocks of the failed rows
         self._decoding = [sequence for sequences, _, _ in passes for sequence in sequences]
         self._state = whole if self._decoding else None
@@ -282,16 +282,16 @@ class Engine:
             events += self._sample(sequences, logits[rows], [state.lengths[row] for row in rows])
             going = [i for i, sequence in enumerate(sequences) if sequence.finish_reason is None]
             if going:
-                self._join(state, [rows[i] for i in going])
+                self._add_prefilled(state, [rows[i] for i in going])
                 self._decoding = self._decoding + [sequences[i] for i in going]
         finally:
             if state is not self._state:
                 state.select([])  # frees its blocks in a pool
         self._emit(events)
 
-    def _join(self, state: State, rows: list[int]) -> None:
+    def _add_prefilled(self, state: State, rows: list[int]) -> None:
         if self._state is not None:
-            self._state.join(state, rows)
+            self._state.append_rows(state, rows)
             return
         if rows != list(range(state.n_rows)):
             state.select(rows)
@@ -338,8 +338,8 @@ class Engine:
                     self._state.free(row)  # nothing of it may be left to the next request
                 elif isinstance(self._state, PagedState):  # its tokens may be the prefix of the next prompt
                     self._state.cache_prefix(row, [*sequence.group.prompt, *sequence.tokens])
-                self._state.drop(row)
-                self._decoding = without(self._decoding, row)
+                self._state.remove_row(row)
+                self._decoding = swap_remove(self._decoding, row)
         if not self._decoding:
             self._state = None
 

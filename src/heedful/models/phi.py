@@ -23,7 +23,7 @@ from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
-from heedful.nn.state import Cache, KeyValueState, without
+from heedful.nn.state import Cache, KeyValueState, swap_remove
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class LongRopeState(KeyValueState):
         super().advance(counts)
         self.is_long = [length > self.switch_length for length in self.lengths]
 
-    def _part(self) -> None:
-        super()._part()
+    def _unshare(self) -> None:
+        super()._unshare()
         self.tokens = self.tokens.copy(self)
 
     def _select(self, rows: list[int]) -> None:
@@ -127,15 +127,15 @@ class LongRopeState(KeyValueState):
         self.tokens.select(rows)
         self.is_long = [self.is_long[row] for row in rows]
 
-    def _join(self, other: Self, rows: list[int]) -> None:
-        super()._join(other, rows)
-        self.tokens.join(other.tokens, rows, max((other.lengths[r] for r in rows), default=0))
+    def _append_rows(self, other: Self, rows: list[int]) -> None:
+        super()._append_rows(other, rows)
+        self.tokens.append_rows(other.tokens, rows, max((other.lengths[r] for r in rows), default=0))
         self.is_long = self.is_long + [other.is_long[r] for r in rows]
 
-    def _drop(self, row: int) -> None:
-        super()._drop(row)
-        self.tokens.drop(row)
-        self.is_long = without(self.is_long, row)
+    def _remove_row(self, row: int) -> None:
+        super()._remove_row(row)
+        self.tokens.remove_row(row)
+        self.is_long = swap_remove(self.is_long, row)
 
 
 # --- the hub's names -------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from heedful.models.config import Config
 from heedful.nn.embed import Embedding
 from heedful.nn.head import LanguageHead
 from heedful.nn.mask import Mask
-from heedful.nn.recurrent import CELLS, SCORES, Align, Decoded, Decoder, LookAfter, LookBefore, Recurrence
+from heedful.nn.recurrent import CELLS, SCORES, Align, BahdanauDecoder, Decoder, DecoderOutput, LuongDecoder, Recurrence
 from heedful.nn.recurrent_state import Memory, RecurrentState
 
 CHOICES: Mapping[str, Sequence[str]] = {"cell": tuple(CELLS), "attention": ("none", *SCORES)}
@@ -94,7 +94,7 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
         if c.attention == "none":
             return Decoder(recurrence)
         align = Align(c.attention, c.d_model)
-        return LookBefore(recurrence, align, d_embed) if before else LookAfter(recurrence, align)
+        return BahdanauDecoder(recurrence, align, d_embed) if before else LuongDecoder(recurrence, align)
 
     def encode(self, batch: Batch) -> Memory:
         """The encoder's outputs (B, S, E), what attention compares them by, and its last state (B, L, C)."""
@@ -105,17 +105,17 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
         x = self.dropout(self.source_embed(batch.source))  # (B, S, d_embed)
         values, last = self.encoder(x, lengths=batch.source_lengths)  # (B, S, E), (B, L, C)
         keys = values
-        if isinstance(self.decoder, LookBefore | LookAfter):
+        if isinstance(self.decoder, BahdanauDecoder | LuongDecoder):
             keys = self.decoder.align.score.keys(values)  # (B, S, E)
         mask = Mask(1, values.shape[1], causal=False, lengths=batch.source_lengths)
         return Memory(last, values, keys, mask.dense())
 
-    def decode(self, tokens: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
-        """Target tokens (B, T) that follow the recurrent state `carried` (B, L, C) -> hidden states (B, T, E), the
-        alignment (B, 1, T, S) and, if asked to `keep` them, the states after each token (B, T, L, C)."""
+    def decode(self, tokens: Tensor, hidden: Tensor, memory: Memory, *, keep_states: bool = False) -> DecoderOutput:
+        """Target tokens (B, T) that follow the recurrent state `hidden` (B, L, C) -> hidden states (B, T, E), the
+        alignment (B, 1, T, S) and, with `keep_states`, the states after each token (B, T, L, C)."""
         x = self.dropout(self.target_embed(tokens))  # (B, T, d_embed)
-        hidden, states, weights = self.decoder(x, carried, memory, keep=keep)
-        return Decoded(self.dropout(hidden), states, weights)
+        out, states, weights = self.decoder(x, hidden, memory, keep_states=keep_states)
+        return DecoderOutput(self.dropout(out), states, weights)
 
     def forward(self, batch: Batch | Tensor) -> Output:
         """Source (B, S) and target (B, T) -> logits (B, T, V) of the token that follows each of the target; with
@@ -130,7 +130,7 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
         if state is None:
             memory = self.encode(batch)
             return self.decode(batch.ids, memory.last, memory).hidden
-        hidden, states, _ = self.decode(batch.ids, state.now(), state.memory, keep=True)
+        hidden, states, _ = self.decode(batch.ids, state.current(), state.memory, keep_states=True)
         assert states is not None
         state.extend(states)
         return hidden

@@ -1,8 +1,8 @@
 """Attention: softmax(QKᵀ/√d) V (Vaswani et al. 2017, section 3.2), for all families.
 
-`attend` calls PyTorch's fused kernels; `attend_explicit` is the same in the paper's own steps, for looking inside and
-for what no fused kernel does (Gemma 2's soft cap). `Attention` is the layer: projections, heads, rotation, norms on
-queries and keys, grouped queries, windows, self or cross.
+`attend` calls PyTorch's fused kernels; `attend_explicit` computes the same step by step, for hooks on intermediate
+values and for what no fused kernel has (Gemma 2's soft cap). `Attention` is the layer: projections, heads, rotary
+positions, query and key norms, grouped queries, sliding windows; self- or cross-attention.
 
     B batch, T target, S source, H query heads, G key/value heads, D head size, E model width
 """
@@ -61,8 +61,7 @@ def attend_explicit(
     softcap: float | None = None,
     watch: Watch | None = None,
 ) -> Tensor:
-    """`attend` step by step; hooks on `watch` see queries, keys, values, scores, weights and output, and may replace
-    each."""
+    """`attend` step by step; hooks on `watch` may read and replace queries, keys, values, scores, weights, output."""
     if watch is not None:
         q, k, v = watch.queries(q), watch.keys(k), watch.values(v)
     groups = q.shape[1] // k.shape[1]
@@ -82,7 +81,7 @@ def attend_explicit(
 
 
 def softmax_weights(scores: Tensor, mask: Tensor | None = None, watch: Watch | None = None) -> Tensor:
-    """Softmax of scores (B, H, T, S) over the keys, in float32 at least: rows sum to 1, and are 0 where masked."""
+    """Softmax of scores (B, H, T, S) over the keys, in at least float32; masked keys get weight 0."""
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     if watch is not None:
@@ -93,8 +92,9 @@ def softmax_weights(scores: Tensor, mask: Tensor | None = None, watch: Watch | N
 
 
 class Watch(nn.Module):
-    """Hook points for what fused kernels hide: `queries` and `heads` (B, H, T, D), `keys` and `values` (B, G, S, D),
-    rotated and with all that is cached, `scores` and `weights` (B, H, T, S). Used while `on`.
+    """Hook points for the intermediate values that fused kernels do not return, used while `on`: `queries` and `heads`
+    (B, H, T, D), `keys` and `values` (B, G, S, D), rotated and including cached ones, `scores` and `weights`
+    (B, H, T, S).
     """
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class Watch(nn.Module):
 
 @dataclass
 class AttentionInfo:
-    """What one forward pass tells every attention layer: mask, positions, and for cross-attention the memory."""
+    """The inputs of a forward pass that all attention layers share: mask, positions, encoder output."""
 
     mask: Mask
     rotation: Rotation | None = None
     bias: Tensor | None = None  # (B or 1, H or 1, T, S), added to the scores
-    memory: Tensor | None = None  # (B, S, E) the encoder's output; None in self-attention, or once it is cached
-    counts: list[int] | None = None  # real tokens of each row where the batch is padded
+    memory: Tensor | None = None  # (B, S, E) the encoder's output; None in self-attention, or once its keys are cached
+    counts: list[int] | None = None  # number of real tokens in each row of a padded batch
 
 
 class Attention(nn.Module):
@@ -150,7 +150,7 @@ class Attention(nn.Module):
         self.watch = Watch()
 
     def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | CrossCache | None = None) -> Tensor:
-        """x (B, T, E) attends to itself and to what `cache` holds, or to `info.memory` (B, S, E)."""
+        """x (B, T, E) -> (B, T, E), attending to itself and the cached positions, or to `info.memory` (B, S, E)."""
         q, k, v = self._project(x, info, cache)  # (B, H, T, D), (B, G, S, D)
         if info.rotation is not None:
             q, k = info.rotation(q), info.rotation(k)
@@ -166,7 +166,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if isinstance(cache, CrossCache):
             if cache.empty:
-                assert info.memory is not None, "a cross-attention cache is filled from the memory the first time"
+                assert info.memory is not None, "an empty cross-attention cache is filled from the memory"
                 cache.fill(*self.keys_values(info.memory))
             return self.queries(x), cache.keys, cache.values
         if info.memory is not None:
@@ -176,7 +176,7 @@ class Attention(nn.Module):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
     ) -> Tensor:
-        """`attend` with this layer's scale and dropout; explicitly if it is watched or caps its scores."""
+        """`attend` with this layer's scale and dropout; `attend_explicit` if `watch` is on or there is a soft cap."""
         dropout = self.dropout if self.training else 0.0
         if not self.watch.on and self.softcap is None:
             return attend(q, k, v, mask, bias, self.scale, causal=causal, dropout=dropout)
@@ -202,7 +202,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (n_heads, self.d_head)).transpose(1, 2)
 
     def _split(self, x: Tensor, norm: RMSNorm | None, n_heads: int) -> Tensor:
-        """Split into heads; a norm of the head's size acts on each head (Qwen 3), a wider one before (OLMo 2)."""
+        """Split into heads; a norm of head size normalizes each head (Qwen 3), a wider one all of them (OLMo 2)."""
         if norm is None:
             return self._heads(x, n_heads)
         if norm.weight.shape[0] == self.d_head:

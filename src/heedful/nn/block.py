@@ -1,4 +1,4 @@
-"""One layer of a Transformer: attention, perhaps cross-attention, feed-forward, each with residual and norm.
+"""One layer of a Transformer: attention, optional cross-attention, feed-forward, each with residual and norm.
 
 PreNormBlock   x + f(norm(x))               GPT-2, LLaMA, T5, ViT; x + norm(f(norm(x))): Gemma 2;
                                             x + norm(f(x)): OLMo 2
@@ -21,7 +21,7 @@ from heedful.nn.state import Cache, CrossCache
 
 @dataclass
 class Norms:
-    """The norms of a block by place; those a family does without stay None."""
+    """The norms of a block by position, None where a family has none."""
 
     attention: nn.Module | None = None  # before attention (pre, parallel), after the sum (post)
     feedforward: nn.Module | None = None
@@ -31,15 +31,14 @@ class Norms:
 
 
 class Cross(NamedTuple):
-    """What cross-attention gets in a forward pass."""
+    """The inputs of cross-attention in a forward pass: mask and encoder output, and its cache."""
 
     info: AttentionInfo
     cache: CrossCache | None = None
 
 
 class Block(nn.Module):
-    """The parts of a layer; the subclasses below say in which order they are applied. A norm it does without is the
-    identity."""
+    """The sublayers and norms of a layer; subclasses define the order. An absent norm is the identity."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
-        """x (B, T, E) -> (B, T, E); `cross` is cross-attention's info and cache, where there is one."""
+        """x (B, T, E) -> (B, T, E); `cross` has the inputs of cross-attention in encoder-decoders."""
         raise NotImplementedError
 
 
@@ -75,7 +74,7 @@ class PreNormBlock(Block):
 
 
 class PostNormBlock(Block):
-    """norm(x + f(x)), as the original Transformer has it."""
+    """norm(x + f(x)), as in the original Transformer."""
 
     def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""

@@ -1,5 +1,6 @@
-"""Token embeddings, scaled where the paper scales them (√d_model: the original Transformer, Gemma), and what lies
-near what in an embedding (`nearest`, `analogy`).
+"""Token embeddings, and nearest neighbours and analogies among them.
+
+V vocabulary, E model width
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 
 class Embedding(nn.Module):
+    """An embedding table (V, E), times `scale` where there is one (√d_model: the original Transformer, Gemma)."""
+
     def __init__(self, vocab_size: int, d_model: int, *, scale: float | None = None) -> None:
         super().__init__()
         self.scale = scale
@@ -18,15 +21,16 @@ class Embedding(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (...) -> (..., E)."""
         x = nn.functional.embedding(tokens, self.weight)  # (..., E)
-        # The reference rounds the scale to the weights' precision before it multiplies.
+        # The reference rounds the scale to the weights' precision before multiplying.
         return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype)
 
 
 def nearest(matrix: Tensor, vector: Tensor, k: int = 10, *, but: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    """The k rows of an embedding matrix (V, E) that point most in a vector's direction (E,), except the rows `but`.
+    """Indices (k,) and cosine similarities (k,) of the rows of a matrix (V, E) nearest to a vector (E,), best first.
 
-    Their numbers (k,) and the cosines of the angles (k,), best first.
+    Rows in `but` are excluded.
     """
     n_left = len(matrix) - len(set(but))
     if not 1 <= k <= n_left:
@@ -38,9 +42,9 @@ def nearest(matrix: Tensor, vector: Tensor, k: int = 10, *, but: Sequence[int] =
 
 
 def analogy(matrix: Tensor, a: int, b: int, c: int, k: int = 10) -> tuple[Tensor, Tensor]:
-    """Row a is to row b as row c is to which? king - man + woman (Mikolov et al. 2013, section 4), as `nearest` has it.
+    """a is to b as c is to which row? The `nearest` to b - a + c (king - man + woman, Mikolov et al. 2013, section 4).
 
-    The rows are made equally long first, and the three that asked are no answer, as in the authors' evaluation.
+    The three rows are normalized first and excluded from the answer, as in the authors' evaluation.
     """
     unit = nn.functional.normalize(matrix[[a, b, c]].float(), dim=-1)
     return nearest(matrix, unit[1] - unit[0] + unit[2], k, but=(a, b, c))

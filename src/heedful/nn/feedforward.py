@@ -1,4 +1,4 @@
-"""The position-wise network (Vaswani et al. 2017, section 3.3), its gated form, and a mixture of them.
+"""The position-wise feed-forward network (Vaswani et al. 2017, section 3.3), its gated form, and mixture of experts.
 
 B batch, T positions, E model width, F hidden width, X experts
 """
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GPT's approximation of GELU by tanh (Hendrycks & Gimpel 2016)."""
+    """The tanh approximation of GELU (Hendrycks & Gimpel 2016), as in GPT."""
     return F.gelu(x, approximate="tanh")
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x · sigmoid(1.702x), image GPT's and CLIP's approximation."""
+    """x · sigmoid(1.702x), the approximation of GELU in image GPT and CLIP."""
     return x * torch.sigmoid(1.702 * x)
 
 
-# The names used in the hub's configs.
+# By their names in the hub's configs.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -44,7 +44,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class FeedForward(nn.Module):
-    """down(act(up(x))), or with a gate down(act(gate(x)) * up(x)) (Shazeer 2020)."""
+    """down(act(up(x))), or gated down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020)."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(d_model, d_ff, bias)
         self.gate = nn.Linear(d_model, d_ff, bias) if gated else None
         self.down = nn.Linear(d_ff, d_model, bias)
-        self.dropout = nn.Dropout(dropout)  # T5's, between the two; the residual's own is the block's
+        self.dropout = nn.Dropout(dropout)  # between the two layers (T5); the block has its own
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
@@ -70,9 +70,9 @@ class FeedForward(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router sends each token to its best `top_k` experts and sums their outputs (Shazeer et al. 2017).
+    """A router sends each token to its `top_k` experts and sums their weighted outputs (Shazeer et al. 2017).
 
-    The weights of the chosen experts are the softmax over all, renormalized to sum to 1 (Mixtral).
+    The weights are the softmax over all experts, with `renormalize` scaled to sum to 1 over the chosen (Mixtral).
     """
 
     def __init__(self, d_model: int, experts: list[FeedForward], *, top_k: int, renormalize: bool = True) -> None:
@@ -92,8 +92,8 @@ class MixtureOfExperts(nn.Module):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         out = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
-            tokens, place = torch.where(chosen == number)
-            if len(tokens) or self.training:  # in training, an expert that nobody asks gets the gradient 0, not none
-                answer = expert(flat[tokens]) * weights[tokens, place, None].to(flat.dtype)
-                out.index_add_(0, tokens, answer)
+            tokens, rank = torch.where(chosen == number)
+            if len(tokens) or self.training:  # in training, an unused expert gets a gradient of 0 instead of None
+                weighted = expert(flat[tokens]) * weights[tokens, rank, None].to(flat.dtype)
+                out.index_add_(0, tokens, weighted)
         return out.view_as(x)

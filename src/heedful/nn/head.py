@@ -1,7 +1,6 @@
-"""What a model says with its last hidden states.
+"""Output heads: `LanguageHead` gives logits over the vocabulary, `Pooler` and `FirstPosition` a vector per sequence.
 
-`LanguageHead` scores every token of the vocabulary; `Pooler` makes one vector of a sequence. The heads of encoders are
-made from them in models/heads.py.
+The task heads of encoders are built from them in models/heads.py.
 
     B batch, T positions, E model width, V vocabulary
 """
@@ -15,7 +14,7 @@ from heedful.nn.feedforward import activation
 
 
 class LanguageHead(nn.Module):
-    """Logits over the vocabulary; give it the embedding's weight to tie the two (Press & Wolf 2017)."""
+    """Logits over the vocabulary; `tied` is the embedding's weight, to share it (Press & Wolf 2017)."""
 
     def __init__(
         self,
@@ -42,12 +41,12 @@ class LanguageHead(nn.Module):
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
     def project(self, x: Tensor) -> Tensor:
-        """x (..., E) times the matrix of the vocabulary, before the soft cap: (..., V)."""
+        """The projection x (..., E) -> (..., V), before the soft cap."""
         return nn.functional.linear(x, self.weight, self.bias)
 
 
 class Pooler(nn.Module):
-    """The first position's vector through one layer; RoBERTa has dropout before it."""
+    """act(W x + b) of the first position (BERT's [CLS]); RoBERTa has dropout before it."""
 
     def __init__(self, d_model: int, act: str = "tanh", *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class Pooler(nn.Module):
 
 
 class FirstPosition(nn.Module):
-    """The first position's vector as it is (ViT)."""
+    """The first position's vector, unchanged (ViT)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., T, E) -> (..., E)."""

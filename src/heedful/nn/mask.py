@@ -1,9 +1,8 @@
-"""Which keys each query may see.
+"""Attention masks: causal, sliding window, padding and packed documents.
 
-A `Mask` says what is allowed (nothing after me, nothing padded, nothing from another document) and becomes a
-matrix only when a layer needs one: the plain cases are handed to the fused kernels as a flag or as nothing at all.
-Sequences are always padded on the right, so a causal model never needs a padding mask: what lies after a
-position is already out of its sight.
+A `Mask` is a description that becomes a matrix only when a layer needs one: fused kernels get a plain causal mask as a
+flag, and no mask where every query may attend to every key. Sequences are padded on the right, so causal models need no
+padding mask: the causal mask already excludes what comes after a real token.
 
     B batch, T queries (targets), S keys (sources)
 """
@@ -15,11 +14,11 @@ from torch import Tensor
 
 
 class Mask:
-    """What T queries may see of S keys; asked once per layer, built at most once per window.
+    """Which of S keys each of T queries may attend to; the matrix is built at most once per window size.
 
-    `starts` holds, per row, the position of the first query (the tokens already in a cache); one number if all
-    rows agree. `lengths` (B,) hides the padded keys of a bidirectional batch. `documents` (B, T) numbers the
-    documents packed into a row; a token sees only its own.
+    `starts` is the position of each row's first query (the number of cached tokens), a single number if it is the
+    same for all rows. `lengths` (B,) masks the padded keys of a bidirectional batch. `documents` (B, T) numbers the
+    documents packed into a row; a token attends only to its own.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Mask:
         self._dense: dict[int | None, Tensor | None] = {}
 
     def is_plain_causal(self, window: int | None) -> bool:
-        """True if the fused kernels' own causal flag says it all (they align it to the top left)."""
+        """True if the causal flag of fused kernels, aligned to the top left, describes the whole mask."""
         return (
             self.causal
             and isinstance(self.starts, int)
@@ -52,14 +51,14 @@ class Mask:
         )
 
     def dense(self, window: int | None = None) -> Tensor | None:
-        """The matrix (B or 1, 1, T, S), True where a query may look; None if it may look everywhere."""
+        """The matrix (B or 1, 1, T, S), True where a query may attend; None if it may attend everywhere."""
         if window not in self._dense:
             self._dense[window] = self._build(window)
         return self._dense[window]
 
     def _build(self, window: int | None) -> Tensor | None:
         allowed: Tensor | None = None
-        if self.causal and not self._sees_everything(window):
+        if self.causal and not self._attends_everywhere(window):
             keys = torch.arange(self.n_keys, device=self.device)
             starts = torch.as_tensor(self.starts, device=self.device).view(-1, 1)
             queries = starts + torch.arange(self.n_queries, device=self.device)  # (B or 1, T)
@@ -69,24 +68,24 @@ class Mask:
                 allowed &= distance < window
         if self.lengths is not None:
             keys = torch.arange(self.n_keys, device=self.lengths.device)
-            allowed = _both(allowed, (keys < self.lengths[:, None])[:, None, None, :])
+            allowed = _and(allowed, (keys < self.lengths[:, None])[:, None, None, :])
         if self.documents is not None:
             same = self.documents[:, None, :, None] == self.documents[:, None, None, :]
-            allowed = _both(allowed, same)
+            allowed = _and(allowed, same)
         return allowed
 
-    def _sees_everything(self, window: int | None) -> bool:
-        """One query at the very end of the keys: causality hides nothing from it."""
+    def _attends_everywhere(self, window: int | None) -> bool:
+        """True for one query at the last key: the causal mask excludes nothing."""
         at_end = isinstance(self.starts, int) and self.n_queries == 1 and self.starts + 1 == self.n_keys
         return at_end and (window is None or window >= self.n_keys)
 
 
-def _both(a: Tensor | None, b: Tensor) -> Tensor:
+def _and(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b
 
 
 def positions_in_documents(documents: Tensor) -> Tensor:
-    """Positions that start again at 0 with each packed document.  (B, T) -> (B, T)"""
+    """Positions (B, T) that restart at 0 with each packed document, from document numbers (B, T)."""
     index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]

@@ -9,7 +9,7 @@ LayerNorm = nn.LayerNorm
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in fp32; Gemma stores weight - 1 (`offset` 1)."""
+    """x / rms(x) * (weight + offset), computed in float32; Gemma's offset is 1."""
 
     def __init__(self, d_model: int, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         super().__init__()
@@ -18,9 +18,11 @@ class RMSNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Make weight + offset 1."""
         nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., E) -> (..., E)."""
         if self.offset:
             weight = self.offset + self.weight.float()
             return nn.functional.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)

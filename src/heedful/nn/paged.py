@@ -1,14 +1,14 @@
-"""A paged key/value cache with shared prefixes (Kwon et al. 2023, "PagedAttention").
+"""A paged KV cache with prefix caching (Kwon et al. 2023, "PagedAttention").
 
-Keys and values lie in blocks of a fixed size, in one pool per layer of a fixed number of blocks; a row is a table of
-its blocks. So memory is bounded and never moved, rows with a common prefix share blocks, and a row that is repeated
-(`select`, `join`) costs nothing until it is written to: a shared block is copied first (copy on write).
+Each layer has a pool of a fixed number of blocks of a fixed size; a row is a block table, the list of its blocks. So
+memory is bounded and never moved, rows with a common prefix share blocks, and copying a row (`select`, `append_rows`)
+copies no keys or values until one of the copies is written to (copy on write).
 
-Full blocks are kept in the prefix cache under a key: their tokens and the number of the block before. A prompt whose
-first blocks are there does not compute them again (`reuse_prefix`). A cached block that no row uses stays until its
-memory is needed; the least recently used goes first.
+The prefix cache maps a full block's tokens and the number of the block before it to the block. A prompt whose first
+blocks are cached does not compute them again (`reuse_prefix`). A cached block that no row uses stays until its memory
+is needed; the least recently used is evicted first.
 
-PyTorch's attention wants keys side by side, so `PagedCache.extend` gathers a copy of what a layer holds in each pass.
+PyTorch's attention needs contiguous keys, so `PagedCache.extend` gathers a layer's blocks into a copy in each pass.
 
     B rows, G key/value heads, S cached positions, D head size, N blocks of P positions
 """
@@ -23,16 +23,16 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from heedful.nn.state import Cache, KeyValueState, State, without
+from heedful.nn.state import Cache, KeyValueState, State, swap_remove
 
-PrefixKey = tuple[int, tuple[int, ...]]  # the number of the block before (-1: none), and the tokens in this one
+PrefixKey = tuple[int, tuple[int, ...]]  # number of the block before (-1: none), tokens of this block
 Allocate = Callable[[Sequence[int], torch.dtype], Tensor]  # zeros of a shape and type, on the CPU
 
 
 class BlockPool:
-    """The blocks of all layers: how many rows use each, and what the prefix cache knows of them.
+    """The blocks of all layers, their reference counts and the prefix cache.
 
-    `allocate` makes a layer's memory on a CPU; there, blocks that were never written to should cost none.
+    `allocate` allocates a layer's memory on a CPU, ideally so that blocks never written to take none.
     """
 
     def __init__(self, n_blocks: int, block_size: int = 16, *, allocate: Allocate | None = None) -> None:
@@ -42,19 +42,19 @@ class BlockPool:
         self.references = [0] * n_blocks
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values, each (N, G, P, D)
         self._allocate = allocate
-        self._free = list(range(n_blocks))[::-1]  # in no prefix
-        self._idle: dict[int, None] = {}  # in a cached prefix but not used, least recently used first
-        self._prefixes: dict[PrefixKey, tuple[int, int]] = {}  # a block, and a number that is never given twice
+        self._free = list(range(n_blocks))[::-1]  # unused and not in the prefix cache
+        self._idle: dict[int, None] = {}  # unused but in the prefix cache, least recently used first
+        self._prefixes: dict[PrefixKey, tuple[int, int]] = {}  # a block and its number, which is never used again
         self._key_of: dict[int, PrefixKey] = {}
         self._numbers = count()
 
     @property
     def n_used(self) -> int:
-        """Blocks that some row uses."""
+        """Number of blocks in use by some row."""
         return self.n_blocks - len(self._free) - len(self._idle)
 
     def layer(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's blocks, allocated when the first keys and values (B, G, T, D) show their size and type."""
+        """A layer's keys and values, each (N, G, P, D), allocated on first use with the heads and type of k and v."""
         if index not in self.layers:
             self.layers[index] = self._new(k), self._new(v)
         return self.layers[index]
@@ -66,7 +66,7 @@ class BlockPool:
         return like.new_zeros(shape)
 
     def allocate(self) -> int:
-        """A block for one row to write to; RuntimeError if all are in use."""
+        """A block for one row to write to, evicting a cached one if none is free; RuntimeError if all are in use."""
         if self._free:
             block = self._free.pop()
         elif self._idle:
@@ -79,12 +79,12 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more row uses this block."""
+        """Increment the reference count of a block."""
         self._idle.pop(block, None)
         self.references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One row fewer uses each. The last of a sequence become idle first: a prefix is useless without its start."""
+        """Decrement reference counts, the last block first: it is evicted first, since a prefix needs its beginning."""
         for block in reversed(blocks):
             self.references[block] -= 1
             assert self.references[block] >= 0
@@ -94,7 +94,7 @@ class BlockPool:
                 self._free.append(block)
 
     def copy_on_write(self, block: int) -> int:
-        """The block itself if its one user may write to it, else a copy of it."""
+        """The block itself if it has one user and is not in the prefix cache, else a copy to write to."""
         if self.references[block] == 1 and block not in self._key_of:
             return block
         copied = self.allocate()
@@ -107,7 +107,7 @@ class BlockPool:
         """The blocks of the longest cached prefix of `tokens`."""
         found: list[int] = []
         before = -1
-        for piece in self._pieces(tokens):
+        for piece in self._full_blocks(tokens):
             if (before, piece) not in self._prefixes:
                 break
             block, before = self._prefixes[before, piece]
@@ -117,7 +117,7 @@ class BlockPool:
     def cache_prefix(self, tokens: Sequence[int], table: Sequence[int]) -> None:
         """Put the full blocks of `table`, which hold these tokens, into the prefix cache."""
         before = -1
-        for block, piece in zip(table, self._pieces(tokens), strict=False):
+        for block, piece in zip(table, self._full_blocks(tokens), strict=False):
             if (before, piece) not in self._prefixes and block not in self._key_of:
                 self._prefixes[before, piece] = block, next(self._numbers)
                 self._key_of[block] = before, piece
@@ -125,13 +125,14 @@ class BlockPool:
                 return
             before = self._prefixes[before, piece][1]
 
-    def _pieces(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    def _full_blocks(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """The tokens of each full block."""
         size = self.block_size
         return [tuple(tokens[i : i + size]) for i in range(0, len(tokens) - size + 1, size)]
 
 
 class PagedCache(Cache):
-    """One layer's part of the pool, in a contiguous cache's place."""
+    """One layer of the pool, with the interface of a contiguous cache."""
 
     state: PagedState
 
@@ -140,17 +141,17 @@ class PagedCache(Cache):
         self.index = index
 
     def extend(self, k: Tensor, v: Tensor, counts: list[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Write new keys and values (B, G, T, D) into the rows' blocks; returns a copy of all (B, G, S, D)."""
+        """Write new keys and values (B, G, T, D) to the rows' blocks; returns a contiguous copy of all (B, G, S, D)."""
         end = self.state.n_keys(k.shape[2])
         slots = self.state.slot_mapping(k.shape[2], counts, k.device)
         out = []
         for pool, new in zip(self.state.pool.layer(self.index, k, v), (k, v), strict=True):
-            if len(slots.fresh):  # a NaN left in them would spoil sums although it is masked
+            if len(slots.fresh):  # a NaN left in them would spread although masked (0 · NaN is NaN)
                 pool.index_fill_(0, slots.fresh, 0)
             new = new.transpose(1, 2).flatten(0, 1)  # (B x T, G, D)
             pool[slots.block, :, slots.offset] = new if slots.real is None else new[slots.real]
-            seen = pool[slots.tables].transpose(1, 2)  # (B, G, blocks, P, D)
-            out.append(seen.flatten(2, 3)[:, :, :end])  # (B, G, S, D)
+            gathered = pool[slots.tables].transpose(1, 2)  # (B, G, blocks, P, D)
+            out.append(gathered.flatten(2, 3)[:, :, :end])  # (B, G, S, D)
         return out[0], out[1]
 
     def reserve(self, n_rows: int, end: int, n_heads: int, size: int) -> tuple[Tensor, Tensor]:
@@ -163,17 +164,17 @@ class PagedCache(Cache):
 
 
 class SlotMapping(NamedTuple):
-    """Where the new tokens of a pass are written, the same for all layers; padding is written nowhere."""
+    """Where the new tokens of a pass are written, the same for all layers; padding is not written."""
 
     block: Tensor  # (M,) the block of each token
-    offset: Tensor  # (M,) and its place in it
-    real: Tensor | None  # (M,) which of B x T tokens they are, None if all
-    tables: Tensor  # (B, blocks) every row's blocks, shorter rows filled up with their last
-    fresh: Tensor  # blocks that were allocated for this pass
+    offset: Tensor  # (M,) its position in the block
+    real: Tensor | None  # (M,) indices of the real tokens among B x T, None if all are real
+    tables: Tensor  # (B, blocks) block tables, shorter ones padded with their last block
+    fresh: Tensor  # blocks allocated for this pass
 
 
 class PagedState(KeyValueState):
-    """Rows that are tables of blocks. Several states may share a pool, and `join` moves nothing between them."""
+    """Rows as block tables. Several states may share a pool; `append_rows` between them copies no keys or values."""
 
     def __init__(self, pool: BlockPool, n_layers: int, n_rows: int = 0) -> None:
         super().__init__(0, n_rows)
@@ -182,8 +183,9 @@ class PagedState(KeyValueState):
         self.tables: list[list[int]] = [[] for _ in range(n_rows)]
         self._slots: tuple[list[int], list[int], SlotMapping] | None = None  # of the pass under way
 
-    def part(self, rows: Sequence[int]) -> Self:
-        """These rows as a state over the same blocks; they go on in one of the two, and only that one is freed."""
+    def subset(self, rows: Sequence[int]) -> Self:
+        """A state that aliases these rows' block tables, without counting references: only one of the two may continue
+        and be freed."""
         part = copy.copy(self)
         part.caches = [PagedCache(part, i) for i in range(len(self.caches))]
         part.tables, part.lengths = [self.tables[row] for row in rows], [self.lengths[row] for row in rows]
@@ -192,20 +194,20 @@ class PagedState(KeyValueState):
 
     @classmethod
     def concatenated(cls, states: Sequence[PagedState]) -> PagedState:
-        """The rows of several states as one, for a single pass; they stay in their own states too (`write_back`)."""
+        """A state that aliases the rows of several, for a single pass; `write_back` then updates their lengths."""
         whole = cls(states[0].pool, len(states[0].caches))
         whole.tables = [table for state in states for table in state.tables]
         whole.lengths = [length for state in states for length in state.lengths]
         return whole
 
     def write_back(self, states: Sequence[PagedState]) -> None:
-        """Give the states of `concatenated` the lengths their rows have after the pass."""
+        """Copy the lengths after the pass to the states given to `concatenated`."""
         lengths = iter(self.lengths)
         for state in states:
             state.lengths, state._slots = [next(lengths) for _ in state.lengths], None
 
     def slot_mapping(self, n: int, counts: list[int] | None, device: torch.device) -> SlotMapping:
-        """Where the next n tokens of each row, `counts` of them real, are written; computed once per pass."""
+        """Slots of the next n tokens of each row, of which `counts` are real; computed once per pass."""
         every = [n] * self.n_rows if counts is None else counts
         if self._slots is None or self._slots[:2] != (self.lengths, every):
             size, fresh = self.pool.block_size, self._prepare(every)
@@ -222,24 +224,25 @@ class PagedState(KeyValueState):
         return self._slots[2]
 
     def block_table(self, counts: Sequence[int]) -> Tensor:
-        """Every row's blocks (B, blocks), with blocks allocated for `counts` more tokens of each row."""
+        """Block tables (B, blocks), after allocating for `counts` more tokens of each row."""
         self._prepare(counts)
         wide = max(map(len, self.tables))
         return torch.tensor([t + [0] * (wide - len(t)) for t in self.tables])
 
     def _prepare(self, counts: Sequence[int]) -> list[int]:
-        """Make each row's table ready for so many more tokens; returns the blocks that were allocated."""
+        """Allocate blocks for this many more tokens of each row; returns the new ones."""
         self._slots = None
         return [
             block
             for table, length, n in zip(self.tables, self.lengths, counts, strict=True)
-            for block in self._extended(table, length, n)
+            for block in self._extend_table(table, length, n)
         ]
 
-    def _extended(self, table: list[int], length: int, n: int) -> list[int]:
+    def _extend_table(self, table: list[int], length: int, n: int) -> list[int]:
+        """Make a row's block table ready for n more tokens; returns the blocks that were allocated."""
         size = self.pool.block_size
         kept = -(-length // size)
-        self.pool.release(table[kept:])  # left over from before `truncate`
+        self.pool.release(table[kept:])  # no longer needed after `truncate`
         del table[kept:]
         if length % size:
             table[-1] = self.pool.copy_on_write(table[-1])
@@ -248,10 +251,9 @@ class PagedState(KeyValueState):
         return table[kept:]
 
     def reuse_prefix(self, row: int, tokens: Sequence[int]) -> int:
-        """Let a row whose prompt is `tokens` start from their cached prefix, if that is longer than what it has
-        computed; returns how many tokens it then has.
+        """Use the cached prefix of the prompt `tokens` if it is longer than what the row has computed.
 
-        The last token is never taken from the cache, since its logits are wanted.
+        Returns the row's length. The last token is always computed, since its logits are needed.
         """
         found = self.pool.find_prefix(tokens[:-1])
         if len(found) * self.pool.block_size > self.lengths[row]:
@@ -263,11 +265,11 @@ class PagedState(KeyValueState):
         return self.lengths[row]
 
     def cache_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Put the row's full blocks into the prefix cache, given the tokens it has computed."""
+        """Put the row's full blocks into the prefix cache; `tokens` are the row's tokens from the start."""
         self.pool.cache_prefix(tokens[: self.lengths[row]], self.tables[row])
 
     def advance(self, counts: int | Sequence[int]) -> None:
-        """Row b has `counts[b]` more tokens."""
+        """Add `counts[b]` tokens to the length of row b."""
         super().advance(counts)
         self._slots = None
 
@@ -279,22 +281,22 @@ class PagedState(KeyValueState):
         self._slots = None
 
     def _select(self, rows: list[int]) -> None:
-        chosen = self._shared(self.tables, rows)
+        chosen = self._share_tables(self.tables, rows)
         for table in self.tables:
             self.pool.release(table)
         self.tables, self._slots = chosen, None
 
-    def _join(self, other: Self, rows: list[int]) -> None:
+    def _append_rows(self, other: Self, rows: list[int]) -> None:
         assert other.pool is self.pool, "blocks of another pool"
-        self.tables = self.tables + self._shared(other.tables, rows)
+        self.tables = self.tables + self._share_tables(other.tables, rows)
         self._slots = other._slots = None
 
-    def _shared(self, tables: list[list[int]], rows: list[int]) -> list[list[int]]:
+    def _share_tables(self, tables: list[list[int]], rows: list[int]) -> list[list[int]]:
         for row in rows:
             for block in tables[row]:
                 self.pool.share(block)
         return [list(tables[row]) for row in rows]
 
-    def _drop(self, row: int) -> None:
+    def _remove_row(self, row: int) -> None:
         self.pool.release(self.tables[row])
-        self.tables, self._slots = without(self.tables, row), None
+        self.tables, self._slots = swap_remove(self.tables, row), None

@@ -1,8 +1,8 @@
-"""Where a token stands, told to the model in one of three ways.
+"""Position encodings.
 
 Added to the embedding: `Sinusoidal` (Vaswani et al. 2017, section 3.5), `Learned`. Rotating queries and keys:
-`Rotary` (Su et al. 2021), whose scalings stretch it past the trained length. Biasing the scores: `RelativeBias`
-(T5, Raffel et al. 2020, section 2.1), `Alibi` (Press et al. 2022).
+`Rotary` (RoPE, Su et al. 2021), with the scalings that extend it past the trained length. Added to the attention
+scores: `RelativeBias` (T5, Raffel et al. 2020, section 2.1), `Alibi` (Press et al. 2022).
 
     B batch, T target, S source, H heads, D head size, R rotated part of D, E model width
 """
@@ -21,7 +21,7 @@ Layout = Literal["halves", "interleaved"]
 
 
 class Learned(nn.Module):
-    """One trained vector per position; RoBERTa begins counting at `offset`."""
+    """A learned vector per position, indexed by position + `offset` (RoBERTa, OPT)."""
 
     def __init__(self, max_len: int, d_model: int, *, offset: int = 0) -> None:
         super().__init__()
@@ -30,17 +30,19 @@ class Learned(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, positions: Tensor) -> Tensor:
+        """positions (...) -> (..., E)."""
         return nn.functional.embedding(positions + self.offset, self.weight)  # (..., E)
 
 
 class Sinusoidal(nn.Module):
-    """sin and cos of position / 10000^(2i/E): pairs side by side as in the paper, or all sines first (Marian)."""
+    """sin and cos of position / 10000^(2i/E): interleaved as in the paper, or all sines before all cosines (Marian)."""
 
     def __init__(self, d_model: int, *, layout: Layout = "interleaved") -> None:
         super().__init__()
         self.d_model, self.layout = d_model, layout
 
     def forward(self, positions: Tensor) -> Tensor:
+        """positions (...) -> (..., E)."""
         pair = torch.arange(0, self.d_model, 2, device=positions.device, dtype=torch.float64)
         angles = positions[..., None] / 10000 ** (pair / self.d_model)  # (..., E/2)
         if self.layout == "halves":
@@ -51,14 +53,14 @@ class Sinusoidal(nn.Module):
 
 @dataclass
 class Rotation:
-    """The cosines and sines of one pass, (B or 1, 1, T, R/2), applied to queries and keys alike."""
+    """The cosines and sines of one pass, (B or 1, 1, T, R/2), for queries and keys."""
 
     cos: Tensor
     sin: Tensor
     layout: Layout
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Rotate the first R dimensions of x (B, H, T, D); the rest passes through."""
+        """Rotate the first R dimensions of x (B, H, T, D); the others are unchanged."""
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         half = cos.shape[-1]
         rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
@@ -67,11 +69,11 @@ class Rotation:
             parts = [a * cos - b * sin, b * cos + a * sin]
             return torch.cat([*parts, rest] if rest.shape[-1] else parts, dim=-1)
         a, b = rotated[..., 0::2], rotated[..., 1::2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
-        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+        rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        return torch.cat([rotated, rest], dim=-1) if rest.shape[-1] else rotated
 
 
-# What the table of each scaling must say; what else it may say has a default.
+# The required keys of each kind of `rope_scaling`; the others have defaults.
 SCALINGS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -82,11 +84,11 @@ SCALINGS: dict[str, tuple[str, ...]] = {
 
 
 class Rotary(nn.Module):
-    """Rotates pairs of dimensions by position x frequency; `scaling` is the hub's `rope_scaling` table.
+    """RoPE: rotates pairs of dimensions by position x frequency; `scaling` is the `rope_scaling` of a hub config.
 
     `layout` says which dimensions pair up: i with i + R/2 (LLaMA, NeoX) or 2i with 2i + 1 (GPT-J, the paper).
     `d_rotary` < head size rotates only the first dimensions (GPT-J, NeoX, Phi). `max_len` is the trained length
-    where the table does not say it.
+    unless `scaling` has it.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class Rotary(nn.Module):
 
     @property
     def switch_length(self) -> int | None:
-        """LongRoPE's switch from short to long factors: the longest sequence with the short ones; None for others."""
+        """LongRoPE: the longest sequence that uses the short factors; None for the other kinds."""
         return self._trained if self.kind == "longrope" else None
 
     @property
@@ -138,8 +140,10 @@ class Rotary(nn.Module):
         return int(self._number("original_max_position_embeddings", self.max_len))
 
     def forward(self, positions: Tensor, lengths: int | Tensor = 0) -> Rotation:
-        """The rotation at these positions (B or 1, T); `lengths`, (B or 1, T or 1) where they differ, says how long
-        the sequence of each is by now."""
+        """The rotation at positions (B or 1, T).
+
+        `lengths`, one number or (B or 1, T or 1), is the current length of each token's sequence (for LongRoPE).
+        """
         frequency, factor = self.frequencies(lengths, positions.device)
         if frequency.ndim > 1:
             frequency = frequency[:, None]  # (B or 1, 1, T or 1, R/2)
@@ -147,8 +151,8 @@ class Rotary(nn.Module):
         return Rotation(angles.cos() * factor, angles.sin() * factor, self.layout)
 
     def frequencies(self, lengths: int | Tensor = 0, device: torch.device | None = None) -> tuple[Tensor, float]:
-        """Radians per position of each pair (R/2), for each of several `lengths` (..., R/2) where they matter, and
-        a factor on the cosines and sines."""
+        """Frequencies in radians per position, (R/2), or (..., R/2) for LongRoPE with several `lengths` (...); and the
+        attention factor, which multiplies cosines and sines."""
         pair = torch.arange(0, self.d_rotary, 2, device=device, dtype=torch.float32)
         frequency = 1.0 / self.theta ** (pair / self.d_rotary)
         if self.kind == "linear":
@@ -162,17 +166,17 @@ class Rotary(nn.Module):
         return frequency, 1.0
 
     def _llama3(self, frequency: Tensor) -> Tensor:
-        """LLaMA 3.1: slow waves are stretched by `factor`, fast ones kept, those between blended."""
+        """LLaMA 3.1: low frequencies are divided by `factor`, high ones unchanged, those between interpolated."""
         low, high = self._number("low_freq_factor", 1.0), self._number("high_freq_factor", 4.0)
         turns = self._trained * frequency / (2 * math.pi)
         blend = ((turns - low) / (high - low)).clamp(0, 1)
         return (1 - blend) * frequency / self._number("factor", 1.0) + blend * frequency
 
     def _yarn(self, frequency: Tensor) -> tuple[Tensor, float]:
-        """YaRN (Peng et al. 2023): like llama3 with the ramp over dimensions, and warmer attention."""
+        """YaRN (Peng et al. 2023): as llama3, interpolating linearly over dimensions, with an attention factor."""
         factor = self._number("factor", 1.0)
 
-        def dimension(turns: float) -> float:  # which pair makes this many turns over the trained length
+        def dimension(turns: float) -> float:  # the pair that makes this many turns over the trained length
             length = self._trained / (turns * 2 * math.pi)
             return self.d_rotary * math.log(length) / (2 * math.log(self.theta))
 
@@ -184,29 +188,27 @@ class Rotary(nn.Module):
         ramp = ((index - low) / (high - low or 0.001)).clamp(0, 1)
         scaled = frequency / factor * ramp + frequency * (1 - ramp)
 
-        def warmth(weight: float) -> float:
+        def mscale(weight: float) -> float:
             return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-        both = self._number("mscale", 0), self._number("mscale_all_dim", 0)  # DeepSeek's two weights
-        default = warmth(both[0]) / warmth(both[1]) if all(both) else warmth(1)
+        both = self._number("mscale", 0), self._number("mscale_all_dim", 0)  # DeepSeek's two
+        default = mscale(both[0]) / mscale(both[1]) if all(both) else mscale(1)
         return scaled, self._number("attention_factor", default)
 
     def _longrope(self, frequency: Tensor, lengths: int | Tensor) -> tuple[Tensor, float]:
-        """LongRoPE (Ding et al. 2024), Phi-3: a divisor per pair, another set past the trained length."""
+        """LongRoPE (Ding et al. 2024), Phi-3: a divisor per pair, with a second set past the trained length."""
         device = frequency.device
         short, long = (torch.tensor(self.scaling[k], device=device) for k in SCALINGS["longrope"])
         is_long = (torch.as_tensor(lengths, device=device) > self._trained)[..., None]
-        warmth, stretch = (
-            self.scaling.get("attention_factor"),
-            self._number("factor", self.max_len / self._trained),
-        )
-        if warmth is None:
-            warmth = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(self._trained))
-        return frequency / torch.where(is_long, long, short), float(warmth)
+        attention_factor = self.scaling.get("attention_factor")
+        if attention_factor is None:
+            factor = self._number("factor", self.max_len / self._trained)
+            attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(self._trained))
+        return frequency / torch.where(is_long, long, short), float(attention_factor)
 
 
 class RelativeBias(nn.Module):
-    """T5: a trained number per head and bucket of distance, added to the scores."""
+    """T5: a learned bias per head and bucket of distances, added to the scores."""
 
     def __init__(self, n_heads: int, *, n_buckets: int = 32, max_distance: int = 128, bidirectional: bool) -> None:
         super().__init__()
@@ -224,7 +226,7 @@ class RelativeBias(nn.Module):
         return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Half of the buckets for one exact distance each, the other half on a log scale."""
+        """The bucket of each distance: half of them hold one distance each, the others are on a log scale."""
         n, offset = self.n_buckets, torch.zeros_like(distance)
         if self.bidirectional:
             n //= 2
@@ -239,20 +241,21 @@ class RelativeBias(nn.Module):
 
 
 class Alibi(nn.Module):
-    """A fixed slope per head times the distance back: nothing to train, any length."""
+    """ALiBi: a fixed slope per head times the (negative) distance to the key; no parameters, no longest length."""
 
     def __init__(self, n_heads: int) -> None:
         super().__init__()
         self.n_heads = n_heads
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Positions of queries (B or 1, T) and keys (S,) -> (B or 1, H, T, S)."""
         distance = (keys - queries[..., None]).clamp(max=0)  # (B or 1, T, S)
         slopes = torch.tensor(self.slopes(self.n_heads), device=keys.device)
         return slopes[:, None, None] * distance[:, None]  # (B or 1, H, T, S)
 
     @classmethod
     def slopes(cls, n_heads: int) -> list[float]:
-        """2^(-8i/n) for a power of two; else those of the next lower one, then every other of the next."""
+        """2^(-8i/n) for n a power of two; else those of the next lower, then every other one of the next higher."""
         power = 2 ** math.floor(math.log2(n_heads))
         first = [2 ** (-8 * (i + 1) / power) for i in range(power)]
         return first if power == n_heads else first + cls.slopes(2 * power)[0::2][: n_heads - power]

@@ -1,16 +1,16 @@
-"""The parts of the recurrent encoder-decoder for which attention was invented.
+"""The parts of the recurrent encoder-decoder (seq2seq), with and without attention.
 
-`Recurrence` is PyTorch's LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), which reads rows of unequal
-length as if each were alone. `Align` is attention in its first form: a score compares the decoder's state with each
-output of the encoder. The decoders differ in when they look:
+`Recurrence` is PyTorch's LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014) on padded batches. `Align` is
+attention in its first form: a score compares the decoder's hidden state with each output of the encoder. The decoders
+differ in when they attend:
 
-    Decoder      does not look: all it knows of the source is the state it begins with (Sutskever et al. 2014)
-    LookBefore   looks with the state before the step; what it sees enters the step (Bahdanau et al. 2015)
-    LookAfter    steps, looks with the new state, and joins both (Luong et al. 2015)
+    Decoder           no attention: the source enters only by the initial hidden state (Sutskever et al. 2014)
+    BahdanauDecoder   attends with the hidden state before the step; the context is an input of the step (2015)
+    LuongDecoder      attends with the hidden state after the step, and combines it with the context (2015)
 
-PyTorch's GRU applies the reset gate to U h + b where Cho et al. apply it to h; everyone's weights are PyTorch's.
+PyTorch's GRU applies the reset gate to U h + b, Cho et al. apply it to h; published weights follow PyTorch.
 
-    B batch, T target, S source, E width, L layers, C all of one layer's state: E for a GRU (h), 2 E for an LSTM (h, c)
+    B batch, T target, S source, E width, L layers, C size of a layer's state: E for a GRU (h), 2 E for an LSTM (h, c)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CELLS: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU
 class Recurrence(nn.Module):
     """Layers of LSTM or GRU whose whole state is one tensor (B, L, C).
 
-    Bidirectional, each direction has half the width: outputs and state join both, and fit a decoder of the same width.
+    If bidirectional, each direction has half the width; outputs and state concatenate both.
     """
 
     def __init__(
@@ -56,43 +56,43 @@ class Recurrence(nn.Module):
             n_layers,
             batch_first=True,
             bidirectional=bidirectional,
-            dropout=dropout if n_layers > 1 else 0.0,  # it lies between layers
+            dropout=dropout if n_layers > 1 else 0.0,  # applied between layers
         )
 
-    def forward(self, x: Tensor, carried: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x (B, T, d_input) after the state `carried`, zero unless given -> outputs (B, T, E), state at the end.
+    def forward(self, x: Tensor, hidden: Tensor | None = None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, T, d_input) from the state `hidden` (B, L, C), zeros unless given -> outputs (B, T, E), final state.
 
-        Padding, after `lengths` (B,) of a row, changes nothing; the outputs there are 0.
+        `lengths` (B,) are the rows' lengths where they are padded; outputs at padding are 0.
         """
-        begin = None if carried is None else self._split(carried)
+        begin = None if hidden is None else self._split(hidden)
         if lengths is None:
             out, end = self.cells(x, begin)
         else:
             packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
             out, end = self.cells(packed, begin)
             out, _ = pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])
-        return out, self._join(end)
+        return out, self._merge(end)
 
-    def each(self, x: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
-        """The same one step at a time, with the state after every step: (B, T, E), (B, T, L, C)."""
+    def forward_steps(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` one step at a time: outputs (B, T, E) and the state after every step (B, T, L, C)."""
         outs, states = [], []
         for step in x.split(1, dim=1):
-            out, carried = self(step, carried)
+            out, hidden = self(step, hidden)
             outs.append(out)
-            states.append(carried)
+            states.append(hidden)
         return torch.cat(outs, dim=1), torch.stack(states, dim=1)
 
-    def top(self, carried: Tensor) -> Tensor:
-        """The last layer's h out of a state (B, L, C).  (B, 1, E)"""
-        return carried[:, -1:, : self.d_model]
+    def top_hidden(self, hidden: Tensor) -> Tensor:
+        """The last layer's h, (B, 1, E), of a state (B, L, C)."""
+        return hidden[:, -1:, : self.d_model]
 
-    def _split(self, carried: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """PyTorch's form: h, or (h, c), each (L, B, E)."""
-        parts = [p.transpose(0, 1).contiguous() for p in carried.split(self.d_model, dim=-1)]
+    def _split(self, hidden: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """State (B, L, C) -> h, or (h, c), each (L, B, E), as PyTorch has it."""
+        parts = [p.transpose(0, 1).contiguous() for p in hidden.split(self.d_model, dim=-1)]
         return tuple(parts) if isinstance(self.cells, nn.LSTM) else parts[0]
 
-    def _join(self, end: Tensor | tuple[Tensor, ...]) -> Tensor:
-        """One tensor from h or (h, c), each (L x directions, B, E / directions)."""
+    def _merge(self, end: Tensor | tuple[Tensor, ...]) -> Tensor:
+        """h or (h, c), each (L x directions, B, E / directions) -> state (B, L, C)."""
         parts = end if isinstance(end, tuple) else (end,)
         n_directions = 2 if self.cells.bidirectional else 1
         rows = [p.unflatten(0, (-1, n_directions)).permute(2, 0, 1, 3).flatten(2) for p in parts]  # (B, L, E)
@@ -100,13 +100,13 @@ class Recurrence(nn.Module):
 
 
 class Dot(nn.Module):
-    """q·k, without parameters."""
+    """The score q·k, without parameters."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
 
     def keys(self, values: Tensor) -> Tensor:
-        """What queries are compared with; the part of the score that does not depend on them, computed once."""
+        """Keys (B, S, E) of the encoder's outputs (B, S, E): the part of the score that is computed once per source."""
         return values
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
@@ -115,18 +115,19 @@ class Dot(nn.Module):
 
 
 class General(Dot):
-    """q·(W k), "multiplicative"."""
+    """The score q·(W k), called general or multiplicative."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
         self.key = nn.Linear(d_model, d_model, bias=False)
 
     def keys(self, values: Tensor) -> Tensor:
+        """W k."""
         return self.key(values)
 
 
 class Additive(General):
-    """v·tanh(W q + U k), which is v·tanh(W' [q; k]) with W' = [W U]: Luong's "concat" is Bahdanau's score."""
+    """The score v·tanh(W q + U k). It equals v·tanh(W' [q; k]) with W' = [W U]: Luong's "concat" is Bahdanau's."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
@@ -134,8 +135,9 @@ class Additive(General):
         self.v = nn.Linear(d_model, 1, bias=False)
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        together = torch.tanh(self.query(q)[:, :, None] + k[:, None])  # (B, T, S, E)
-        return self.v(together)[..., 0]
+        """Queries (B, T, E), keys (B, S, E) -> scores (B, T, S)."""
+        activated = torch.tanh(self.query(q)[:, :, None] + k[:, None])  # (B, T, S, E)
+        return self.v(activated)[..., 0]
 
 
 SCORES: dict[str, Callable[[int], Dot]] = {
@@ -147,7 +149,7 @@ SCORES: dict[str, Callable[[int], Dot]] = {
 
 
 class Align(nn.Module):
-    """Attention with one head and a score of choice: where in the source to look for the next target."""
+    """Single-head attention over the encoder's outputs, with one of SCORES (an "alignment model")."""
 
     def __init__(self, score: str, d_model: int) -> None:
         super().__init__()
@@ -170,46 +172,52 @@ class Align(nn.Module):
         return (watch.heads(context) if watch.on else context)[:, 0], weights
 
 
-class Decoded(NamedTuple):
+class DecoderOutput(NamedTuple):
+    """Hidden states, recurrent states and attention weights of a decoder pass."""
+
     hidden: Tensor  # (B, T, E)
-    states: Tensor | None  # (B, T, L, C) after every token, where they are wanted
-    weights: Tensor | None  # (B, 1, T, S), of a decoder that looks
+    states: Tensor | None  # (B, T, L, C) after every token, with `keep_states`
+    weights: Tensor | None  # (B, 1, T, S), None without attention
 
 
 class Decoder(nn.Module):
-    """Reads the target so far; knows of the source by the state it begins with."""
+    """A recurrent decoder without attention: the source enters only by the initial state."""
 
     def __init__(self, recurrence: Recurrence) -> None:
         super().__init__()
         self.recurrence = recurrence
 
-    def forward(self, x: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
-        """Embedded targets x (B, T, d_input) after the state `carried` (B, L, C); `keep` asks for every state."""
-        if keep:
-            out, states = self.recurrence.each(x, carried)
-            return Decoded(out, states, None)
-        return Decoded(self.recurrence(x, carried)[0], None, None)
+    def forward(self, x: Tensor, hidden: Tensor, memory: Memory, *, keep_states: bool = False) -> DecoderOutput:
+        """Embedded targets x (B, T, d_input) from the state `hidden` (B, L, C) -> hidden states (B, T, E).
+
+        `keep_states` also returns the recurrent state after every token.
+        """
+        if keep_states:
+            out, states = self.recurrence.forward_steps(x, hidden)
+            return DecoderOutput(out, states, None)
+        return DecoderOutput(self.recurrence(x, hidden)[0], None, None)
 
 
-class LookAfter(Decoder):
-    """h̃ = tanh(W [c; h]) where h is the new state and c what it looks at (Luong et al. 2015, section 3.1)."""
+class LuongDecoder(Decoder):
+    """h̃ = tanh(W [c; h]) with the new hidden state h and its context c (Luong et al. 2015, section 3.1)."""
 
     def __init__(self, recurrence: Recurrence, align: Align) -> None:
         super().__init__(recurrence)
         self.align = align
         self.combine = nn.Linear(2 * recurrence.d_model, recurrence.d_model, bias=False)
 
-    def forward(self, x: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
-        h, states, _ = super().forward(x, carried, memory, keep=keep)
+    def forward(self, x: Tensor, hidden: Tensor, memory: Memory, *, keep_states: bool = False) -> DecoderOutput:
+        """Embedded targets x (B, T, d_input) from the state `hidden` (B, L, C) -> h̃ (B, T, E)."""
+        h, states, _ = super().forward(x, hidden, memory, keep_states=keep_states)
         context, weights = self.align(h, memory)
-        return Decoded(torch.tanh(self.combine(torch.cat([context, h], dim=-1))), states, weights)
+        return DecoderOutput(torch.tanh(self.combine(torch.cat([context, h], dim=-1))), states, weights)
 
 
-class LookBefore(Decoder):
-    """s = f([y; c], s') where c is what the state s' before it looks at (Bahdanau et al. 2015, section 3.1).
+class BahdanauDecoder(Decoder):
+    """s = f([y; c], s') with the context c of the previous hidden state s' (Bahdanau et al. 2015, section 3.1).
 
-    The next word depends on s, y and c, through one tanh layer where the paper has a maxout layer.
-    The recurrence's input is y (d_input) and c (E) side by side.
+    The output combines s, y and c by a tanh layer; the paper has a maxout layer. The recurrence's input is the
+    concatenation of y (d_input) and c (E).
     """
 
     def __init__(self, recurrence: Recurrence, align: Align, d_input: int) -> None:
@@ -217,13 +225,14 @@ class LookBefore(Decoder):
         self.align = align
         self.combine = nn.Linear(2 * recurrence.d_model + d_input, recurrence.d_model, bias=False)
 
-    def forward(self, x: Tensor, carried: Tensor, memory: Memory, *, keep: bool = False) -> Decoded:
-        known, seen, states = [], [], []
+    def forward(self, x: Tensor, hidden: Tensor, memory: Memory, *, keep_states: bool = False) -> DecoderOutput:
+        """Embedded targets x (B, T, d_input) from the state `hidden` (B, L, C) -> hidden states (B, T, E)."""
+        combined, attended, states = [], [], []
         for y in x.split(1, dim=1):
-            context, weights = self.align(self.recurrence.top(carried), memory)
-            s, carried = self.recurrence(torch.cat([y, context], dim=-1), carried)
-            known.append(torch.cat([context, s, y], dim=-1))
-            seen.append(weights)
-            states.append(carried)
-        hidden = torch.tanh(self.combine(torch.cat(known, dim=1)))
-        return Decoded(hidden, torch.stack(states, dim=1) if keep else None, torch.cat(seen, dim=2))
+            context, weights = self.align(self.recurrence.top_hidden(hidden), memory)
+            s, hidden = self.recurrence(torch.cat([y, context], dim=-1), hidden)
+            combined.append(torch.cat([context, s, y], dim=-1))
+            attended.append(weights)
+            states.append(hidden)
+        out = torch.tanh(self.combine(torch.cat(combined, dim=1)))
+        return DecoderOutput(out, torch.stack(states, dim=1) if keep_states else None, torch.cat(attended, dim=2))

@@ -1,4 +1,4 @@
-"""The blocks of an encoder or a decoder, one after the other, and what they share: mask, positions, last norm.
+"""The stack of blocks of an encoder or decoder, with what they share: mask, relative positions, final norm.
 
 B batch, T positions, S positions of the memory, E model width
 """
@@ -19,7 +19,7 @@ from heedful.nn.state import KeyValueState
 
 
 class Stack(nn.Module):
-    """Blocks, the mask and the relative positions they share, and a last norm."""
+    """A sequence of blocks with a shared mask and relative positions, and a final norm."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Stack(nn.Module):
         self.causal = causal
         self.blocks = nn.ModuleList(blocks)
         self.norm, self.rotary, self.bias = norm, rotary, bias
-        self.recompute = False  # activation checkpointing (Chen et al. 2016): keep only what enters each block
+        self.recompute = False  # activation checkpointing (Chen et al. 2016): store only each block's input
 
     def forward(
         self,
@@ -47,10 +47,10 @@ class Stack(nn.Module):
         memory: Tensor | None = None,
         memory_lengths: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, E) at `positions` (B or 1, T), of which the first `lengths` (B,) are real, the rest padding.
+        """x (B, T, E) at `positions` (B or 1, T) -> (B, T, E); of row b the first `lengths[b]` tokens are real.
 
-        With a `state` the T positions follow those it holds. `memory` (B, S, E) is what cross-attention reads; once
-        the state holds its keys and values it is no longer needed.
+        With a `state` the T tokens follow the cached ones. `memory` (B, S, E) is the encoder's output for
+        cross-attention, not needed once the state has cached its keys and values.
         """
         info = self._info(x, positions, state, lengths, documents)
         x = self.run_blocks(x, info, state, self._cross_info(x, state, memory, memory_lengths))
@@ -59,7 +59,7 @@ class Stack(nn.Module):
     def run_blocks(
         self, x: Tensor, info: AttentionInfo, state: KeyValueState | None, cross_info: AttentionInfo | None
     ) -> Tensor:
-        """x (B, T, E) through the blocks, each with its layer's part of the state."""
+        """x (B, T, E) -> (B, T, E) through the blocks, each with its layer's caches."""
         for i, block in enumerate(self.blocks):
             cache = None if state is None else state.caches[i]
             cross = None
@@ -90,13 +90,13 @@ class Stack(nn.Module):
         if state is not None and lengths is not None:
             info.counts = lengths.tolist()
         if self.rotary is not None:
-            info.rotation = self.rotary(positions, self._reach(n, starts, lengths, documents, device))
+            info.rotation = self.rotary(positions, self._sequence_lengths(n, starts, lengths, documents, device))
         if self.bias is not None:
             bias = self.bias(position_ids(starts, n, device), torch.arange(n_keys, device=device))
             info.bias = bias.to(x.dtype)
         return info
 
-    def _reach(
+    def _sequence_lengths(
         self,
         n: int,
         starts: int | list[int],
@@ -104,7 +104,7 @@ class Stack(nn.Module):
         documents: Tensor | None,
         device: torch.device,
     ) -> int | Tensor:
-        """The length of each token's sequence, (B or 1, T or 1), for a rotation that depends on it (LongRoPE)."""
+        """The length of each token's sequence, (B or 1, T or 1), on which LongRoPE depends; n for all others."""
         if self.rotary is None or self.rotary.switch_length is None:
             return n
         if documents is not None:
@@ -129,7 +129,7 @@ class Stack(nn.Module):
 
 
 def position_ids(starts: int | list[int], n: int, device: torch.device) -> Tensor:
-    """Positions of n tokens that begin at `starts`: (1, n), or (B, n) where rows differ."""
+    """Positions of n tokens from `starts` on: (1, n), or (B, n) where rows differ."""
     if isinstance(starts, int):
         return torch.arange(starts, starts + n, device=device)[None]
     begin = torch.as_tensor(starts, device=device).view(-1, 1)
