@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from heedful.kernels import packed
 from heedful.kernels.cpu.library import library
 from heedful.kernels.modules import PackedEmbedding
-from heedful.kernels.packed import FASTER, FLOATS, PLAIN, Packed, activations, agrees, pack_weight
+from heedful.kernels.packed import FASTER, FLOATS, PLAIN, Packed, activations, pack_weight, passes_self_check
 from heedful.nn.embed import Embedding
 
 SHAPES = [(64, 32), (96, 256), (50, 33), (1, 64), (257, 160)]  # outputs, inputs
-WAYS = [(k, w) for (device, k), ways in FASTER.items() if device == "cpu" for w in ways] + list(PLAIN.items())
+IMPLEMENTATIONS = [(k, w) for (device, k), ws in FASTER.items() if device == "cpu" for w in ws] + list(PLAIN.items())
 if library() is None:  # no AVX-512 with VNNI and BF16, or no compiler: there our kernels do not run
-    WAYS = [(k, w) for k, w in WAYS if not issubclass(w, packed.Panels)]
-every_way = pytest.mark.parametrize("kind, way", WAYS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+    IMPLEMENTATIONS = [(k, w) for k, w in IMPLEMENTATIONS if not issubclass(w, packed.Panels)]
+every_implementation = pytest.mark.parametrize(
+    "kind, implementation", IMPLEMENTATIONS, ids=lambda x: x if isinstance(x, str) else x.__name__
+)
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +34,12 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def kept(weight: Tensor, kind: str) -> Tensor:
+def stored(weight: Tensor, kind: str) -> Tensor:
     """Weights as `pack_weight` hands them on: floats in their own type."""
     return weight.to(FLOATS.get(kind, torch.float32))
 
 
-def by_hand(weight: Tensor, kind: str, way: type[Packed]) -> Tensor:
+def by_hand(weight: Tensor, kind: str, implementation: type[Packed]) -> Tensor:
     """What a kind makes of weights (N, K), by its definition and one number at a time where it matters."""
     if kind in ("float32", "bfloat16", "float16"):
         return weight.to(getattr(torch, kind)).double()
@@ -46,7 +48,7 @@ def by_hand(weight: Tensor, kind: str, way: type[Packed]) -> Tensor:
         for begin in range(0, len(row), 32):
             group = row[begin : begin + 32]
             if kind == "int8":
-                most = row.abs().max() if way is packed.Int8Aten else group.abs().max()
+                most = row.abs().max() if implementation is packed.Int8Aten else group.abs().max()
                 scale = (most / 127).bfloat16().double()
                 out[n, begin : begin + 32] = torch.round(group / scale).clamp(-127, 127) * scale
             else:
@@ -56,44 +58,44 @@ def by_hand(weight: Tensor, kind: str, way: type[Packed]) -> Tensor:
     return out
 
 
-def limit(kind: str, way: type[Packed], x: Tensor, weight: Tensor) -> Tensor:
-    """How far a sum may be off, given exact sums over the rounded weights: what happens to x on the way.
+def limit(kind: str, implementation: type[Packed], x: Tensor, weight: Tensor) -> Tensor:
+    """How far a sum may be off, given exact sums over the rounded weights: how x is rounded.
 
     int8 and int4 in panels round x to half a step at most, in 127 steps of the largest of 32 neighbours; what is in
     bfloat16, and ATen's scales, to 2⁻⁹ of itself, and the result too. Sums are in float32.
     """
-    if way in (packed.Int8Panels, packed.Int4Panels):
+    if implementation in (packed.Int8Panels, packed.Int4Panels):
         groups = F.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
         steps = groups.abs().amax(-1, keepdim=True).expand(groups.shape).flatten(-2)[..., : x.shape[-1]] / 127
         return (steps / 2) @ weight.abs().T + 1e-4
-    if kind == "bfloat16" or way in (packed.Int4Aten, packed.Int8Aten):
+    if kind == "bfloat16" or implementation in (packed.Int4Aten, packed.Int8Aten):
         return 2**-7 * (x.abs() @ weight.abs().T) + 1e-4
     return 1e-6 * (x.abs() @ weight.abs().T) + 1e-6
 
 
-@every_way
+@every_implementation
 @pytest.mark.parametrize("n_rows", [1, 5])
-def test_products_are_those_of_the_rounded_weights(kind, way, n_rows):
+def test_products_are_those_of_the_rounded_weights(kind, implementation, n_rows):
     for n_outputs, n_inputs in SHAPES:
-        if not way.fits(n_outputs, n_inputs):
+        if not implementation.fits(n_outputs, n_inputs):
             continue
         weight, x = numbers(n_outputs, n_inputs), 3 * numbers(n_rows, n_inputs, seed=1)
         bias = numbers(n_outputs, seed=2)
         dtype = activations("cpu", kind)
-        made = way(kept(weight, kind), bias.to(dtype))
+        made = implementation(stored(weight, kind), bias.to(dtype))
         x, bias = x.to(dtype).double(), bias.to(dtype).double()
-        rounded = by_hand(weight, kind, way)
+        rounded = by_hand(weight, kind, implementation)
         expected = x @ rounded.T + bias
         got = made(x.to(dtype))
         assert got.dtype == dtype and got.shape == expected.shape
-        assert ((got.double() - expected).abs() <= limit(kind, way, x, rounded) + 2**-8 * bias.abs()).all()
+        assert ((got.double() - expected).abs() <= limit(kind, implementation, x, rounded) + 2**-8 * bias.abs()).all()
         assert torch.equal(made(x.to(dtype)[None])[0], got)  # however many dimensions
-        without = way(kept(weight, kind), None)
+        without = implementation(stored(weight, kind), None)
         assert ((without(x.to(dtype)).double() + bias - got.double()).abs() <= 0.02 * expected.abs().max()).all()
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_every_shape_has_a_way(kind):
+def test_every_shape_has_an_implementation(kind):
     for shape in SHAPES:
         weight = numbers(*shape)
         x = numbers(3, shape[1], seed=1).to(activations("cpu", kind))
@@ -102,9 +104,9 @@ def test_every_shape_has_a_way(kind):
         assert (made(x).float() - exact).abs().max() < (0.15 if kind == "int4" else 0.03) * exact.abs().max()
 
 
-@pytest.mark.parametrize("kind, way", [w for w in WAYS if issubclass(w[1], packed.Panels)])
-def test_our_kernels_give_a_row_the_same_bits_in_every_batch(kind, way):
-    made = way(kept(numbers(70, 96), kind), numbers(70, seed=2))
+@pytest.mark.parametrize("kind, implementation", [w for w in IMPLEMENTATIONS if issubclass(w[1], packed.Panels)])
+def test_our_kernels_give_a_row_the_same_bits_in_every_batch(kind, implementation):
+    made = implementation(stored(numbers(70, 96), kind), numbers(70, seed=2))
     x = numbers(21, 96, seed=1)
     together = made(x)
     for n in range(1, 21):
@@ -132,25 +134,25 @@ def test_rows_do_not_know_each_other(kind):
         assert (together[i] - alone).abs().max() <= 1e-5 * alone.abs().max().clamp(min=1)
 
 
-@every_way
-def test_nothing_comes_of_nothing(kind, way):
-    weight = kept(numbers(32, 64), kind)
-    made, dtype = way(weight, None), activations("cpu", kind)
+@every_implementation
+def test_empty_and_zero_inputs(kind, implementation):
+    weight = stored(numbers(32, 64), kind)
+    made, dtype = implementation(weight, None), activations("cpu", kind)
     assert torch.equal(made(torch.zeros(1, 64, dtype=dtype)), torch.zeros(1, 32, dtype=dtype))
     assert torch.equal(made(torch.zeros(2, 64, dtype=dtype)), torch.zeros(2, 32, dtype=dtype))
     assert made(torch.zeros(0, 64, dtype=dtype)).shape == (0, 32)
-    zeros = way(torch.zeros_like(weight), None)
+    zeros = implementation(torch.zeros_like(weight), None)
     assert zeros(torch.ones(2, 64, dtype=dtype)).abs().max() == 0
 
 
-@every_way
-def test_memory_is_what_is_kept(kind, way):
-    weight = kept(numbers(64, 256), kind)
+@every_implementation
+def test_memory_is_what_is_stored(kind, implementation):
+    weight = stored(numbers(64, 256), kind)
     bits = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4 + 2 * 16 / 32}[kind]
-    per_row = 0 if kind != "int8" else 2 if way is packed.Int8Aten else 256 // 32 * 2
-    assert way(weight, None).nbytes == 64 * 256 * bits / 8 + 64 * per_row
-    bias = 64 * (2 if kind == "bfloat16" and way is packed.OneDnn else 4)
-    assert way(weight, numbers(64)).nbytes == way(weight, None).nbytes + bias
+    per_row = 0 if kind != "int8" else 2 if implementation is packed.Int8Aten else 256 // 32 * 2
+    assert implementation(weight, None).nbytes == 64 * 256 * bits / 8 + 64 * per_row
+    bias = 64 * (2 if kind == "bfloat16" and implementation is packed.OneDnn else 4)
+    assert implementation(weight, numbers(64)).nbytes == implementation(weight, None).nbytes + bias
 
 
 def test_an_operator_that_is_missing_or_wrong_is_not_used():
@@ -166,7 +168,7 @@ def test_an_operator_that_is_missing_or_wrong_is_not_used():
         def product(self, x):
             return super().product(x) if x.shape[0] == 1 else x.new_full((*x.shape[:-1], 64), torch.nan)
 
-    assert not any(agrees(way, "cpu", "float32") for way in (Missing, Wrong, OnlyOneRow))
+    assert not any(passes_self_check(wrong, "cpu", "float32") for wrong in (Missing, Wrong, OnlyOneRow))
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -178,7 +180,7 @@ def test_without_the_fast_operators_the_plain_ones_serve(kind, monkeypatch):
 
 
 def test_no_warning_reaches_the_user():
-    packed.agrees.cache_clear()
+    packed.passes_self_check.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for kind in PLAIN:
@@ -191,9 +193,9 @@ def test_the_quantization_engine_is_left_as_it_was():
     assert torch.backends.quantized.engine == before
 
 
-@every_way
-def test_gradients_are_refused(kind, way):
-    made = way(kept(numbers(32, 64), kind), None)
+@every_implementation
+def test_gradients_are_refused(kind, implementation):
+    made = implementation(stored(numbers(32, 64), kind), None)
     x = numbers(2, 64).to(activations("cpu", kind))
     with torch.enable_grad(), pytest.raises(ValueError, match="gradient"):
         made(x.requires_grad_())

@@ -30,6 +30,7 @@ from heedful.generate.request import Request, Result
 from heedful.generate.sampling import InvalidLogits, sample, token_scores
 from heedful.generate.scheduler import Scheduler, bucket_by_length
 from heedful.generate.sequence import Event, GeneratedSequence, SequenceGroup
+from heedful.kernels.cpu.library import prepare
 from heedful.models.base import GenerativeModel
 from heedful.nn.paged import PagedState
 from heedful.nn.state import State, swap_remove
@@ -64,6 +65,8 @@ class Engine:
             raise ValueError(f"state {state!r} is neither contiguous nor paged")
         if state == "paged" and cache_tokens is None:
             cache_tokens = min(max_rows * (model.context_length or DEFAULT_POOL), DEFAULT_POOL)
+        if model.device.type == "cpu":
+            prepare()  # compile the C kernels here rather than in the first step
         self.model, self.tokenizer = model, tokenizer
         self.runner = ModelRunner(model, cache_tokens if state == "paged" else None, block)
         self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.runner.allocate)

@@ -1,6 +1,6 @@
-"""The fast path beside the plain one: `kernels.accelerate(model, "inference" | "training")`.
+"""Optional fast implementations: `kernels.accelerate(model, "inference" | "training")`.
 
-`nn` and `models` import nothing from here; delete this package and every result stays the same, to within rounding.
+`nn` and `models` import nothing from here; without this package every result is the same, to within rounding.
 """
 
 from heedful.kernels.accelerate import accelerate, restore

@@ -1,23 +1,24 @@
-"""The fast path: `accelerate` replaces parts of a finished model from outside; `restore` puts the plain ones back.
+"""`accelerate` replaces modules of a model by faster ones, in place; `restore` undoes it for training.
 
-For **inference** the matrices of the blocks and of the language head are packed one by one, each freed when its packed
-form is there; queries, keys and values, and a gate with what it gates, become one product; on a CPU the blocks of a
-decoder become one call (kernels/cpu/decode.py). What follows from the precision:
+For **inference** the weight matrices of the blocks and of the language head are packed one by one, each freed once it
+is packed; the query, key and value projections become one product, and so do gate and up; on a CPU the blocks of a
+decoder become one call (kernels/cpu/decode.py). The precision determines:
 
-    precision  activations, norms, biases      table of embeddings              bytes per weight
+    precision  activations, norms, biases      embedding table                  bytes per weight
     float32    float32                         float32, beside a packed head    4
     bfloat16   float32, on a GPU bfloat16      bfloat16, beside a packed head   2
     float16    float32, on a GPU float16       float16, beside a packed head    2
     int8       float32, on a GPU bfloat16      int8, a scale per row, likewise  1.0625, of which scales 0.0625
     int4       as int8                         int8, as is the head             0.625, of which scales 0.125
 
-With int4 the head and the table are int8: together they decide every token. Experts' routers and recurrent cells stay
-as they are: they are small, or there is no packed form. Such a model runs, but neither learns nor moves nor is saved.
+With int4 the head and the embedding table are int8, since every prediction depends on them. Experts' routers and
+recurrent cells are not packed: they are small, or have no packed form. A packed model can be run, but not trained,
+moved to another device or saved.
 
-For **training** a pre-norm block becomes one operator forwards and one backwards on a CPU (kernels/cpu/block.py), and
-three projections one product on a GPU; parameters, their names and their gradients stay the same.
+For **training** a pre-norm block becomes one forward and one backward operator on a CPU (kernels/cpu/block.py), and the
+three projections of attention one product on a GPU; parameters, their names and their gradients stay the same.
 
-A replacement lists the options of a part that it understands (kernels/options.py) and leaves other parts alone.
+Each replacement has an allow-list of the options it supports (kernels/options.py); modules with others stay unchanged.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from torch import nn
 
 from heedful.kernels import options
+from heedful.kernels.cpu import library
 from heedful.kernels.cpu.block import KernelBlock
 from heedful.kernels.cpu.decode import KernelStack
 from heedful.kernels.modules import (
@@ -53,8 +55,14 @@ TRAINING: dict[type[nn.Module], type[nn.Module]] = {PreNormBlock: KernelBlock, A
 
 
 def accelerate(model: M, purpose: Literal["inference", "training"], *, precision: Precision | None = None) -> M:
-    """The same model, changed in place. `precision` is for inference: that of the stored weights unless given."""
+    """Replace modules of the model by faster ones, in place, and return it.
+
+    `precision` is for inference, and that of the model's weights unless given. On a CPU the C kernels are compiled here
+    if they are not cached, rather than in the first forward pass.
+    """
     restore(model)
+    if any(p.device.type == "cpu" for p in model.parameters()):
+        library.prepare()
     if purpose == "training":
         if precision is not None:
             raise ValueError("a precision is chosen for inference; training has its own setting (train.precision)")
@@ -69,8 +77,8 @@ def accelerate(model: M, purpose: Literal["inference", "training"], *, precision
 
 
 def restore(model: M) -> M:
-    """The same model with the plain parts that `accelerate` for training replaced."""
-    plain = {fast: part for part, fast in TRAINING.items()}
+    """Put back, in place, the plain modules that `accelerate` for training replaced."""
+    plain = {fast: original for original, fast in TRAINING.items()}
     for module in model.modules():
         if type(module) in plain:
             module.__class__ = plain[type(module)]
@@ -78,19 +86,19 @@ def restore(model: M) -> M:
 
 
 def accelerate_as_stored(model: M) -> M:
-    """Accelerated for inference where that costs no precision: a generative model with floating-point weights."""
+    """`accelerate` for inference if that loses no precision: a generative model with weights of a type in FLOATS."""
     stored = str(next(model.parameters()).dtype).removeprefix("torch.")
     return accelerate(model, "inference") if isinstance(model, GenerativeModel) and stored in FLOATS else model
 
 
 def stored_precision(model: nn.Module) -> Precision:
-    """The type of a model's weights; float32 if it is none we pack."""
+    """The type of a model's weights; float32 if it is none that can be packed."""
     stored = str(next(model.parameters()).dtype).removeprefix("torch.")
     return cast(Precision, stored) if stored in FLOATS else "float32"
 
 
 def packed_precision(model: nn.Module) -> Precision | None:
-    """The precision a model's weights are packed in, None if they are not."""
+    """The precision of a packed model, None for an unpacked one."""
     return getattr(model, "_packed_precision", None)
 
 
@@ -135,16 +143,16 @@ def _pack_block(block: Block, precision: Precision, dtype: torch.dtype) -> None:
             assert isinstance(module, FeedForward)
             if module.gate is not None and all(options.is_linear(m) for m in (module.gate, module.up, module.down)):
                 PackedFeedForward.replace(module, precision, dtype)
-        if not isinstance(module, MixtureOfExperts):  # of which the linear part is the router
+        if not isinstance(module, MixtureOfExperts):  # its own linear layer is the router
             for name, child in list(module.named_children()):
                 if options.is_linear(child):
                     setattr(module, name, pack_linear([child], precision, dtype))
 
 
 def _pack_rest(model: Model, precision: Precision, dtype: torch.dtype) -> None:
-    """Tables of tokens narrower than the activations; what remains takes the activations' type."""
+    """Pack embedding tables that are narrower than the activations; convert the other parameters to their type."""
     if precision in ("int8", "int4") or FLOATS[precision] != dtype:
-        packed: dict[nn.Module, PackedEmbedding] = {}  # two names may have one table
+        packed: dict[nn.Module, PackedEmbedding] = {}  # an encoder and decoder may share a table
         for name, table in list(model._modules.items()):
             if name.endswith("embed") and table is not None and options.is_embedding(table):
                 assert isinstance(table, Embedding)
@@ -156,10 +164,10 @@ def _pack_rest(model: Model, precision: Precision, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # one memory again, as cuDNN wants it
+            module.flatten_parameters()  # cuDNN needs contiguous weights
 
 
 def n_bytes(model: nn.Module) -> int:
-    """The memory of a model's weights, packed or not."""
+    """Bytes of a model's weights, packed or not."""
     tensors = [*model.parameters(), *model.buffers()]
     return sum(t.nbytes for t in tensors) + sum(m.nbytes for m in model.modules() if isinstance(m, Frozen))

@@ -1,4 +1,4 @@
-"""What heedful runs on: versions, devices, kernels, threads and the cache folder."""
+"""The runtime environment: versions, devices, C kernels, threads and the cache folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from heedful.paths import cache_folder
 
 
 def describe_environment() -> str:
-    """One line for each of version, device, CPU kernels, threads and cache folder."""
+    """One line each for versions, devices, C kernels, threads and cache folder."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     lines = {
         "heedful": f"{version('heedful')}, Python {platform.python_version()}, PyTorch {torch.__version__}",

@@ -1,6 +1,6 @@
-"""What `accelerate` puts in the place of a model's parts: the same parts with their weights packed (kernels/packed.py).
+"""The modules that `accelerate` puts in place of plain ones, with packed weights (kernels/packed.py).
 
-Each is a subclass of the part it replaces and takes over its options; only how its products are computed differs.
+Each is a subclass of the module it replaces and keeps its options; only the matrix products differ.
 
     B batch, T positions, E model width, V vocabulary
 """
@@ -23,7 +23,7 @@ from heedful.nn.head import LanguageHead
 
 
 def pack_linear(layers: Sequence[nn.Module], precision: Precision, dtype: torch.dtype) -> Packed:
-    """Linear layers with the same input as one packed product; `dtype` is that of the activations."""
+    """Linear layers with the same input as one packed layer; `dtype` is that of the activations."""
     assert all(isinstance(layer, nn.Linear) for layer in layers)
     weights: list[Tensor] = [layer.weight for layer in layers]  # type: ignore[misc]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
@@ -36,14 +36,14 @@ def pack_linear(layers: Sequence[nn.Module], precision: Precision, dtype: torch.
 
 
 class PackedAttention(Attention):
-    """Attention whose query, key and value projections are one packed product, and whose single queries (one new token
-    per row) go to a kernel of their own on a CPU."""
+    """Attention with packed weights, whose query, key and value projections are one product; on a CPU a C kernel
+    computes a single query per row (one new token)."""
 
     joint: Packed
 
     @classmethod
     def replace(cls, part: Attention, precision: Precision, dtype: torch.dtype) -> None:
-        """Change a plain self-attention layer into this one, in place."""
+        """Turn a plain self-attention layer into this class, in place."""
         part.__class__ = cls
         assert isinstance(part, cls)
         part.joint = pack_linear([part.query, part.key, part.value], precision, dtype)
@@ -60,15 +60,14 @@ class PackedAttention(Attention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
     ) -> Tensor:
-        """As the plain layer; one query per row by the kernel."""
+        """`Attention.attend`, by the C kernel for a single query per row."""
         if self.watch.on or self.softcap is not None or causal or not supports_single_query(q, k, v):
             return super().attend(q, k, v, mask, bias, causal=causal)
         return single_query_attention(q, k, v, mask, bias, self.scale)
 
 
 class JointAttention(Attention):
-    """Attention that in training on a GPU computes queries, keys and values by one product: one large product is faster
-    than three small ones."""
+    """Attention that computes queries, keys and values by one product in training on a GPU, faster than by three."""
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, G, T, D) of x (B, T, E)."""
@@ -90,7 +89,7 @@ class PackedFeedForward(FeedForward):
 
     @classmethod
     def replace(cls, part: FeedForward, precision: Precision, dtype: torch.dtype) -> None:
-        """Change a plain gated layer into this one, in place."""
+        """Turn a plain gated layer into this class, in place."""
         assert part.gate is not None
         part.__class__ = cls
         assert isinstance(part, cls)
@@ -105,20 +104,20 @@ class PackedFeedForward(FeedForward):
 
 
 class PackedHead(LanguageHead):
-    """A head over the vocabulary with a packed matrix; one that shares the embedding's numbers is packed apart from it,
-    since rows cannot be read from the packed form."""
+    """A language head with packed weights. One that is tied to the embedding gets its own copy, since rows cannot be
+    looked up in the packed form."""
 
     packed: Packed
 
     @classmethod
     def replace(cls, part: LanguageHead, precision: Precision, dtype: torch.dtype, *, tied: bool) -> None:
-        """Change a plain head into this one, in place."""
+        """Turn a plain head into this class, in place."""
         bias = None if part.bias is None else part.bias.detach().to(dtype)
         packed = pack_weight(part.weight, bias, precision)
         if isinstance(packed, Plain):
-            return  # it would be a second copy of the same
+            return  # not packed: a copy would only take memory
         if tied:
-            packed.n_weights -= part.weight.numel()  # the embedding counts them
+            packed.n_weights -= part.weight.numel()  # counted with the embedding
         part.__class__ = cls
         assert isinstance(part, cls)
         part.packed = packed
@@ -130,7 +129,7 @@ class PackedHead(LanguageHead):
 
 
 class PackedEmbedding(Frozen):
-    """Embeddings in fewer bits, as floats or in int8 with a scale per row; those looked up are of the type `dtype`."""
+    """An embedding table in a narrower float type, or in int8 with a scale per row; outputs are of type `dtype`."""
 
     def __init__(self, table: Embedding, precision: Precision, dtype: torch.dtype) -> None:
         super().__init__()
@@ -144,7 +143,7 @@ class PackedEmbedding(Frozen):
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (...) -> vectors (..., E)."""
+        """tokens (...) -> (..., E)."""
         rows = tokens.flatten()
         x = self.weight.index_select(0, rows).to(self.dtype)
         if self.scales is not None:

@@ -1,7 +1,7 @@
-"""Allow-lists: a replacement names every option of a part that it understands, and leaves any other part alone.
+"""Allow-lists of module options: a fast replacement is used only if it supports every option that a module has.
 
-An option is an attribute, parameter, buffer or submodule of a module, and is on unless it is None. So a part that
-gains an option is slow until its replacement learns it, never wrong.
+An option is an attribute, parameter, buffer or submodule of a module, set unless it is None. So a module that gains an
+option runs on the plain path until its replacement supports it, instead of being computed wrongly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from heedful.nn.mask import Mask
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Rotation
 
-EVERY_MODULE = frozenset(vars(nn.Module()))  # what any module has; also what FSDP and the like add is unknown
+EVERY_MODULE = frozenset(vars(nn.Module()))  # attributes of every module; what FSDP and others add is not listed
 LINEAR = frozenset({"in_features", "out_features", "weight", "bias"})
 DROPOUT = frozenset({"p", "inplace"})
 PROJECTIONS = frozenset({"query", "key", "value", "output"})
@@ -34,7 +34,7 @@ ROTATION = frozenset({"cos", "sin", "layout"})
 
 
 def understands(module: nn.Module | None, kind: type[nn.Module], known: Collection[str]) -> bool:
-    """Whether the module is exactly of this kind, not of a subclass, and all its options are among those known."""
+    """Whether the module is exactly of this class, not a subclass, and has no options beside `known`."""
     if type(module) is not kind:
         return False
     given = (module.__dict__, module._parameters, module._buffers, module._modules)
@@ -49,7 +49,7 @@ def is_linear(module: nn.Module | None) -> bool:
 
 
 def is_norm(module: nn.Module | None) -> bool:
-    """A layer norm with a weight, or an RMSNorm, as the kernels compute them."""
+    """A LayerNorm with a weight, or an RMSNorm, with supported options only."""
     if type(module) is nn.LayerNorm:
         known = {"normalized_shape", "eps", "elementwise_affine", "weight", "bias"}
         return module.weight is not None and understands(module, nn.LayerNorm, known)
@@ -62,27 +62,27 @@ def is_dropout(module: nn.Module | None) -> bool:
 
 
 def is_attention(module: nn.Module | None, kind: type[nn.Module] = Attention) -> bool:
-    """Attention with no option beside those of today."""
+    """Attention with supported options only."""
     return understands(module, kind, ATTENTION)
 
 
 def is_feedforward(module: nn.Module | None, kind: type[nn.Module] = FeedForward) -> bool:
-    """A feed-forward layer with no option beside those of today."""
+    """A feed-forward layer with supported options only."""
     return understands(module, kind, FEEDFORWARD)
 
 
 def is_head(module: nn.Module | None) -> bool:
-    """A head over the vocabulary with no option beside those of today."""
+    """A language head with supported options only."""
     return understands(module, LanguageHead, {"scale", "softcap", "weight", "bias"})
 
 
 def is_embedding(module: nn.Module | None) -> bool:
-    """A table of embeddings with no option beside those of today."""
+    """An embedding table with supported options only."""
     return understands(module, Embedding, {"scale", "weight"})
 
 
 def is_info(info: AttentionInfo) -> bool:
-    """What a pass tells its layers, with nothing in it beside what there is today."""
+    """Whether the inputs of a forward pass have supported fields only."""
     rotation = info.rotation
     return (
         type(info) is AttentionInfo
@@ -98,7 +98,7 @@ def _only(thing: object, known: Collection[str]) -> bool:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody watches or changes what the module computes."""
+    """Whether the module has forward or backward hooks."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )

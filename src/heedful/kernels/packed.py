@@ -1,20 +1,19 @@
-"""Matrix products whose weights are packed for the processor, and maybe quantized: to run a model, not to train it.
+"""Linear layers for inference, with weights packed for the processor and optionally quantized (weight-only).
 
-    kind      a weight is                               on a CPU              elsewhere on a CPU  on a GPU
-    float32   itself                                    our kernels           oneDNN              plain
-    bfloat16  rounded to 8 bits of precision            our kernels           oneDNN              plain
-    float16   rounded to 11 bits, at most 65,504        our kernels           FBGEMM              plain
-    int8      round(w / s), s = max|w| / 127 of a       our kernels           ATen, s of a row    plain, from int8
+    kind      stored weight                             CPU, C kernels   CPU, without them      GPU
+    float32   w                                         yes              oneDNN                 plain
+    bfloat16  w with 8 bits of precision                yes              oneDNN                 plain
+    float16   w with 11 bits, at most 65,504            yes              FBGEMM                 plain
+    int8      round(w / s), s = max|w| / 127 of a       yes              ATen, a scale per row  dequantize, multiply
               group of 32 inputs
-    int4      its nearest of 16 steps from a group's    our kernels           ATen                ATen
-              least to its greatest value
+    int4      one of 16 levels from the least to the    yes              ATen                   ATen
+              greatest weight of a group
 
-Our kernels are in cpu/; where they cannot run (see cpu/library.py) the operators named next do, which are not part of
-PyTorch's public interface. Each is tried once, on a small product, and used only if it agrees with the plain one.
+The C kernels are in cpu/; where they cannot run (see cpu/library.py), PyTorch operators outside its public interface
+are used. Every implementation is checked once, on a small product, and used only if it agrees with plain PyTorch.
 
-On a CPU x is float32. bfloat16 rounds it for the product; for int8 and int4 our kernels round it to 8 bits, with a
-scale for every 32 neighbours of a row: a few large inputs leave the others their steps, and what else is in the batch
-does not matter.
+On a CPU x is float32. The bfloat16 kernels round it to bfloat16; the int8 and int4 C kernels quantize it to int8 with a
+scale for every 32 inputs of a row, so that outliers affect only their group and a result does not depend on the batch.
 
     N outputs, K inputs, G inputs in a group
 """
@@ -34,18 +33,18 @@ from torch import Tensor, nn
 from heedful.kernels.cpu.library import library
 from heedful.kernels.cpu.linear import pack_int4_panels, pack_panels, packed_linear, packed_matrix
 from heedful.kernels.cpu.memory import in_huge_pages
-from heedful.kernels.quantize import GROUP, quantize_evenly, quantize_groups, quantize_rows
+from heedful.kernels.quantize import GROUP, quantize_groups_int4, quantize_groups_int8, quantize_rows
 
 Precision = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# How far a way may be from the plain one, relative to the largest output: rounding of the sums, and of x.
+# Tolerance of the self-check, relative to the largest output: rounding of sums and of x.
 TOLERANCE: dict[Precision, float] = {
     "float32": 1e-5, "bfloat16": 0.02, "float16": 1e-3, "int8": 0.02, "int4": 0.02,
 }  # fmt: skip
 
 
 class Frozen(nn.Module):
-    """Weights that neither learn nor move: `n_weights` of them, in `nbytes` of memory."""
+    """A module with `n_weights` fixed weights in `nbytes` of memory; they can be neither trained nor moved."""
 
     nbytes: int
     n_weights: int
@@ -55,33 +54,37 @@ class Frozen(nn.Module):
 
 
 class Packed(Frozen):
-    """x (..., K) -> x Wᵀ + b (..., N). A subclass is one way to keep W; `fits` says for which shapes it can."""
+    """A linear layer x Wᵀ + b with packed weights; subclasses are the implementations."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.n_outputs, self.n_inputs = weight.shape
-        self.bias = None if bias is None else bias.detach().contiguous()  # oneDNN reads no strides
+        self.bias = None if bias is None else bias.detach().contiguous()  # oneDNN ignores strides
         self.n_weights = weight.numel() + (0 if bias is None else bias.numel())
         self.nbytes = 0 if bias is None else bias.nbytes
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether the implementation is available here and supports a weight of this shape."""
         return True
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N); no gradients."""
         if x.requires_grad:
             raise ValueError("packed weights pass no gradient on: train the model as it was loaded, then pack it")
         return self.product(x)
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N), by this implementation."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
+        """Inputs, outputs and bias, for `repr`."""
         return f"{self.n_inputs}, {self.n_outputs}, bias={self.bias is not None}"
 
 
 class Plain(Packed):
-    """The weights as they are."""
+    """Unpacked weights and PyTorch's linear."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -89,11 +92,12 @@ class Plain(Packed):
         self.nbytes += weight.nbytes
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
 class OneDnn(Packed):
-    """float32 or bfloat16, in blocks as oneDNN's kernels read them."""
+    """float32 or bfloat16 in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, None if bias is None else bias.to(weight.dtype))
@@ -102,12 +106,13 @@ class OneDnn(Packed):
         self.dtype = weight.dtype
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
         y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "")
         return y.to(x.dtype)
 
 
 class Float16Fbgemm(Packed):
-    """float16, widened to float32 as it is read: half the memory, sums in float32."""
+    """float16 packed by FBGEMM, converted to float32 in registers; float32 accumulation."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -116,12 +121,13 @@ class Float16Fbgemm(Packed):
         self.nbytes += 2 * weight.numel()
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
         return torch.ops.quantized.linear_dynamic_fp16(x, self.weight)
 
 
 @contextmanager
 def fbgemm() -> Iterator[None]:
-    """Packing is FBGEMM's inside, and says nothing of PyTorch's plan to drop tensors of the type qint8."""
+    """Select the FBGEMM engine for packing, and silence the deprecation warning for qint8 tensors."""
     engine = torch.backends.quantized.engine
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*deprecated")
@@ -133,20 +139,21 @@ def fbgemm() -> Iterator[None]:
 
 
 class Int8(Packed):
-    """int8 with a scale per group, multiplied as floats."""
+    """int8 with a scale per group, dequantized for every product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.weight, self.scales = quantize_evenly(weight.detach())
+        self.weight, self.scales = quantize_groups_int8(weight.detach())
         self.nbytes += self.weight.nbytes + self.scales.nbytes
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
         scales = self.scales.to(x.dtype).repeat_interleave(GROUP, dim=1)[:, : self.n_inputs]
         return F.linear(x, self.weight.to(x.dtype) * scales, self.bias)
 
 
 class Int8Aten(Packed):
-    """int8 with a scale per row, by ATen's kernel: it reads x in bfloat16 and widens the weights in registers."""
+    """int8 with a scale per row, by ATen's kernel, which takes x in bfloat16 and converts weights in registers."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -156,9 +163,11 @@ class Int8Aten(Packed):
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
-        return n_outputs % 32 == 0 and n_inputs % 32 == 0  # whole vectors
+        """Whether it supports a weight of this shape."""
+        return n_outputs % 32 == 0 and n_inputs % 32 == 0  # the kernel has no remainder loop
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
         flat = x.reshape(-1, self.n_inputs).bfloat16()
         y = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scales).to(x.dtype)
         y = y.view(*x.shape[:-1], self.n_outputs)
@@ -166,135 +175,161 @@ class Int8Aten(Packed):
 
 
 class Int4(Packed):
-    """Two numbers to a byte, groups with a scale and a middle each; multiplied as floats."""
+    """4 bits, two per byte, with a scale and a zero point per group; dequantized for every product."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        steps, self.scale, self.middle = quantize_groups(weight.detach())
-        self.weight = steps[:, ::2] | steps[:, 1::2] << 4  # (N, K/2)
-        self.nbytes += self.weight.nbytes + self.scale.nbytes + self.middle.nbytes
+        ints, self.scale, self.zero = quantize_groups_int4(weight.detach())
+        self.weight = ints[:, ::2] | ints[:, 1::2] << 4  # (N, K/2)
+        self.nbytes += self.weight.nbytes + self.scale.nbytes + self.zero.nbytes
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether it supports a weight of this shape."""
         return n_inputs % GROUP == 0
 
     def product(self, x: Tensor) -> Tensor:
-        steps = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).view(self.n_outputs, -1, GROUP)
-        weight = (steps.to(x.dtype) - 8) * self.scale.to(x.dtype)[..., None] + self.middle.to(x.dtype)[..., None]
+        """x (..., K) -> x Wᵀ + b (..., N)."""
+        ints = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).view(self.n_outputs, -1, GROUP)
+        weight = (ints.to(x.dtype) - 8) * self.scale.to(x.dtype)[..., None] + self.zero.to(x.dtype)[..., None]
         return F.linear(x, weight.flatten(1), self.bias)
 
 
 class Int4Aten(Packed):
-    """The same laid out for ATen's kernels on a CPU, which read x in bfloat16."""
+    """4 bits in the layout of ATen's CPU kernel, which takes x in bfloat16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        steps, scale, middle = quantize_groups(weight.detach())
-        self.weight = self.layout(steps)
-        self.scale = torch.stack([scale, middle], dim=-1).transpose(0, 1).contiguous()  # (K/G, N, 2)
-        self.nbytes += self.weight.nbytes + self.scale.nbytes
+        ints, scale, zero = quantize_groups_int4(weight.detach())
+        self.weight = self.layout(ints)
+        self.scales_and_zeros = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous()  # (K/G, N, 2)
+        self.nbytes += self.weight.nbytes + self.scales_and_zeros.nbytes
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether it supports a weight of this shape."""
         return n_inputs % GROUP == 0 and n_outputs % 16 == 0
 
     @staticmethod
-    def layout(steps: Tensor) -> Tensor:
-        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(steps.int(), 1)
+    def layout(ints: Tensor) -> Tensor:
+        """Integers (N, K) in the kernel's layout."""
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(ints.int(), 1)
 
     @staticmethod
-    def multiply(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, GROUP, scale)
+    def multiply(x: Tensor, weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
+        """x (M, K) in bfloat16 -> x Wᵀ (M, N)."""
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, GROUP, scales_and_zeros)
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
         flat = x.reshape(-1, self.n_inputs).bfloat16()
-        y = self.multiply(flat, self.weight, self.scale).to(x.dtype).view(*x.shape[:-1], self.n_outputs)
+        y = self.multiply(flat, self.weight, self.scales_and_zeros).to(x.dtype).view(*x.shape[:-1], self.n_outputs)
         return y if self.bias is None else y.add_(self.bias)
 
 
 class Int4Cuda(Int4Aten):
-    """And for those on a GPU."""
+    """4 bits in the layout of ATen's CUDA kernel."""
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether it supports a weight of this shape."""
         return n_inputs % 128 == 0 and n_outputs % 8 == 0
 
     @staticmethod
-    def layout(steps: Tensor) -> Tensor:
-        pairs = steps[:, ::2] << 4 | steps[:, 1::2]
+    def layout(ints: Tensor) -> Tensor:
+        """Integers (N, K) in the kernel's layout."""
+        pairs = ints[:, ::2] << 4 | ints[:, 1::2]
         return torch.ops.aten._convert_weight_to_int4pack(pairs, 8)
 
     @staticmethod
-    def multiply(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-        return torch.ops.aten._weight_int4pack_mm(x, weight, GROUP, scale)
+    def multiply(x: Tensor, weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
+        """x (M, K) in bfloat16 -> x Wᵀ (M, N)."""
+        return torch.ops.aten._weight_int4pack_mm(x, weight, GROUP, scales_and_zeros)
 
 
 class Panels(Packed):
-    """Outputs by 32, as our own kernels read them; `kind` is the kernel's name."""
+    """Weights for the C kernels, in panels of 32 outputs; `kind` selects the kernel."""
 
     kind: ClassVar[Precision]
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, None if bias is None else bias.float())
-        laid, scales = self.layout(weight.detach())
-        self.weight, self.scales = in_huge_pages(laid), None if scales is None else in_huge_pages(scales)
+        panels, scales = self.layout(weight.detach())
+        self.weight, self.scales = in_huge_pages(panels), None if scales is None else in_huge_pages(scales)
         self.nbytes += self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
         self.matrix = packed_matrix(self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales)
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether the C kernels are available."""
         return library() is not None
 
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The panels of a weight (N, K), and its scales if it is quantized."""
         return pack_panels(weight, 1), None
 
     def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
         return packed_linear(self.matrix, x)
 
 
 class Float32Panels(Panels):
+    """float32 panels."""
+
     kind = "float32"
 
 
 class Float16Panels(Panels):
+    """float16 panels, converted to float32 in registers."""
+
     kind = "float16"
 
 
 class BFloat16Panels(Panels):
+    """bfloat16 panels with pairs of inputs adjacent, for the dot product instruction."""
+
     kind = "bfloat16"
 
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The panels of a weight (N, K), and its scales if it is quantized."""
         return pack_panels(weight, 2), None
 
 
 class Int8Panels(Panels):
+    """int8 panels with four inputs adjacent, for the VNNI dot product, and a scale per group."""
+
     kind = "int8"
 
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        ints, scales = quantize_evenly(weight)
+        """The panels of a weight (N, K), and its scales if it is quantized."""
+        ints, scales = quantize_groups_int8(weight)
         ints = F.pad(ints, (0, -ints.shape[1] % GROUP))
-        bytes_ = pack_panels(ints, 4).view(torch.uint8).bitwise_xor_(128)  # 128 more
+        bytes_ = pack_panels(ints, 4).view(torch.uint8).bitwise_xor_(128)  # q + 128: VNNI needs unsigned
         return bytes_, pack_panels(scales, 1)[..., 0]
 
 
 class Int4Panels(Panels):
+    """4-bit panels, with a scale and a zero point per group."""
+
     kind = "int4"
 
     @classmethod
     def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether it supports a weight of this shape."""
         return n_inputs % GROUP == 0 and super().fits(n_outputs, n_inputs)
 
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        steps, scale, middle = quantize_groups(weight)
-        both = [pack_panels(t, 1)[..., 0] for t in (scale, middle)]  # (N/32, K/G, 32)
-        return pack_int4_panels(steps), torch.stack(both, dim=2)
+        """The panels of a weight (N, K), and its scales if it is quantized."""
+        ints, scale, zero = quantize_groups_int4(weight)
+        both = [pack_panels(t, 1)[..., 0] for t in (scale, zero)]  # (N/32, K/G, 32)
+        return pack_int4_panels(ints), torch.stack(both, dim=2)
 
 
-# How a kind of weights is kept by plain PyTorch, and on which device there is something faster, the best first.
+# The reference implementation of each kind in plain PyTorch, and faster ones by device, in order of preference.
 PLAIN: dict[Precision, type[Packed]] = {
     "float32": Plain, "bfloat16": Plain, "float16": Plain, "int8": Int8, "int4": Int4,
 }  # fmt: skip
@@ -309,39 +344,39 @@ FASTER: dict[tuple[str, Precision], tuple[type[Packed], ...]] = {
 
 
 def activations(device: str, kind: Precision) -> torch.dtype:
-    """The type of x, and so of all that a model remembers: on a CPU nothing narrower is faster."""
+    """The type of activations and KV cache: float32 on a CPU, where narrower types are not faster."""
     return torch.float32 if device == "cpu" else FLOATS.get(kind, torch.bfloat16)
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None, kind: Precision) -> Packed:
-    """The best way to multiply by these weights where they are. Inputs that no group of int4 divides get int8."""
+    """The weights in the fastest implementation on their device; int4 becomes int8 if groups do not divide K."""
     weight = weight.detach().to(FLOATS.get(kind, weight.dtype))
     device = weight.device.type
-    for way in (*FASTER.get((device, kind), ()), PLAIN[kind]):
-        if way.fits(*weight.shape) and agrees(way, device, kind):  # type: ignore[arg-type]  # types are hashable
-            return way(weight, bias)
-    assert kind == "int4", f"nothing keeps {tuple(weight.shape)} as {kind}"
+    for implementation in (*FASTER.get((device, kind), ()), PLAIN[kind]):
+        if implementation.fits(*weight.shape) and passes_self_check(implementation, device, kind):  # type: ignore[arg-type]
+            return implementation(weight, bias)
+    assert kind == "int4", f"no implementation of {kind} for a weight of {tuple(weight.shape)}"
     return pack_weight(weight, bias, "int8")
 
 
 @functools.cache
-def agrees(way: type[Packed], device: str, kind: Precision) -> bool:
-    """Whether the operators of this way exist here and multiply as the plain way of the kind does."""
+def passes_self_check(implementation: type[Packed], device: str, kind: Precision) -> bool:
+    """Whether the implementation's operators exist here and agree with the reference implementation."""
     plain = PLAIN[kind]
-    if way is plain:
+    if implementation is plain:
         return True
     dtype = activations(device, kind)
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(64, 256, generator=draw)
-    weight[0], weight[1] = 3, -3  # all at the ends of their ranges: where integers overflow, it shows
+    weight[0], weight[1] = 3, -3  # extreme values, to reveal integer overflow
     x = torch.cat([torch.randn(4, 256, generator=draw), torch.ones(1, 256)])
     x, bias = x.to(device, dtype), weight[:, 0].to(device, dtype)
     weight = weight.to(device, FLOATS.get(kind, dtype))
     try:
         for rows in x, x[-1:], x[None]:
-            ours, theirs = way(weight, bias)(rows).float(), plain(weight, bias)(rows).float()
-            if not (ours - theirs).abs().max() < TOLERANCE[kind] * theirs.abs().max():
+            result, expected = implementation(weight, bias)(rows).float(), plain(weight, bias)(rows).float()
+            if not (result - expected).abs().max() < TOLERANCE[kind] * expected.abs().max():
                 return False
-    except (AttributeError, RuntimeError):  # no such operator, or not for this processor
+    except (AttributeError, RuntimeError):  # no such operator, or not on this processor
         return False
     return True

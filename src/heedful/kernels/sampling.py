@@ -1,10 +1,10 @@
 """Argmax, top-k, top-p and categorical sampling over a large vocabulary without sorting it.
 
-Every decode step runs these for every row, and a sort of 50,000 logits takes as long as the step of a small model; so
-this is more than `topk`, `sort` and `multinomial`. Each function is written in PyTorch; `argmax` and `sample_top_p` use
-the C kernels where those take the logits. A row's result does not depend on the other rows.
+Every decode step runs these for every row, and sorting 50,000 logits takes as long as the step of a small model. Each
+function is written in PyTorch; `argmax` and `sample_top_p` use the C kernels where those support the logits. A row's
+result does not depend on the other rows.
 
-    B rows, V vocabulary, M a part of it
+    B rows, V vocabulary, M candidate tokens
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from heedful.kernels.cpu.sampling import page_masses, row_argmax, supports_logits, top_p_cutoff
 
-SORTED_FIRST = 256  # candidates that `smallest_set` sorts before it looks at the rest
-BLOCK = 32  # tokens compared by their maximum first: faster than one by one
+SORTED_FIRST = 256  # candidates that `smallest_set` sorts before the others
+BLOCK = 32  # tokens per block; block maxima are compared first
 BUCKETS, BUCKETS_PER_NAT = 4096, 64  # see `smallest_set`
-PAGE_BITS, PAGE = 8, 256  # ids that share their high bits; a page is drawn by its mass, then an id in it
+PAGE_BITS, PAGE = 8, 256  # a page is 256 ids with the same high bits: first a page is sampled, then an id in it
 
 
 def argmax(logits: Tensor) -> tuple[list[float], list[int]]:
@@ -52,10 +52,10 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
 
 
 def top_candidates(key: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Ids (B, M), ascending, and keys of at least the n greatest of each row (B, V), ties included.
+    """Ascending ids (B, M) and their keys (B, M) of at least the n greatest keys of each row (B, V), ties included.
 
-    If n blocks have a token of some height, n tokens are that high: the n-th highest of the blocks' maxima is a bound,
-    and only blocks that reach it are searched. Rows with fewer candidates are filled up with -inf.
+    The n-th greatest block maximum is a lower bound of the n-th greatest key, so only blocks whose maximum reaches it
+    are searched. Rows with fewer candidates are padded with -inf.
     """
     n_tokens = key.shape[-1]
     n_blocks = n_tokens // BLOCK
@@ -69,14 +69,14 @@ def top_candidates(key: Tensor, n: int) -> tuple[Tensor, Tensor]:
     chosen, heights = _at_least(maxima, bound)  # (B, N)
     inside = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK))  # (B, N, BLOCK)
     inside = inside.masked_fill(heights[..., None] == -torch.inf, -torch.inf).flatten(1)
-    inside = torch.cat([inside, key[:, n_blocks * BLOCK :]], -1)  # with those that fill no block
+    inside = torch.cat([inside, key[:, n_blocks * BLOCK :]], -1)  # and the tokens after the last full block
     at, keys = _at_least(inside, bound)
     chosen = torch.cat([chosen, torch.full_like(chosen[:, :1], n_blocks)], -1)
     return chosen.gather(1, at // BLOCK) * BLOCK + at % BLOCK, keys
 
 
 def _at_least(key: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids, ascending, and keys of what reaches the bound; shorter rows are padded with the last id and -inf."""
+    """Ascending ids and keys of the keys >= bound; shorter rows are padded with the last id and -inf."""
     inside = (key >= bound) & (key > -torch.inf)
     rows, at = inside.nonzero(as_tuple=True)
     counts = inside.sum(-1)
@@ -90,10 +90,10 @@ def _at_least(key: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def smallest_set(key: Tensor, probabilities: Tensor, mass: float) -> Tensor:
-    """Mask (B, V) of the fewest tokens, in descending order of their keys, that together have the mass.
+    """Mask (B, V) of the fewest tokens, in descending order of their keys, whose probabilities sum to `mass` (top-p).
 
-    The first few hundred are sorted. Where they are not enough, tokens are put into buckets by their key, whole buckets
-    are kept as long as they fit, and only the bucket at the border is sorted.
+    The first few hundred are sorted. Where they do not suffice, tokens are put into buckets by key, whole buckets are
+    included until the next would exceed the mass, and only that one is sorted.
     """
     keep, reached = _mask_until(*top_candidates(key, SORTED_FIRST), probabilities, mass)
     short = (reached < mass).nonzero()[:, 0]
@@ -114,7 +114,7 @@ def smallest_set(key: Tensor, probabilities: Tensor, mass: float) -> Tensor:
 
 
 def _mask_until(ids: Tensor, keys: Tensor, probabilities: Tensor, mass: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Mask (B, V) of as many of the ids, greatest key first, as it takes to have the mass; and the mass of all ids."""
+    """Mask (B, V) of the fewest ids, greatest key first, that reach the mass; and the total mass of the ids."""
     keys, order = keys.sort(descending=True, stable=True)
     ids = ids.gather(1, order)
     shares = probabilities.gather(1, ids).double().masked_fill(keys == -torch.inf, 0)
@@ -138,30 +138,30 @@ def keep_smallest_set(logits: Tensor, key: Tensor, probabilities: Tensor, mass: 
 
 
 def n_uniforms(n_tokens: int) -> int:
-    """How many uniform random numbers it takes to sample one of so many tokens: one per bit of its id."""
+    """Number of uniform random numbers needed to sample one of `n_tokens` ids: one per bit of the id."""
     return max(PAGE_BITS, (n_tokens - 1).bit_length())
 
 
 def sample_categorical(logits: Tensor, uniforms: Sequence[Sequence[float]], ids: Tensor | None = None) -> list[int]:
-    """One id per row from softmax(logits), by the row's uniform numbers.
+    """Sample one id per row from softmax(logits), using the row's uniform random numbers.
 
-    `ids` (B, M) are the tokens of the columns where logits (B, M) are not the whole vocabulary.
+    Logits are (B, V), or (B, M) for the tokens `ids` (B, M).
     """
     probabilities = logits.softmax(-1)
     if ids is not None:
-        rows = zip(ids.tolist(), _cumulated(probabilities), uniforms, strict=True)
+        rows = zip(ids.tolist(), _cumulative(probabilities), uniforms, strict=True)
         return [row[_sample_bits(row, ends, numbers)] for row, ends, numbers in rows]
     n_pages = logits.shape[-1] // PAGE
-    whole = probabilities[:, : n_pages * PAGE].unflatten(-1, (n_pages, PAGE)).sum(-1)
+    full = probabilities[:, : n_pages * PAGE].unflatten(-1, (n_pages, PAGE)).sum(-1)
     rest = probabilities[:, n_pages * PAGE :].sum(-1, keepdim=True)
-    masses = torch.cat([whole, rest], -1)  # (B, n_pages + 1)
+    masses = torch.cat([full, rest], -1)  # (B, n_pages + 1)
     return _sample_by_pages(masses, logits.shape[-1], uniforms, lambda at: probabilities.gather(1, at))
 
 
 def sample_top_p(
     logits: Tensor, maxima: Sequence[float], temperature: float, top_p: float, uniforms: Sequence[Sequence[float]]
 ) -> list[int]:
-    """One id per row from the nucleus of softmax(logits / temperature); `maxima` are the rows' highest logits."""
+    """Sample one id per row from the top-p set of softmax(logits / temperature); `maxima` has the rows' maxima."""
     if not supports_logits(logits):
         scaled = apply_temperature(logits, temperature)
         if top_p < 1:
@@ -170,7 +170,7 @@ def sample_top_p(
     tops, inverse = torch.tensor(maxima), 1 / max(temperature, 1e-30)
     cutoff = top_p_cutoff(logits, tops, inverse, top_p) if top_p < 1 else None
 
-    def masses_of(at: Tensor) -> Tensor:  # of single ids: only for the page that was drawn
+    def masses_of(at: Tensor) -> Tensor:  # unnormalized probabilities of ids, needed for the sampled page only
         x = logits.gather(1, at)
         shares = ((x - tops[:, None]) * inverse).exp()
         if cutoff is None:
@@ -187,14 +187,14 @@ def _sample_by_pages(
     """Sample a page by its mass (B, pages), then an id in it; `masses_of` gives the masses of ids (B, PAGE)."""
     pages = [
         _sample_bits(range(masses.shape[1]), ends, numbers[:-PAGE_BITS])
-        for ends, numbers in zip(_cumulated(masses), uniforms, strict=True)
+        for ends, numbers in zip(_cumulative(masses), uniforms, strict=True)
     ]
     first = torch.tensor(pages, device=masses.device)[:, None] * PAGE
     at = first + torch.arange(PAGE, device=masses.device)  # (B, PAGE)
     shares = masses_of(at.clamp(max=n_tokens - 1)).masked_fill(at >= n_tokens, 0)
     return [
         page * PAGE + _sample_bits(range(PAGE), ends, numbers[-PAGE_BITS:])
-        for page, ends, numbers in zip(pages, _cumulated(shares), uniforms, strict=True)
+        for page, ends, numbers in zip(pages, _cumulative(shares), uniforms, strict=True)
     ]
 
 
@@ -216,6 +216,6 @@ def _sample_bits(ids: Sequence[int], ends: Sequence[float], uniforms: Sequence[f
     return low
 
 
-def _cumulated(masses: Tensor) -> list[list[float]]:
-    """Cumulative sums in double precision, so that they add no error of their own."""
+def _cumulative(masses: Tensor) -> list[list[float]]:
+    """Cumulative sums in float64, to avoid rounding errors."""
     return masses.double().cumsum(-1).tolist()

@@ -1,7 +1,7 @@
-"""The norm of a list of tensors, scaling them, and AdamW on them, by one call each of the C kernels.
+"""Gradient norm, scaling and AdamW over lists of tensors, each by one call of the C kernels.
 
-PyTorch goes from tensor to tensor, and a small model has a hundred of a few hundred numbers each. The kernels take a
-list of contiguous float32 tensors on a CPU (`supports_tensors`); any other list goes to PyTorch's operators.
+PyTorch loops over the tensors, and a small model has a hundred small ones. The kernels take lists of contiguous float32
+tensors on a CPU (`supports_tensors`); PyTorch's operators are used for any other list.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def supports_tensors(tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels take these tensors: plain, contiguous float32 on a CPU."""
+    """Whether the kernels support these tensors: contiguous float32 on a CPU, of no tensor subclass."""
     return library() is not None and all([_plain(t) for t in tensors])
 
 
@@ -29,7 +29,7 @@ def _plain(t: Tensor) -> bool:
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """The norm of all tensors as one vector, a scalar on their device."""
+    """The L2 norm over all tensors, a scalar on their device."""
     lib = library()
     if lib is None or not supports_tensors(tensors):
         return torch.nn.utils.get_total_norm(tensors)
@@ -48,18 +48,18 @@ def scale_(tensors: list[Tensor], factor: Tensor | float) -> None:
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW, its state and its numbers to within rounding, with the kernels where they take the parameters."""
+    """torch.optim.AdamW by the kernels where possible; same state, and same results to within rounding."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if any([p.is_cpu for group in self.param_groups for p in group["params"]]):
-            prepare()  # a training compiles them here, not in its first step
+            prepare()  # compile here rather than in the first step
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One optimizer step."""
         ready = closure is None and all([self._ready(group) for group in self.param_groups])
-        if not ready:  # torch's own also makes the state, in the first step
+        if not ready:  # in the first step, torch's also creates the state
             return super().step(closure)
         for group in self.param_groups:
             self._step(group)
@@ -89,7 +89,7 @@ class AdamW(torch.optim.AdamW):
         settings = AdamWSettings(group["lr"], *group["betas"], group["eps"], group["weight_decay"])
         addresses = [_addresses(tensors) for tensors in lists]
         lib.adamw_step(len(weights), *addresses, _sizes(weights), ctypes.byref(settings), torch.get_num_threads())
-        torch.autograd.graph.increment_version(weights)  # a backward pass that saved them raises
+        torch.autograd.graph.increment_version(weights)  # so that a backward pass that saved them raises
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Any:

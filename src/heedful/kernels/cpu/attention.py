@@ -1,4 +1,4 @@
-"""Attention of a single query per row over cached keys and values, by one C kernel.
+"""Attention of a single query per row over cached keys and values, by a C kernel.
 
 B rows, H heads, G key/value heads, S keys, D head size
 """
@@ -18,7 +18,7 @@ from heedful.kernels.cpu.ops import is_traced, register
 
 
 def supports_single_query(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `single_query_attention` takes these: one query per row, float32 on a CPU, no gradients."""
+    """Whether `single_query_attention` supports these: one query per row, float32 on a CPU, no gradients."""
     return (
         q.shape[2] == 1
         and q.dtype == k.dtype == v.dtype == torch.float32

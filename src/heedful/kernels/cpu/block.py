@@ -1,8 +1,8 @@
-"""A pre-norm block in training on a CPU: one operator forwards and one backwards (block_op.py).
+"""A pre-norm block for training on a CPU, as one fused forward and one fused backward operator (block_op.py).
 
-A training step of a small model is a thousand of PyTorch's operators, and about half of its time goes to what lies
-between the matrix products. `KernelBlock` computes what a `PreNormBlock` would, to within rounding, and calls it for
-whatever the operator does not know: dropout, other norms and activations, adapters, lower precision, a cache, hooks.
+A training step of a small model is a thousand PyTorch operators, and about half of its time is spent outside the matrix
+products. `KernelBlock` computes the same as `PreNormBlock`, to within rounding, and falls back to it for what the
+operator does not support: dropout, other norms and activations, adapters, lower precision, a cache, hooks.
 
     B batch, T positions, E model width
 """
@@ -22,11 +22,11 @@ from heedful.nn.feedforward import FeedForward, gelu_tanh
 from heedful.nn.norm import RMSNorm
 from heedful.nn.state import Cache
 
-ACTIVATIONS = {F.relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3}  # as in C
+ACTIVATIONS = {F.relu: 0, F.gelu: 1, gelu_tanh: 2, F.silu: 3}  # numbered as in C
 
 
 class KernelBlock(PreNormBlock):
-    """A pre-norm block that in training is one operator where its parts allow it."""
+    """A pre-norm block that uses the fused operator in training where its modules and options are supported."""
 
     def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
@@ -41,7 +41,7 @@ def _understands_info(info: AttentionInfo) -> bool:
 
 
 def _understands(block: KernelBlock) -> bool:
-    """Whether the operator knows every part of the block and every option of each."""
+    """Whether the operator supports every module of the block and all their options."""
     attention, network = block.attention, block.feedforward
     if not (
         options.understands(block, KernelBlock, options.BLOCK - {"cross"})
@@ -73,7 +73,7 @@ def _understands(block: KernelBlock) -> bool:
 
 
 def _are_alike(one: nn.Module, two: nn.Module) -> bool:
-    """Two norms that the operator knows, of one kind and with one epsilon."""
+    """Whether both norms are supported, of the same class and with the same epsilon."""
     if type(one) is not type(two) or not (options.is_norm(one) and options.is_norm(two)):
         return False
     if isinstance(one, RMSNorm) and isinstance(two, RMSNorm):

@@ -1,7 +1,7 @@
 """A pre-norm Transformer block forward and backward, each by one call of the C library, for training on a CPU.
 
-Attention is computed as in FlashAttention (Dao et al. 2022): the weights of a few queries at a time, and again in the
-backward pass.
+As in FlashAttention (Dao et al. 2022), attention weights are computed for a few queries at a time, and recomputed in
+the backward pass.
 
     B batch, T positions, E model width, F hidden width, H heads, G key/value heads, D head size
 """
@@ -25,12 +25,12 @@ from heedful.kernels.cpu.ops import is_traced, register
 from heedful.kernels.cpu.structs import BLOCK_PARTS, LONG, BlockArguments, BlockPointers
 
 PARTS = BLOCK_PARTS
-MAX_WORKSPACE = 2**26  # numbers, about, for the weight gradients of all threads: each sums up its own first
-TENSORS = (Tensor, nn.Parameter, FakeTensor)  # no other subclass
+MAX_WORKSPACE = 2**26  # floats for the weight gradients, of which every thread has its own copy
+TENSORS = (Tensor, nn.Parameter, FakeTensor)  # no other tensor subclasses
 
 
 def supports_input(x: Tensor) -> bool:
-    """Whether the block kernels can run on x here and now: float32 on a CPU, no autocast, no compiler."""
+    """Whether the kernels support the input: float32 on a CPU, no autocast, not while compiling."""
     return (
         x.dtype == torch.float32
         and x.device.type == "cpu"
@@ -43,12 +43,12 @@ def supports_input(x: Tensor) -> bool:
 
 
 def supports_weight(p: Tensor | None) -> bool:
-    """Whether the kernels can read this parameter; its type as a parameter does not tell whether its data is fake."""
+    """Whether the kernels support this parameter: contiguous float32 on a CPU."""
     return p is None or (p.dtype == torch.float32 and p.is_cpu and p.is_contiguous() and type(p) in TENSORS)
 
 
 def fits_workspace(n_weights: int) -> bool:
-    """Whether the gradients of so many weights, once per thread, stay within MAX_WORKSPACE."""
+    """Whether the gradients of `n_weights` weights, one copy per thread, stay within MAX_WORKSPACE."""
     return torch.get_num_threads() * n_weights <= MAX_WORKSPACE
 
 
@@ -75,8 +75,8 @@ def fused_block(
 
 
 class _Block(torch.autograd.Function):
-    """Calls the operators where someone traces, else the functions behind them: the dispatcher takes 50 µs for these
-    many arguments, as long as a small block."""
+    """The autograd function. It calls the operators only under tracing (ops.py), else the C library directly: with this
+    many arguments the dispatcher takes 50 µs, as long as a small block."""
 
     @staticmethod
     def forward(
@@ -84,28 +84,28 @@ class _Block(torch.autograd.Function):
         *weights: Tensor | None,
     ) -> Tensor:  # fmt: skip
         arguments = _arguments(x, weights, mask, cos, sin, *settings)
-        n_kept, ctx.n_workspace = _sizes(arguments)
+        n_saved, ctx.n_workspace = _sizes(arguments)
         ctx.settings, ctx.arguments = settings, arguments
         workspace = _workspace(x, ctx.n_workspace)
         if is_traced(x):
-            y, kept = torch.ops.heedful.block_forward(x, weights, mask, cos, sin, workspace, *settings)
+            y, saved = torch.ops.heedful.block_forward(x, weights, mask, cos, sin, workspace, *settings)
         else:
-            y, kept = _call_forward(arguments, n_kept, x, weights, mask, cos, sin, workspace)
-        ctx.save_for_backward(x, kept, mask, cos, sin, *weights)
+            y, saved = _call_forward(arguments, n_saved, x, weights, mask, cos, sin, workspace)
+        ctx.save_for_backward(x, saved, mask, cos, sin, *weights)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
-        x, kept, mask, cos, sin, *weights = ctx.saved_tensors
+        x, saved, mask, cos, sin, *weights = ctx.saved_tensors
         needed, d_y = ctx.needs_input_grad, d_y.contiguous()
         workspace = _workspace(x, ctx.n_workspace)
         if not is_traced(x):
-            d_x, *found = _call_backward(ctx.arguments, d_y, x, kept, weights, mask, cos, sin, workspace, needed[5:])
+            d_x, *found = _call_backward(ctx.arguments, d_y, x, saved, weights, mask, cos, sin, workspace, needed[5:])
             return d_x, None, None, None, None, *found
         wanted = [needed[0], *needed[5:]]
         d_x, *found = torch.ops.heedful.block_backward(
-            d_y, x, kept, weights, mask, cos, sin, workspace, *ctx.settings, wanted
+            d_y, x, saved, weights, mask, cos, sin, workspace, *ctx.settings, wanted
         )
         gradients = iter(found)
         return d_x, None, None, None, None, *[next(gradients) if want else None for want in needed[5:]]
@@ -115,9 +115,9 @@ _local = threading.local()
 
 
 def _workspace(x: Tensor, size: int) -> Tensor:
-    """Memory for one call, reused by the next: new memory costs more than what is computed in it.
+    """Temporary memory of one call, reused by the next: allocating it takes longer than the computation.
 
-    There is one per thread; fake tensors have one per FakeTensorMode, so that estimates count it once too.
+    There is one per thread; for fake tensors one per FakeTensorMode, so that memory estimates count it once.
     """
     owner: Any = x.fake_mode if isinstance(x, FakeTensor) else _local
     workspace: Tensor | None = getattr(owner, "heedful_workspace", None)
@@ -140,7 +140,7 @@ def _arguments(
     n_heads: int, n_kv_heads: int, d_head: int, rms: bool, activation: int, causal: bool, interleaved: bool,
     scale: float, eps: float,
 ) -> BlockArguments:  # fmt: skip
-    """Everything but the addresses."""
+    """The struct of arguments, without the addresses."""
     up, gated = weights[2 * PARTS.index("up")], weights[2 * PARTS.index("gate")] is not None
     assert up is not None
     arguments = BlockArguments(
@@ -156,41 +156,41 @@ def _arguments(
 
 
 def _sizes(arguments: BlockArguments) -> tuple[int, int]:
-    """How many numbers forward keeps, and how many either pass needs as workspace."""
-    n_kept, n_workspace, lib = LONG(), LONG(), library()
+    """Number of floats that forward saves for backward, and that each pass needs as workspace."""
+    n_saved, n_workspace, lib = LONG(), LONG(), library()
     assert lib is not None
-    lib.block_sizes(ctypes.byref(arguments), ctypes.byref(n_kept), ctypes.byref(n_workspace))
-    return n_kept.value, n_workspace.value
+    lib.block_sizes(ctypes.byref(arguments), ctypes.byref(n_saved), ctypes.byref(n_workspace))
+    return n_saved.value, n_workspace.value
 
 
 def _point(
-    arguments: BlockArguments, x: Tensor, kept: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None,
+    arguments: BlockArguments, x: Tensor, saved: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None,
     cos: Tensor | None, sin: Tensor | None, workspace: Tensor,
 ) -> None:  # fmt: skip
-    """Fill in the addresses, which hold as long as the tensors do."""
-    arguments.x, arguments.kept, arguments.workspace = x.data_ptr(), kept.data_ptr(), workspace.data_ptr()
+    """Fill in the addresses, valid as long as the tensors live."""
+    arguments.x, arguments.saved, arguments.workspace = x.data_ptr(), saved.data_ptr(), workspace.data_ptr()
     arguments.mask, arguments.cos, arguments.sin = pointer(mask), pointer(cos), pointer(sin)
     arguments.weights = BlockPointers(*map(pointer, weights))
 
 
-def _call_forward(arguments: BlockArguments, n_kept: int, x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+def _call_forward(arguments: BlockArguments, n_saved: int, x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
     lib = library()
     assert lib is not None
-    y, kept = torch.empty_like(x), x.new_empty(n_kept)
-    _point(arguments, x, kept, *inputs)
+    y, saved = torch.empty_like(x), x.new_empty(n_saved)
+    _point(arguments, x, saved, *inputs)
     arguments.y = y.data_ptr()
     lib.block_forward(ctypes.byref(arguments))
-    return y, kept
+    return y, saved
 
 
 def _call_backward(
-    arguments: BlockArguments, d_y: Tensor, x: Tensor, kept: Tensor, weights: Sequence[Tensor | None],
+    arguments: BlockArguments, d_y: Tensor, x: Tensor, saved: Tensor, weights: Sequence[Tensor | None],
     mask: Tensor | None, cos: Tensor | None, sin: Tensor | None, workspace: Tensor, wanted: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     lib = library()
     assert lib is not None
     d_x, *found = _gradients_like(x, weights, wanted)
-    _point(arguments, x, kept, weights, mask, cos, sin, workspace)
+    _point(arguments, x, saved, weights, mask, cos, sin, workspace)
     arguments.gradients = BlockPointers(*map(pointer, found))
     arguments.d_y, arguments.d_x = d_y.data_ptr(), pointer(d_x)
     lib.block_backward(ctypes.byref(arguments))
@@ -209,39 +209,39 @@ def _block_forward_shape(
     x: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None, cos: Tensor | None, sin: Tensor | None,
     workspace: Tensor, *settings: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    n_kept, _ = _sizes(_arguments(x, weights, mask, cos, sin, *settings))
-    return torch.empty_like(x), x.new_empty(n_kept)
+    n_saved, _ = _sizes(_arguments(x, weights, mask, cos, sin, *settings))
+    return torch.empty_like(x), x.new_empty(n_saved)
 
 
 def _gradients_like(x: Tensor, weights: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Memory for the gradients of x and of the weights that are wanted."""
+    """Uninitialized gradients of x and of the weights that need one."""
     pairs = zip(weights, wanted, strict=True)
     return [torch.empty_like(x), *[torch.empty_like(w) if want and w is not None else None for w, want in pairs]]
 
 
 def _block_backward(
-    d_y: Tensor, x: Tensor, kept: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None, cos: Tensor | None,
+    d_y: Tensor, x: Tensor, saved: Tensor, weights: Sequence[Tensor | None], mask: Tensor | None, cos: Tensor | None,
     sin: Tensor | None, workspace: Tensor, *rest: Any,
 ) -> list[Tensor]:  # fmt: skip
     *settings, wanted = rest
     arguments = _arguments(x, weights, mask, cos, sin, *settings)
-    found = _call_backward(arguments, d_y, x, kept, weights, mask, cos, sin, workspace, wanted[1:])
+    found = _call_backward(arguments, d_y, x, saved, weights, mask, cos, sin, workspace, wanted[1:])
     return [t for t in found if t is not None]
 
 
-def _block_backward_shape(d_y: Tensor, x: Tensor, kept: Tensor, weights: Any, *rest: Any) -> list[Tensor]:
+def _block_backward_shape(d_y: Tensor, x: Tensor, saved: Tensor, weights: Any, *rest: Any) -> list[Tensor]:
     return [t for t in _gradients_like(x, weights, rest[-1][1:]) if t is not None]
 
 
 register(f"block_forward(Tensor x, {_INPUTS}, {_SETTINGS}) -> (Tensor, Tensor)", _block_forward, _block_forward_shape)
 register(
-    f"block_backward(Tensor d_y, Tensor x, Tensor kept, {_INPUTS}, {_SETTINGS}, bool[] wanted) -> Tensor[]",
+    f"block_backward(Tensor d_y, Tensor x, Tensor saved, {_INPUTS}, {_SETTINGS}, bool[] wanted) -> Tensor[]",
     _block_backward,
     _block_backward_shape,
 )
 
 
-# As papers count: products with every weight, and of all queries with all keys and values; nothing that is done twice.
+# FLOPs as papers count them: products with weights, and of all queries with all keys and values; no recomputation.
 
 
 def _attention_flops(x: Sequence[int], n_heads: int, d_head: int) -> int:
@@ -256,7 +256,7 @@ def _block_forward_flops(x: Sequence[int], weights: Sequence[Any], *given: Any, 
 
 
 @register_flop_formula(torch.ops.heedful.block_backward)
-def _block_backward_flops(d_y: Any, x: Sequence[int], kept: Any, weights: Sequence[Any], *given: Any, **_: Any) -> int:
+def _block_backward_flops(d_y: Any, x: Sequence[int], saved: Any, weights: Sequence[Any], *given: Any, **_: Any) -> int:
     n_heads, d_head, wanted = given[4], given[6], given[-1]
     total = 2 * _attention_flops(x, n_heads, d_head)
     qkv = [2 * PARTS.index(part) for part in ("query", "key", "value")]

@@ -1,13 +1,13 @@
-"""New tokens, one or several per row, through all blocks of a decoder by one call of the C library (decode_op.py).
+"""All blocks of a decoder by one call of the C library (decode_op.py), for prefill and decode steps on a CPU.
 
-A decoding step of a small model is some two hundred operators on a few numbers each, and what PyTorch and Python need
-around every one of them adds up to as much as the arithmetic. `KernelStack` describes its packed blocks to the library
-once and then computes what `Stack.run_blocks` would, layer by layer. Tokens are a list, each with its row and
-position: rows may have one token or hundreds, padding is left out, and a token's result is the same to the last bit
-however a text is cut and whatever else is in the batch. Rows are block tables; a contiguous cache is a single block.
+A decode step of a small model is some two hundred small operators, whose overhead in PyTorch and Python is as large as
+the arithmetic. `KernelStack` describes its packed blocks to the library once and then computes the same as
+`Stack.run_blocks`. Tokens are a flat list, each with its row and position: rows may have one token or hundreds, padding
+is left out, and a token's result is bitwise the same however the prompt is chunked and whatever else is in the batch.
+Rows are block tables; a contiguous cache is a single block.
 
-It leaves to the plain stack whatever the library does not know: other states, gradients, hooks, parts with other
-options than those listed here.
+It falls back to the plain stack for what the library does not support: other states, gradients, hooks, modules with
+options that are not listed here.
 
     B rows, T tokens of each, M of all that are real, E model width, H heads, S positions
 """
@@ -36,26 +36,26 @@ from heedful.nn.paged import PagedState
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
-RESIDUALS: tuple[type[Block], ...] = (PreNormBlock, PostNormBlock, ParallelBlock)  # as C numbers them
+RESIDUALS: tuple[type[Block], ...] = (PreNormBlock, PostNormBlock, ParallelBlock)  # numbered as in C
 
 
-class UnknownPart(Exception):
-    """A part that the library does not have, or one with an option that it does not know."""
+class UnsupportedModule(Exception):
+    """A module that the library does not support, or one with an option that it does not."""
 
 
 class KernelStack(Stack):
-    """A decoder's blocks as one call, where the state, the pass and the moment allow it."""
+    """A decoder stack that runs its blocks by one call of the library where it can (`DecodeBlocks.supports`)."""
 
     decoder: DecodeBlocks
 
     @classmethod
     def replace(cls, stack: Stack) -> None:
-        """Change a stack of packed blocks into this one, in place, if the library knows every part of it."""
+        """Turn a stack of packed blocks into this class, in place, if the library supports all its modules."""
         if not options.understands(stack, Stack, options.STACK) or not stack.causal:
             return
         try:
             decoder = DecodeBlocks([block for block in stack.blocks if isinstance(block, Block)])
-        except UnknownPart:
+        except UnsupportedModule:
             return
         stack.__class__ = cls
         assert isinstance(stack, cls)
@@ -64,17 +64,17 @@ class KernelStack(Stack):
     def run_blocks(
         self, x: Tensor, info: AttentionInfo, state: KeyValueState | None, cross_info: AttentionInfo | None
     ) -> Tensor:
-        """x (B, T, E) through the blocks."""
+        """x (B, T, E) -> (B, T, E) through the blocks."""
         if state is None or not self.decoder.supports(x, info, state):
             return super().run_blocks(x, info, state, cross_info)
         return self.decoder(x, info, state)
 
 
 class DecodeBlocks:
-    """A description of packed blocks in the library's terms, and the call."""
+    """Packed blocks as structs of the C library, and the call."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self.kept: list[Tensor] = []  # what the library reads and nobody else keeps
+        self.tensors: list[Tensor] = []  # referenced by the structs only: kept alive here
         self.layers = (DecodeLayer * len(blocks))(*[self._layer(block) for block in blocks])
         modules = [m for block in blocks for m in block.modules()]
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
@@ -82,7 +82,7 @@ class DecodeBlocks:
         self.cross = blocks[0].cross is not None
 
     def supports(self, x: Tensor, info: AttentionInfo, state: KeyValueState) -> bool:
-        """Whether this pass is one for the library."""
+        """Whether the library can compute this pass."""
         return (
             type(state) in (KeyValueState, PagedState)
             and x.dtype == torch.float32
@@ -95,15 +95,15 @@ class DecodeBlocks:
         )
 
     def __call__(self, x: Tensor, info: AttentionInfo, state: KeyValueState) -> Tensor:
-        """x (B, T, E) after all blocks; their keys and values are written to the state, whose lengths stay. Padding
-        stays as it is, and nothing is written for it."""
+        """x (B, T, E) -> (B, T, E) after all blocks; new keys and values are written to the state, but `lengths` is not
+        changed. Padding is returned unchanged and not cached."""
         (n_rows, n, width), flat = x.shape, x.flatten(0, 1)
         counts = [n] * n_rows if info.counts is None or n == 1 else info.counts
         rows, positions, real = self._tokens(state, n, counts)
         step = DecodeStep(len(rows), width)
-        kept: list[Any] = []  # what is pointed to
+        pointed_to: list[Any] = []  # kept alive during the call
         out = flat.clone(memory_format=torch.contiguous_format) if real is None else flat[real]  # (M, E)
-        self._set_positions(step, x, info, real, kept)
+        self._set_positions(step, x, info, real, pointed_to)
         memory = None
         if self.cross:
             n_memory, lengths = state.cross[0].keys.shape[2], state.memory_lengths
@@ -111,31 +111,31 @@ class DecodeBlocks:
             memory = (LONG * len(rows))(*[each[row] for row in rows])
         tables, step.block_size, step.clear_blocks = self._tables(state, counts)
         step.block_tables, step.max_blocks = tables.data_ptr(), tables.shape[1]
-        caches = (LayerCache * len(self.layers))(*self._caches(state, counts, kept))
+        caches = (LayerCache * len(self.layers))(*self._caches(state, counts, pointed_to))
         decode(self.layers, caches, step, (LONG * len(rows))(*rows), (LONG * len(rows))(*positions), memory, out)
         if real is not None:
             out = flat.index_copy(0, real, out)
         return out.view(x.shape)
 
     def _set_positions(
-        self, step: DecodeStep, x: Tensor, info: AttentionInfo, real: Tensor | None, kept: list[Any]
+        self, step: DecodeStep, x: Tensor, info: AttentionInfo, real: Tensor | None, pointed_to: list[Any]
     ) -> None:
-        """Rotation and bias of each token."""
+        """Set the rotation and attention bias of each token."""
         if info.rotation is not None:
-            cos, sin = (self._each(t[:, 0], x, real) for t in (info.rotation.cos, info.rotation.sin))
+            cos, sin = (self._per_token(t[:, 0], x, real) for t in (info.rotation.cos, info.rotation.sin))
             step.cos, step.sin, step.n_rotated_pairs = cos.data_ptr(), sin.data_ptr(), cos.shape[-1]
             step.rotation_stride = 0 if len(cos) == 1 else cos.shape[-1]
             step.interleaved = info.rotation.layout == "interleaved"
-            kept += [cos, sin]
+            pointed_to += [cos, sin]
         if info.bias is not None:
-            bias = self._each(info.bias.transpose(1, 2), x, real)  # (M or 1, H or 1, S)
+            bias = self._per_token(info.bias.transpose(1, 2), x, real)  # (M or 1, H or 1, S)
             step.bias = bias.data_ptr()
             step.bias_token_stride, step.bias_head_stride = (bias.stride(i) if bias.shape[i] > 1 else 0 for i in (0, 1))
-            kept.append(bias)
+            pointed_to.append(bias)
 
     @staticmethod
-    def _each(given: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
-        """(B or 1, T, ...) for each token of x that is real: (M or 1, ...)."""
+    def _per_token(given: Tensor, x: Tensor, real: Tensor | None) -> Tensor:
+        """(B or 1, T, ...) -> (M or 1, ...), for the real tokens of x."""
         if x.shape[1] > 1:
             given = given.expand(len(x), *given.shape[1:])
         flat = given.flatten(0, 1).float()
@@ -143,8 +143,7 @@ class DecodeBlocks:
 
     @staticmethod
     def _tokens(state: KeyValueState, n: int, counts: list[int]) -> tuple[list[int], list[int], Tensor | None]:
-        """Row and position of every real token of a pass of n for each row, and which of all they are if some are
-        padding."""
+        """Rows and positions of the real tokens of a pass with n per row; their indices (M,) if there is padding."""
         if n == 1:
             return list(range(state.n_rows)), state.lengths, None
         rows = [row for row, count in enumerate(counts) for _ in range(count)]
@@ -155,12 +154,12 @@ class DecodeBlocks:
 
     @staticmethod
     def _tables(state: KeyValueState, counts: list[int]) -> tuple[Tensor, int, bool]:
-        """Every row's blocks (B, blocks), positions in a block, and whether new blocks must be cleared."""
+        """Block tables (B, blocks), block size, and whether new blocks must be zeroed."""
         if isinstance(state, PagedState):
             return state.block_table(counts), state.pool.block_size, True
         return torch.arange(state.n_rows)[:, None], SINGLE_BLOCK, False
 
-    def _caches(self, state: KeyValueState, counts: list[int], kept: list[Any]) -> list[LayerCache]:
+    def _caches(self, state: KeyValueState, counts: list[int], pointed_to: list[Any]) -> list[LayerCache]:
         end = max(at + count for at, count in zip(state.lengths, counts, strict=True))
         found = []
         for i, (layer, cache) in enumerate(zip(self.layers, state.caches, strict=True)):
@@ -170,20 +169,20 @@ class DecodeBlocks:
                 k, v = (t.contiguous() for t in (state.cross[i].keys, state.cross[i].values))
                 one.cross_keys, one.cross_values = k.data_ptr(), v.data_ptr()
                 one.cross_row_stride, one.cross_head_stride, one.cross_position_stride = k.stride()[:3]
-                kept += [k, v]
+                pointed_to += [k, v]
             found.append(one)
         return found
 
     def _layer(self, block: Block) -> DecodeLayer:
         attention, cross, network = block.attention, block.cross, block.feedforward
         if type(block) not in RESIDUALS or not options.understands(block, type(block), options.BLOCK | {"shares_norm"}):
-            raise UnknownPart
+            raise UnsupportedModule
         layer = DecodeLayer()
         layer.residual = RESIDUALS.index(type(block))
         layer.window = attention.window or 0
         layer.n_heads, layer.n_kv_heads, layer.d_head = attention.n_heads, attention.n_kv_heads, attention.d_head
         if not options.understands(attention, PackedAttention, (options.ATTENTION | {"joint"}) - {"softcap"}):
-            raise UnknownPart
+            raise UnsupportedModule
         layer.scale = self._scale(attention)
         assert isinstance(attention, PackedAttention)
         layer.qkv, layer.output = self._matrix(attention.joint), self._matrix(attention.output)
@@ -194,7 +193,7 @@ class DecodeBlocks:
             setattr(layer, name, self._norm(getattr(block, name)))
         after = block.attention_after, block.feedforward_after
         if any(type(norm) is not nn.Identity for norm in after) and not isinstance(block, PreNormBlock):
-            raise UnknownPart
+            raise UnsupportedModule
         layer.attention_post_norm, layer.feedforward_post_norm = map(self._norm, after)
         layer.query_norm, layer.key_norm = self._norm(attention.query_norm), self._norm(attention.key_norm)
         return layer
@@ -202,44 +201,44 @@ class DecodeBlocks:
     def _set_feedforward(self, layer: DecodeLayer, network: nn.Module) -> None:
         gated = options.understands(network, PackedFeedForward, (options.FEEDFORWARD | {"joint"}) - {"gate", "up"})
         if not gated and not options.understands(network, FeedForward, options.FEEDFORWARD - {"gate"}):
-            raise UnknownPart
+            raise UnsupportedModule
         assert isinstance(network, FeedForward)
         if network.act not in ACTIVATIONS:
-            raise UnknownPart
+            raise UnsupportedModule
         layer.gated, layer.activation = gated, ACTIVATIONS[network.act]
         layer.up = self._matrix(network.joint if isinstance(network, PackedFeedForward) else network.up)
         layer.down = self._matrix(network.down)
 
     def _set_cross(self, layer: DecodeLayer, attention: Attention, cross: Attention) -> None:
-        """Cross-attention with the heads of self-attention, without norms or window."""
+        """Cross-attention; it must have the head sizes of self-attention, and no norms or window."""
         sizes = [(a.n_heads, a.n_kv_heads, a.d_head) for a in (attention, cross)]
         known = options.PROJECTIONS | options.SHAPE - {"softcap", "window"}
         if not options.understands(cross, Attention, known) or sizes[0] != sizes[1]:
-            raise UnknownPart
+            raise UnsupportedModule
         layer.cross_scale, layer.cross_query = self._scale(cross), self._matrix(cross.query)
         layer.cross_output = self._matrix(cross.output)
 
     @staticmethod
     def _scale(attention: Attention) -> float:
         if attention.d_head % 16:
-            raise UnknownPart
+            raise UnsupportedModule
         return float(attention.d_head**-0.5 if attention.scale is None else attention.scale)
 
     @staticmethod
     def _matrix(packed: nn.Module | None) -> PackedMatrix:
         if not isinstance(packed, Panels):
-            raise UnknownPart
+            raise UnsupportedModule
         return packed.matrix
 
     def _norm(self, norm: nn.Module | None) -> NormWeights:
         if norm is None or type(norm) is nn.Identity:
             return NormWeights()
         if not options.is_norm(norm):
-            raise UnknownPart
+            raise UnsupportedModule
         if isinstance(norm, RMSNorm):
             weight = (norm.weight.detach() + norm.offset).float().contiguous()
-            self.kept.append(weight)
+            self.tensors.append(weight)
             return NormWeights(2, len(weight), weight.data_ptr(), None, norm.eps)
         assert isinstance(norm, nn.LayerNorm)
-        self.kept += [t.detach() for t in (norm.weight, norm.bias) if t is not None]
+        self.tensors += [t.detach() for t in (norm.weight, norm.bias) if t is not None]
         return NormWeights(1, len(norm.weight), norm.weight.data_ptr(), pointer(norm.bias), norm.eps)

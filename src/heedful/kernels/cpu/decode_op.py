@@ -1,4 +1,4 @@
-"""New tokens through a stack of blocks, by one call of the C library.
+"""A decode or prefill step through a stack of blocks, by one call of the C library.
 
 M tokens, E model width
 """
@@ -17,17 +17,17 @@ from heedful.kernels.cpu.structs import LONG, DecodeLayer, DecodeStep, LayerCach
 __all__ = ["MAX_TOKENS", "SINGLE_BLOCK", "DecodeLayer", "DecodeStep", "LayerCache", "NormWeights", "decode"]
 
 SINGLE_BLOCK = 2**40  # block_size where a row's cache is one contiguous block, as in C
-MAX_TOKENS = 256  # tokens in one call of the C function: more would only need more memory for activations
+MAX_TOKENS = 256  # tokens per call of the C function, to bound the memory of activations
 
 
 def decode(layers: Any, caches: Any, step: DecodeStep, rows: Any, positions: Any, n_memory: Any, x: Tensor) -> None:
-    """Take x (M, E) through all layers in place; their keys and values are written to the caches.
+    """Run x (M, E) through all layers, in place, and write the keys and values to the caches.
 
     layers, caches         arrays of DecodeLayer and LayerCache
     rows, positions        arrays of M longs; n_memory likewise, or None
     step                   with everything set but n_tokens, rows, positions and n_memory
 
-    At most MAX_TOKENS go at a time: later tokens see the keys and values of earlier ones.
+    MAX_TOKENS tokens are processed at a time; later tokens attend to the cached keys and values of earlier ones.
     """
     lib, threads = library(), torch.get_num_threads()
     assert lib is not None

@@ -1,12 +1,12 @@
 """The C kernels (csrc/) as one shared library: compiled on this machine, cached, checked and loaded.
 
 They need Linux, an x86-64 processor with AVX-512 (with BF16 and VNNI) and a C compiler; elsewhere `library()` is None
-and PyTorch's operators do the work. `status()` says which it is and why. docs/kernels.md has the environment variables.
+and PyTorch's operators are used. `status()` tells which and why. docs/kernels.md lists the environment variables.
 
 The cached file is named by a hash of what it depends on: sources, flags, compiler and its version, processor. It ends
-with the SHA-256 of the rest: a truncated or changed file is not loaded but made anew.
+with the SHA-256 of the rest: a truncated or changed file is not loaded but compiled again.
 
-The kernels' threads are PyTorch's: both use the OpenMP runtime that PyTorch brings along.
+The kernels share PyTorch's threads: both use the OpenMP runtime that ships with PyTorch.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ class Status:
 
     available: bool
     reason: str  # one line
-    details: str = ""  # all that the compiler said, where it failed
+    details: str = ""  # the compiler's full output, where it failed
 
     def __str__(self) -> str:
         return f"C kernels: {'' if self.available else 'not used: '}{self.reason}"
 
 
 class CompileError(Exception):
-    """The compiler's own words."""
+    """Compiling failed; the message is the compiler's output."""
 
 
 @functools.cache
 def _loaded() -> tuple[ctypes.CDLL | None, Status]:
-    """The library and its status; a failure is logged once, here."""
+    """The library and its status, compiled and loaded by the first call; a failure is logged once, here."""
     if os.environ.get("HEEDFUL_KERNELS") == "0":
         return None, Status(False, "HEEDFUL_KERNELS=0 switches them off")
     if not _processor() >= NEEDS:
@@ -95,17 +95,17 @@ def _loaded() -> tuple[ctypes.CDLL | None, Status]:
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where there are none. The first call loads them; see `prepare`."""
+    """The library, or None where it is not available. The first call may compile it; see `prepare`."""
     return _loaded()[0]
 
 
 def prepare() -> Status:
-    """Compile and load the kernels now, so that the first forward pass need not; later calls do nothing."""
+    """Compile and load the kernels now rather than in the first forward pass; later calls return at once."""
     return _loaded()[1]
 
 
 def status() -> Status:
-    """Whether the kernels are used, and why not; it loads them if nothing has before."""
+    """Whether the kernels are used, or why not; loads them if that has not happened yet."""
     return _loaded()[1]
 
 
@@ -123,7 +123,7 @@ def _processor() -> set[str]:
 
 
 def _compiler() -> list[str] | None:
-    """The command of a C compiler: CC, which may have arguments, or the first that is found."""
+    """The command of a C compiler: CC, which may have arguments, or the first of cc, gcc and clang that is found."""
     for command in (shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]):
         path = shutil.which(command[0]) if command else None
         if path is not None:
@@ -132,15 +132,15 @@ def _compiler() -> list[str] | None:
 
 
 def _version(compiler: list[str]) -> str:
-    """For example "gcc 12.2.0"."""
-    said = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
-    name = "clang" if "clang" in said else "gcc" if "Free Software Foundation" in said else Path(compiler[0]).name
-    numbers = re.findall(r"\d+\.\d+(?:\.\d+)?", said.partition("\n")[0])
+    """The compiler's name and version, for example "gcc 12.2.0"."""
+    output = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
+    name = "clang" if "clang" in output else "gcc" if "Free Software Foundation" in output else Path(compiler[0]).name
+    numbers = re.findall(r"\d+\.\d+(?:\.\d+)?", output.partition("\n")[0])
     return f"{name} {numbers[-1]}" if numbers else name
 
 
 def _load(compiler: list[str], version: str) -> ctypes.CDLL:
-    """From the cache, where what is missing or broken is made anew; without a usable cache, for this process alone."""
+    """Load the cached file, compiling first if it is missing or damaged; without a cache folder, a temporary file."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]"))]
     depends_on = [*texts, *compiler, version, *FLAGS, *sorted(_processor())]
     name = f"kernels-{hashlib.sha256(chr(0).join(depends_on).encode()).hexdigest()[:16]}.so"
@@ -150,7 +150,7 @@ def _load(compiler: list[str], version: str) -> ctypes.CDLL:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write(path, _compile(compiler))
         return _open(path)
-    with tempfile.TemporaryDirectory(prefix="heedful-") as folder:  # once loaded, the file is not needed any more
+    with tempfile.TemporaryDirectory(prefix="heedful-") as folder:  # the file is not needed once loaded
         path = Path(folder) / name
         _write(path, _compile(compiler))
         return _open(path)
@@ -166,7 +166,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _intact(path: Path) -> bool:
-    """Whether the file is there, whole: it ends with the hash of the rest."""
+    """Whether the file exists and ends with the hash of the rest."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -175,7 +175,7 @@ def _intact(path: Path) -> bool:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file and the hash of its content, atomically."""
+    """Write the content and its hash to a file, atomically."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -189,7 +189,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _compile(compiler: list[str]) -> bytes:
-    """The shared library: all sources at the same time, then linked."""
+    """Compile all sources in parallel and link them; returns the shared library."""
     with tempfile.TemporaryDirectory(prefix="heedful-") as name:
         folder = Path(name)
         compiling = []
@@ -206,7 +206,7 @@ def _compile(compiler: list[str]) -> bytes:
         if failed:
             logs = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.log"))]
             raise CompileError("".join(logs).strip() or "it fails and says nothing")
-        # Linked without the OpenMP library: the one that PyTorch has loaded is found when ours is.
+        # Linked without an OpenMP library: its symbols resolve to the one that PyTorch has loaded.
         objects = [str(path) for path in sorted(folder.glob("*.o"))]
         command = [*compiler, "-shared", *objects, "-o", str(folder / "kernels.so")]
         linking = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)

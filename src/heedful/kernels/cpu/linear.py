@@ -1,6 +1,6 @@
 """Linear layers whose weights are packed for the C kernels: float32, float16, bfloat16, int8 and int4.
 
-They multiply nearly as fast as memory delivers the weights; RESULTS.md has them beside PyTorch's operators.
+Their speed is close to memory bandwidth; RESULTS.md compares them with PyTorch's operators.
 
     N outputs, K inputs, M rows
 """
@@ -34,16 +34,16 @@ def pack_panels(weight: Tensor, size: int) -> Tensor:
     return weight.reshape(-1, PANEL, weight.shape[1] // size, size).transpose(1, 2)
 
 
-def pack_int4_panels(steps: Tensor) -> Tensor:
-    """0 to 15 (N, K) -> (N/32, K/4, 16, 4) bytes: the low half of each is output n's, the high half output n + 16's."""
-    panels = pack_panels(steps, 4)
+def pack_int4_panels(ints: Tensor) -> Tensor:
+    """Integers 0 to 15 (N, K) -> bytes (N/32, K/4, 16, 4): output n in the low, output n + 16 in the high half."""
+    panels = pack_panels(ints, 4)
     return panels[:, :, :16] | panels[:, :, 16:] << 4
 
 
 def packed_matrix(
     precision: str, weight: Tensor, n_inputs: int, n_outputs: int, bias: Tensor | None, scales: Tensor | None
 ) -> PackedMatrix:
-    """The argument of `packed_linear`; it keeps the tensors alive, a copy of the struct does not."""
+    """The struct for `packed_linear`; it keeps the tensors alive, a copy of it does not."""
     kind = PRECISIONS.index(precision)
     matrix = PackedMatrix(kind, n_inputs, n_outputs, weight.data_ptr(), pointer(scales), pointer(bias))
     matrix.tensors = weight, scales, bias

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from heedful.kernels.cpu.library import library
 
-PAGE = 256  # neighbouring logits whose probabilities `page_masses` sums
+PAGE = 256  # adjacent logits whose probabilities `page_masses` sums
 
 
 def supports_logits(logits: Tensor) -> bool:
-    """Whether the functions below take these logits."""
+    """Whether the functions below support these logits: contiguous float32 (B, V) on a CPU."""
     return (
         logits.ndim == 2
         and logits.dtype == torch.float32
@@ -38,9 +38,9 @@ def row_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top_p_cutoff(logits: Tensor, maxima: Tensor, inverse_temperature: float, top_p: float) -> tuple[Tensor, Tensor]:
-    """The nucleus of each row (B, V), as a lowest logit (B,), and the last index (B,) of those equal to it that are in.
+    """The top-p set (nucleus) of each row (B, V), as its lowest logit (B,) and the last index (B,) among ties with it.
 
-    It is the fewest logits, greatest first, with top_p of the sum of e^((logit - maximum) / temperature).
+    It has the fewest logits, greatest first, whose e^((logit - maximum) / temperature) reach top_p of the total.
     """
     n_rows, n_tokens = logits.shape
     cutoffs, last = logits.new_empty(n_rows), torch.empty(n_rows, dtype=torch.long)
@@ -58,7 +58,7 @@ def top_p_cutoff(logits: Tensor, maxima: Tensor, inverse_temperature: float, top
 def page_masses(
     logits: Tensor, maxima: Tensor, inverse_temperature: float, cutoff: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """The unnormalized probability of every 256 logits of a row (B, V), or of those in its nucleus: (B, V/256)."""
+    """Unnormalized probability of every 256 logits of a row (B, V), or of those in its top-p set: (B, V/256)."""
     n_rows, n_tokens = logits.shape
     masses = logits.new_empty(n_rows, -(-n_tokens // PAGE))
     cutoffs, last = (None, None) if cutoff is None else (cutoff[0].data_ptr(), cutoff[1].data_ptr())

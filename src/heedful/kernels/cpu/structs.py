@@ -1,4 +1,4 @@
-"""The structs that are passed to the C library (csrc/structs.h); their layouts are compared when it is loaded.
+"""The structs passed to the C library (csrc/structs.h); their layouts are compared when it is loaded.
 
 N outputs, K inputs, M tokens, B rows, H heads, G key/value heads, D head size, S positions
 """
@@ -19,7 +19,7 @@ BlockPointers = POINTER * (2 * len(BLOCK_PARTS))  # a weight and a bias of each 
 class PackedMatrix(ctypes.Structure):
     """A packed weight (N, K) with its scales and bias."""
 
-    tensors: tuple[Tensor, Tensor | None, Tensor | None]  # the weight, scales and bias that are pointed to
+    tensors: tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales and bias, held so that they are not freed
 
     _fields_ = (
         ("kind", LONG), ("n_inputs", LONG), ("n_outputs", LONG), ("weight", POINTER), ("scales", POINTER),
@@ -34,7 +34,7 @@ class NormWeights(ctypes.Structure):
 
 
 class DecodeLayer(ctypes.Structure):
-    """A block's settings and packed weights; `up` has the gate's outputs before its own where there is a gate."""
+    """A block's settings and packed weights; in gated layers `up` has the gate's outputs before its own."""
 
     _fields_ = (
         *((name, LONG) for name in ("residual", "activation", "gated", "window", "n_heads", "n_kv_heads", "d_head")),
@@ -58,7 +58,7 @@ class LayerCache(ctypes.Structure):
 
 
 class DecodeStep(ctypes.Structure):
-    """What decoding needs beside weights and caches.
+    """The inputs of a decode step beside weights and caches.
 
     rows, positions        (M,) the row of each token and its position in it
     block_tables           (B, max_blocks) the blocks of each row's cache
@@ -87,7 +87,7 @@ class BlockArguments(ctypes.Structure):
         ("mask", POINTER), ("mask_stride", LONG),
         ("cos", POINTER), ("sin", POINTER), ("n_rotated_pairs", LONG), ("rotation_stride", LONG),
         ("interleaved", LONG),
-        *((name, POINTER) for name in ("x", "d_y", "y", "d_x", "kept", "workspace")),
+        *((name, POINTER) for name in ("x", "d_y", "y", "d_x", "saved", "workspace")),
     )  # fmt: skip
 
 

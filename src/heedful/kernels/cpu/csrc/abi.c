@@ -1,4 +1,4 @@
-// The layout of every struct that Python fills in, for the check when the library is loaded.
+// The layouts of the structs that Python fills in, which it checks when it loads the library.
 
 #include <stddef.h>
 
@@ -35,7 +35,7 @@ static const AbiField FIELDS[] = {
     STRUCT(BlockArguments), B(n_sequences), B(length), B(width), B(hidden), B(n_heads), B(n_kv_heads), B(d_head),
     B(rms), B(activation), B(gated), B(causal), B(threads), B(scale), B(eps), B(weights), B(gradients), B(mask),
     B(mask_stride), B(cos), B(sin), B(n_rotated_pairs), B(rotation_stride), B(interleaved), B(x), B(d_y), B(y), B(d_x),
-    B(kept), B(workspace),
+    B(saved), B(workspace),
     STRUCT(AdamWSettings), A(lr), A(beta1), A(beta2), A(eps), A(weight_decay),
 };
 

@@ -1,21 +1,21 @@
-// What a training step does to lists of tensors: the norm of the gradients, scaling them, AdamW.
+// Gradient norm, scaling and AdamW over lists of tensors.
 //
-// A small model has a hundred small tensors, and an operator of PyTorch's for each costs more than its arithmetic. Each
-// thread has the same share of every tensor in every call, so that it finds it in its own cache.
+// A small model has a hundred small tensors, and calling a PyTorch operator for each takes longer than the arithmetic.
+// Each thread processes the same share of every tensor in every call, so that it stays in that thread's cache.
 
 #include "common.h"
 #include "structs.h"
 
 #define MAX_THREADS 256
 
-// For each vector of this thread's share of n numbers: its offset k, its lanes.
+// Iterates over the vectors of this thread's share of n elements: offset k, lanes `some`.
 #define FOR_SHARE(n)                                                                                    \
   for (long k = (n) * omp_get_thread_num() / omp_get_num_threads(),                                     \
             end = (n) * (omp_get_thread_num() + 1) / omp_get_num_threads(), some = first_lanes(end - k); \
        k < end; k += LANES, some = first_lanes(end - k))
 #define PARALLEL_TEAM _Pragma("omp parallel num_threads(threads) if (threads > 1)")
 
-// The sum of the squares of all numbers; those of a tensor are added in float32, in 16 sums.
+// The sum of squares of all elements; within a tensor it is accumulated in 16 float32 lanes.
 EXPORT double sum_of_squares(long n, float *const *tensors, const long *sizes, int threads) {
   double sums[MAX_THREADS] = {0}, total = 0;
   threads = (int)min_long(threads, MAX_THREADS);
@@ -31,7 +31,7 @@ EXPORT double sum_of_squares(long n, float *const *tensors, const long *sizes, i
     }
     sums[omp_get_thread_num()] = own;
   }
-  for (int i = 0; i < threads; i++) total += sums[i];  // in their order: the same every time
+  for (int i = 0; i < threads; i++) total += sums[i];  // in thread order, so that the result is deterministic
   return total;
 }
 
@@ -41,7 +41,7 @@ EXPORT void scale_tensors(long n, float *const *tensors, const long *sizes, floa
       v_store_lanes(tensors[i] + k, some, v_mul(v_load_lanes(some, tensors[i] + k), v_set(factor)));
 }
 
-// One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) as torch has it; `steps` has the count of each tensor.
+// One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) as in torch; `steps` has the step count of each tensor.
 EXPORT void adamw_step(long n, float *const *weights, float *const *gradients, float *const *means,
                        float *const *variances, float *const *steps, const long *sizes, const AdamWSettings *s,
                        int threads) {

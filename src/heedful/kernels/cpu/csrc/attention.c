@@ -4,11 +4,11 @@
 
 #include "attention.h"
 
-#define AHEAD 32  // positions to prefetch: in blocks of 4 kB, what the processor prefetches by itself ends too soon
+#define AHEAD 32  // positions to prefetch: the hardware prefetcher stops at the end of a 4 kB block
 
 const long FIRST_BLOCK[1] = {0};
 
-// A pointer to one position after another, from block to block.
+// An iterator over the positions of a head, across blocks.
 typedef struct {
   const float *base, *at;
   const long *table;
@@ -33,7 +33,7 @@ INLINE void prefetch_next(Cursor *c, const HeadCache *cache, long stride, long s
   for (long d = 0; d < size * 4; d += 64) prefetch(at + d);
 }
 
-// Scores of all keys; returns the highest. Those that are not allowed are -∞.
+// Scores of all keys; returns the highest. Masked ones are -∞.
 INLINE float score_keys(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed,
                         const float *bias, long n_keys, long d_head, float scale, float *scores, long n_ahead) {
   vec none = v_set(-INFINITY), most = none;
@@ -55,13 +55,13 @@ INLINE float score_keys(const float *query, const HeadCache *cache, long begin, 
     if (bias) at = v_add(at, v_load_lanes(here, bias + t));
     if (allowed) seen &= load_bools(here, allowed + t);
     at = v_select(seen, at, none);
-    most = v_select(v_greater(at, most), at, most);  // NaN is left to the sum of the exponentials
+    most = v_select(v_greater(at, most), at, most);  // NaN is ignored here; it reaches the sum of exponentials
     v_store_lanes(scores + t, here, at);
   }
   return v_highest(most);
 }
 
-// e^(score - highest) in place; returns the sum. Masked positions are 0, and so are all where every score is -∞.
+// e^(score - highest) in place; returns the sum. Masked positions become 0, and all do if every score is -∞.
 INLINE float exponentiate(float *scores, const uint8_t *allowed, long n, float highest) {
   vec total = v_zero();
   if (highest == -INFINITY) highest = 0;
@@ -74,7 +74,7 @@ INLINE float exponentiate(float *scores, const uint8_t *allowed, long n, float h
   return v_sum(total);
 }
 
-// o = normalizer · Σ weight · value. Masked positions are not read; whether there are any is known when it is compiled.
+// o = normalizer · Σ weight · value. Masked positions are not read; `masked` is a compile-time constant.
 INLINE void sum_values(const HeadCache *cache, long begin, const uint8_t *allowed, const int masked,
                        const float *weights, float normalizer, long n_keys, long d_head, long n_ahead, float *o) {
   long stride = cache->value_stride;
@@ -101,25 +101,25 @@ INLINE void sum_values(const HeadCache *cache, long begin, const uint8_t *allowe
   }
 }
 
-// Inlined, so that what is known of the cache where it is called (a single block) is used.
+// Inlined, so that the compiler specializes it where the cache is a single block.
 INLINE void attend_inline(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed,
                           const float *bias, long n_keys, long d_head, float scale, float *scores, float *o) {
   long n_ahead = cache->prefetched ? n_keys - AHEAD : 0;
   float highest = score_keys(query, cache, begin, allowed, bias, n_keys, d_head, scale, scores, n_ahead);
   float sum = exponentiate(scores, allowed, n_keys, highest);
-  float normalizer = sum == 0 ? 0 : 1 / sum;  // a query that sees nothing gets 0
+  float normalizer = sum == 0 ? 0 : 1 / sum;  // 0 if all keys are masked
   if (allowed) sum_values(cache, begin, allowed, 1, scores, normalizer, n_keys, d_head, n_ahead, o);
   else sum_values(cache, begin, 0, 0, scores, normalizer, n_keys, d_head, n_ahead, o);
 }
 
 void attend_head(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed, const float *bias,
                  long n_keys, long d_head, float scale, float *scores, float *o) {
-  const HeadCache copy = *cache;  // its fields stay in registers
+  const HeadCache copy = *cache;  // keeps the fields in registers
   attend_inline(query, &copy, begin, allowed, bias, n_keys, d_head, scale, scores, o);
 }
 
 // Queries (B, H, D), keys and values (B, G, S, D), with the strides given: of rows and heads of q; rows, heads and
-// positions of k, then of v; rows of `allowed` (B, S); rows and heads of `bias` (B, H, S). The last two may be none.
+// positions of k, then of v; rows of `allowed` (B, S); rows and heads of `bias` (B, H, S). The last two may be NULL.
 // `scores` is scratch for (B, H, S).
 EXPORT void single_query_attention(const float *q, const float *k, const float *v, const uint8_t *allowed,
                                    const float *bias, float *out, float *scores, long n_rows, long n_heads,

@@ -1,9 +1,9 @@
 // A pre-norm Transformer block forward and backward: x + attention(norm(x)), then x + feedforward(norm(x)).
 //
-// A small block is some sixty operations of PyTorch's, forward and backward, and what lies between its products (a
-// third of the time) is moving numbers and starting threads. Here the rows are divided among the threads once, a thread
-// goes through all sublayers with its rows, and threads wait for each other only to add up the gradients of the weights
-// (and around attention, where there are fewer sequences than threads).
+// In PyTorch a small block is some sixty operators, forward and backward, and a third of the time is memory traffic and
+// thread synchronization between the products. Here each thread takes its share of the rows through all sublayers, and
+// threads synchronize only to sum the weight gradients (and around attention, if there are fewer sequences than
+// threads).
 
 #include "block.h"
 
@@ -16,13 +16,13 @@ void part_shape(const Block *b, int part, long *outputs, long *inputs) {
   *outputs = rows[part], *inputs = columns[part];
 }
 
-// Divides what is kept, and the workspace, into their parts; returns how many numbers each has.
-static Block open_block(const BlockArguments *a, long *n_kept, long *n_workspace) {
+// Assigns the pointers into `saved` and the workspace; returns the size of each in floats.
+static Block open_block(const BlockArguments *a, long *n_saved, long *n_workspace) {
   Block b = {*a};
   b.rows = a->n_sequences * a->length;
   b.queries = a->n_heads * a->d_head, b.keys = a->n_kv_heads * a->d_head, b.qkv_size = b.queries + 2 * b.keys;
   b.up_size = a->gated ? 2 * a->hidden : a->hidden;
-  struct { float **part; long size; } kept[] = {
+  struct { float **part; long size; } saved[] = {
       {&b.normed[0], a->width}, {&b.normed[1], a->width}, {&b.stats[0], 2},           {&b.stats[1], 2},
       {&b.qkv, b.qkv_size},     {&b.attended, b.queries}, {&b.logsumexp, a->n_heads}, {&b.middle, a->width},
       {&b.up, b.up_size},
@@ -30,9 +30,9 @@ static Block open_block(const BlockArguments *a, long *n_kept, long *n_workspace
       {&b.active, a->hidden},      {&b.d_up, b.up_size},   {&b.d_middle, a->width},
       {&b.d_attended, b.queries},  {&b.d_qkv, b.qkv_size}, {&b.d_normed, a->width},
   };
-  float *at = a->kept;
-  for (int i = 0; i < 9; i++) *kept[i].part = at, at += round_up(b.rows * kept[i].size, LANES);
-  *n_kept = at - a->kept;
+  float *at = a->saved;
+  for (int i = 0; i < 9; i++) *saved[i].part = at, at += round_up(b.rows * saved[i].size, LANES);
+  *n_saved = at - a->saved;
   at = a->workspace;
   for (int i = 0; i < 6; i++) *temporary[i].part = at, at += round_up(b.rows * temporary[i].size, LANES);
   b.scratch = at;
@@ -49,14 +49,14 @@ static Block open_block(const BlockArguments *a, long *n_kept, long *n_workspace
   return b;
 }
 
-// How many numbers forward keeps, and how many either pass needs as workspace; only the sizes of `a` are read.
-EXPORT void block_sizes(const BlockArguments *a, long *n_kept, long *n_workspace) {
-  open_block(a, n_kept, n_workspace);
+// Floats that forward saves, and that each pass needs as workspace; only the sizes in `a` are read.
+EXPORT void block_sizes(const BlockArguments *a, long *n_saved, long *n_workspace) {
+  open_block(a, n_saved, n_workspace);
 }
 
-// --- work of a thread ------------------------------------------------------------------------------------------------
+// --- per thread ------------------------------------------------------------------------------------------------------
 
-// The rows of this thread, and whether they are whole sequences, so that it needs no other for their attention.
+// The rows of this thread; returns whether they are whole sequences, so that attention needs no synchronization.
 static int own_rows(const Block *b, long *begin, long *end) {
   long threads = omp_get_num_threads(), i = omp_get_thread_num(), whole = b->a.n_sequences >= threads;
   long unit = whole ? b->a.length : 1, n = b->rows / unit;
@@ -84,7 +84,7 @@ static Gemm linear(const Block *b, int part, const float *x, float *y, long y_st
   return (Gemm){x, inputs, w[0], inputs, 1, inputs, outputs, 0, 0, w[1], y, y_stride};
 }
 
-// The gradient of a part's input from that of its output; `accumulate` adds it to what is there.
+// The gradient of a part's input from that of its output; `accumulate` adds to d_x.
 static Gemm linear_backward(const Block *b, int part, const float *d_y, long y_stride, float *d_x, long x_stride,
                             int accumulate) {
   long outputs, inputs;

@@ -1,5 +1,5 @@
-// Attention of a block forward and backward. As in FlashAttention (Dao et al. 2022) the weights never exist all at
-// once: those of a few queries at a time, and again in the backward pass from the log-sum-exp of their scores.
+// Attention of a block forward and backward. As in FlashAttention (Dao et al. 2022) the attention weights are computed
+// for a few queries at a time, and recomputed in the backward pass from the log-sum-exp of their scores.
 //
 //     T positions, D head size
 
@@ -7,7 +7,7 @@
 
 // The keys and values of one sequence and head, and scratch memory for them as panels.
 typedef struct {
-  long stride, n_columns;  // numbers in a row of qkv; T in whole panels
+  long stride, n_columns;  // row size of qkv; T rounded up to whole panels
   const float *keys, *values;
   float *keys_transposed, *values_transposed, *keys_panels, *values_panels;  // (D, T) and (T, D)
   float *weights, *d_weights;                                                // (QUERY_CHUNK, T)
@@ -60,7 +60,7 @@ static void dot_products(const Block *b, const float *a, long stride, const floa
     multiply_tile(a, stride, panels + t * b->a.d_head, b->a.d_head, 0, 0, 0, to + t, to_stride, TILE_COLUMNS, m);
 }
 
-// How many keys the m queries from t on can attend to.
+// Number of keys that the m queries from t on can attend to.
 static long reachable(const Block *b, long t, long m) {
   return b->a.causal ? min_long(b->a.length, t + m) : b->a.length;
 }
@@ -72,7 +72,7 @@ INLINE lanes visible(const Block *b, const uint8_t *mask, long t, long key) {
   return seen;
 }
 
-// Scores (m, T) of the queries from t on become weights; their log-sum-exp is kept.
+// Softmax in place of the scores (m, T) of the queries from t on; their log-sum-exp is saved.
 static void softmax(const Block *b, const uint8_t *mask, long t, long m, float *scores, long stride, float *logsumexp) {
   long end = round_up(reachable(b, t, m), LANES);
   vec scale = v_set(b->a.scale);
@@ -88,7 +88,7 @@ static void softmax(const Block *b, const uint8_t *mask, long t, long m, float *
       total = v_add(total, at);
       v_store(s + k, at);
     }
-    float sum = v_sum(total), normalizer = sum == 0 ? 0 : 1 / sum;  // a query that sees nothing gets 0
+    float sum = v_sum(total), normalizer = sum == 0 ? 0 : 1 / sum;  // 0 if all keys are masked
     FOR_LANES(end) v_store(s + k, v_mul(v_load(s + k), v_set(normalizer)));
     logsumexp[t + i] = sum == 0 ? INFINITY : highest * (float)b->a.scale + logf(sum);
   }
@@ -111,7 +111,8 @@ void attend(const Block *b, long sequence, long kv_head, float *scratch) {
     }
 }
 
-// The weights of m queries again, from their dot products, and in place of the weights' gradients those of the scores.
+// Recomputes the weights of m queries from their dot products, and turns the gradients of the weights, in place, into
+// those of the scores.
 static void softmax_backward(const Block *b, const uint8_t *mask, long t, long m, const float *attended,
                              const float *d_attended, const float *logsumexp, float *weights, float *d_weights,
                              long stride) {
@@ -124,7 +125,7 @@ static void softmax_backward(const Block *b, const uint8_t *mask, long t, long m
       lanes here = first_lanes(n - k);
       product = v_fma(v_load_lanes(here, attended + k), v_load_lanes(here, d_attended + k), product);
     }
-    vec mean = v_set(v_sum(product)), sum = v_set(logsumexp[t + i]);  // the mean of the gradients, by their weights
+    vec mean = v_set(v_sum(product)), sum = v_set(logsumexp[t + i]);  // Σ weight · gradient
     FOR_LANES(end) {
       lanes seen = visible(b, mask, t + i, k);
       vec at = v_keep(seen, v_exp(v_fms(v_load(w + k), scale, sum)));
@@ -135,12 +136,12 @@ static void softmax_backward(const Block *b, const uint8_t *mask, long t, long m
   }
 }
 
-// Adds what n queries from `from` on contribute to the gradients of keys and values.
+// Adds the contribution of n queries from `from` on to the gradients of keys and values.
 static void key_value_gradients(const Block *b, const Head *h, long from, long n, float *d_keys, float *d_values) {
   long stop = reachable(b, from, n), d_head = b->a.d_head;
   for (long key = 0; key < stop; key += TILE_ROWS) {
     long m = min_long(TILE_ROWS, b->a.length - key);
-    long skip = b->a.causal && key > from ? key - from : 0;  // the queries before a key do not see it
+    long skip = b->a.causal && key > from ? key - from : 0;  // earlier queries do not attend to the key
     for (long d = 0; d < d_head; d += TILE_COLUMNS) {
       long wide = min_long(TILE_COLUMNS, d_head - d), to = key * h->stride + d, row = skip * h->n_columns + key;
       long panel = d * n + skip * TILE_COLUMNS;

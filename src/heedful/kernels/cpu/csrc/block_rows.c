@@ -1,4 +1,4 @@
-// What a block does row by row, forward and backward: norms, rotary embeddings, activations.
+// The row-wise operations of a block, forward and backward: norms, rotary embeddings, activations.
 
 #include "block.h"
 
@@ -12,7 +12,7 @@ void normalize_rows(const Block *b, int which, const float *x, long begin, long 
   }
 }
 
-// With u = (x - mean) / deviation and g = weight · d: d_x = (g - mean(g) - u mean(g u)) / deviation.
+// With u = (x - mean) / std and g = weight · d: d_x = (g - mean(g) - u mean(g u)) / std.
 void normalize_rows_backward(const Block *b, int which, const float *x, const float *past, float *to, long begin,
                              long end) {
   const float *weight = b->a.weights[which][0];
@@ -77,7 +77,7 @@ INLINE void activate_backward_as(const Block *b, long begin, long end, const int
       v_store_lanes(d + n, here, v_mul(at, y));
       y = v_mul(y, other), at = v_mul(at, other);
     }
-    // Where ReLU is flat the gradient is 0, even of infinity.
+    // Where ReLU is flat the gradient is 0, even if the incoming one is infinite.
     vec d_x = kind == RELU ? v_keep(v_greater(derivative, v_zero()), at) : v_mul(at, derivative);
     v_store_lanes(d, here, d_x);
     v_store_lanes(b->active + row * n + k, here, y);

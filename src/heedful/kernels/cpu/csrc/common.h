@@ -1,5 +1,5 @@
-// What several kernels share: exp, activations with their derivatives, LayerNorm and RMSNorm of a row, rotary
-// embeddings. NaN and infinity come out as PyTorch's operators have them.
+// Functions shared by the kernels: exp, activations with their derivatives, LayerNorm and RMSNorm of a row, rotary
+// embeddings. NaN and infinity propagate as in PyTorch's operators.
 
 #pragma once
 #include <omp.h>
@@ -9,7 +9,7 @@
 
 #include "vector.h"
 
-#define EXPORT __attribute__((visibility("default")))  // everything else stays inside the library
+#define EXPORT __attribute__((visibility("default")))  // other symbols are hidden
 
 enum { RELU, GELU, GELU_TANH, SILU };
 
@@ -17,7 +17,7 @@ INLINE long min_long(long a, long b) { return a < b ? a : b; }
 INLINE long max_long(long a, long b) { return a > b ? a : b; }
 INLINE long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// e^x by Cephes' polynomial, within 2 units in the last place. Results below the least normal number are 0.
+// e^x by Cephes' polynomial, within 2 ulp. Denormal results are flushed to 0.
 INLINE vec v_exp(vec x) {
   lanes normal = v_not_less(x, v_set(-87.33f));
   x = v_min(v_set(89), x);  // e^89 is infinite
@@ -34,14 +34,14 @@ INLINE vec v_exp(vec x) {
   return v_scale_by_power_of_two(normal, y, n);
 }
 
-// 1/x for x >= 1: an estimate of 14 bits, and a Newton step that doubles them.
+// 1/x for x >= 1: a 14-bit estimate and one Newton step.
 INLINE vec v_reciprocal(vec x) {
   vec y = v_reciprocal_estimate(x);
   vec finite = v_mul(y, v_fnma(x, y, v_set(2)));
   return v_select(v_equal(y, v_zero()), y, finite);  // 1/∞ is 0
 }
 
-// An activation, and its derivative at x. `kind` is known when this is compiled.
+// An activation and its derivative at x. `kind` is a compile-time constant.
 INLINE vec activate(const int kind, vec x, vec *derivative) {
   const vec one = v_set(1), zero = v_zero();
   if (kind == RELU) {
@@ -72,7 +72,7 @@ INLINE vec activate(const int kind, vec x, vec *derivative) {
   return y;
 }
 
-// Calls f(arguments..., kind) with the kind of activation as a constant.
+// Calls f(arguments..., kind) with the activation as a compile-time constant.
 #define BY_ACTIVATION(kind, f, ...)                        \
   switch (kind) {                                          \
     case RELU: f(__VA_ARGS__, RELU); break;                \
@@ -81,8 +81,8 @@ INLINE vec activate(const int kind, vec x, vec *derivative) {
     case SILU: f(__VA_ARGS__, SILU); break;                \
   }
 
-// y = (x - mean) / deviation · weight + bias of a row (n); RMSNorm has the mean 0 and no bias. y may be x.
-// Returns 1 / deviation.
+// y = (x - mean) / std · weight + bias of a row (n); for RMSNorm mean = 0 and there is no bias. y may alias x.
+// Returns 1 / std.
 INLINE float normalize_row(int rms, const float *weight, const float *bias, float eps, const float *x, float *y, long n,
                            float *mean_out) {
   vec sum = v_zero(), squares = v_zero();
@@ -109,8 +109,8 @@ INLINE float normalize_row(int rms, const float *weight, const float *bias, floa
   return inverse;
 }
 
-// Rotary embedding (Su et al. 2021) of one head, in place; direction -1 turns back. The numbers of a pair are adjacent
-// (interleaved) or n_pairs apart.
+// Rotary embedding (Su et al. 2021) of one head, in place; direction -1 is the inverse. The elements of a pair are
+// adjacent (interleaved) or n_pairs apart.
 INLINE void rotate_head(float *x, const float *cos, const float *sin, long n_pairs, int interleaved, float direction) {
   long apart = interleaved ? 1 : n_pairs, step = interleaved ? 2 : 1;
   for (long i = 0; i < n_pairs; i++) {

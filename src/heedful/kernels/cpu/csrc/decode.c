@@ -1,12 +1,12 @@
-// New tokens through a stack of blocks with a KV cache, in one call. All threads of one team go through all layers
-// together; what a function says it does, the team does.
+// A prefill or decode step through a stack of blocks with a KV cache, in one call. One team of threads computes all
+// layers; the functions below are called by all its threads and divide their work among them.
 //
 //     M tokens, E width, H heads, G key/value heads, D head size, S positions
 
 #include "attention.h"
 #include "linear.h"
 
-#define MAX_RUN 16  // tokens of a row that one thread takes one after the other: they read the same keys
+#define MAX_RUN 16  // consecutive tokens of a row that one thread computes: they read the same keys
 
 // --- norms and residuals ---------------------------------------------------------------------------------------------
 
@@ -15,7 +15,7 @@ INLINE void normalize(const NormWeights *norm, const float *x, float *y, long n)
   normalize_row(norm->kind == RMS_NORM, norm->weight, norm->bias, (float)norm->eps, x, y, n, &mean);
 }
 
-// x (M, E), normalized where there is a norm.
+// x (M, E), normalized if there is a norm.
 static const float *normalized(const NormWeights *norm, const float *x, float *scratch, const DecodeStep *s) {
   if (!norm->kind) return x;
 #pragma omp for
@@ -23,7 +23,7 @@ static const float *normalized(const NormWeights *norm, const float *x, float *s
   return scratch;
 }
 
-// x = post(x + pre(y)), each norm where there is one.
+// x = post(x + pre(y)), each norm if there is one.
 static void add_residual(const NormWeights *pre, const NormWeights *post, const float *y, float *x, float *scratch,
                          const DecodeStep *s) {
   long n = s->width;
@@ -45,8 +45,8 @@ static void add_residual(const NormWeights *pre, const NormWeights *post, const 
 
 // --- attention -------------------------------------------------------------------------------------------------------
 
-// Zero the blocks that begin with one of the new tokens: what an earlier sequence left there may be NaN, which would
-// spoil the sums of PyTorch's attention even where it is masked.
+// Zeroes the blocks that begin with one of the new tokens: a NaN left by an earlier sequence would spread in PyTorch's
+// attention although masked (0 · NaN is NaN).
 static void clear_blocks(const DecodeLayer *layers, long n_layers, const LayerCache *caches, const DecodeStep *s) {
 #pragma omp for
   for (long i = 0; i < s->n_tokens; i++) {
@@ -62,7 +62,7 @@ static void clear_blocks(const DecodeLayer *layers, long n_layers, const LayerCa
   }
 }
 
-// The number of tokens from i on that one thread takes together.
+// The number of tokens from i on that one thread computes together.
 static long run_length(const DecodeStep *s, long i) {
   long n = 1;
   while (n < MAX_RUN && i + n < s->n_tokens && s->rows[i + n] == s->rows[i]) n++;
@@ -74,7 +74,7 @@ INLINE void normalize_heads(const NormWeights *norm, float *x, long n) {
     for (long j = 0; j < n; j += norm->size) normalize(norm, x + j, x + j, norm->size);
 }
 
-// Normalize and rotate queries and keys of (M, (H + 2G) D), and write keys and values to the cache.
+// Normalizes and rotates the queries and keys in qkv (M, (H + 2G) D), and writes keys and values to the cache.
 static void update_cache(const DecodeLayer *l, const LayerCache *cache, const DecodeStep *s, float *qkv) {
   long n = l->d_head, n_queries = l->n_heads * n, n_keys = l->n_kv_heads * n;
 #pragma omp for
@@ -95,8 +95,8 @@ static void update_cache(const DecodeLayer *l, const LayerCache *cache, const De
   }
 }
 
-// Queries of (M, (H + 2G) D) over the cache -> (M, H D). `runs` are the first tokens of the runs; each thread has
-// scratch for its scores.
+// Attention of the queries in qkv (M, (H + 2G) D) over the cache -> (M, H D). `runs` are the first tokens of the runs;
+// each thread has scratch for its scores.
 static void attend_cached(const DecodeLayer *l, const LayerCache *m, const DecodeStep *s, const float *qkv, float *out,
                           const long *runs, long n_runs, float *scratch, long scratch_size) {
   long share = l->n_heads / l->n_kv_heads, n = l->d_head, row_size = (l->n_heads + 2 * l->n_kv_heads) * n;
@@ -111,12 +111,12 @@ static void attend_cached(const DecodeLayer *l, const LayerCache *m, const Decod
       const float *bias = s->bias ? s->bias + i * s->bias_token_stride + h * s->bias_head_stride + begin : 0;
       attend_head(qkv + i * row_size + h * n, &cache, begin, 0, bias, end - begin, n, l->scale, scores,
                   out + (i * l->n_heads + h) * n);
-      cache.prefetched = 0;  // the next token finds them in the cache
+      cache.prefetched = 0;  // for the next token they are in the processor's cache
     }
   }
 }
 
-// Queries (M, H D) over the encoder's keys and values -> (M, H D).
+// Attention of queries (M, H D) over the encoder's keys and values -> (M, H D).
 static void attend_encoder(const DecodeLayer *l, const LayerCache *m, const DecodeStep *s, const float *q, float *out,
                            float *scratch, long scratch_size) {
   long share = l->n_heads / l->n_kv_heads, n = l->d_head, stride = m->cross_position_stride;
@@ -163,7 +163,7 @@ typedef struct {
   void *memory;
 } Workspace;
 
-// 0 where there is no memory.
+// Returns 0 if memory is exhausted.
 static int allocate(Workspace *w, const DecodeLayer *layers, long n_layers, const DecodeStep *s, int threads) {
   long n = s->n_tokens, most = 1, hidden = 0, qkv = 0, bytes = 0, total = 0;
   for (long i = 0; i < n; i++) most = max_long(most, max_long(s->positions[i] + 1, s->n_memory ? s->n_memory[i] : 0));
@@ -218,7 +218,7 @@ static void decode_layer(const DecodeLayer *l, const LayerCache *cache, const De
   add_residual(&l->feedforward_post_norm, post ? &l->feedforward_norm : 0, w->delta, x, w->normed, s);
 }
 
-// x (M, E), new tokens, through all layers, in place. 0 where there is no memory.
+// Runs the new tokens x (M, E) through all layers, in place. Returns 0 if memory is exhausted.
 EXPORT int decode(const DecodeLayer *layers, long n_layers, const LayerCache *caches, const DecodeStep *s, float *x,
                   int threads) {
   Workspace w;

@@ -1,4 +1,4 @@
-// Matrix products of float32 for training: tiles of 12 x 32 sums in registers.
+// Float32 matrix products for training, with 12 x 32 accumulators in registers.
 
 #include "gemm.h"
 

@@ -1,14 +1,14 @@
-// Matrix products of float32 for training (gemm.c). The left factor is read as it lies; the right factor is copied into
-// panels of 32 columns for every product: with hundreds of rows that costs a hundredth of it, and weights may change
-// between any two.
+// Float32 matrix products for training (gemm.c). The left operand is read in place; the right operand is packed into
+// panels of 32 columns in every call, since weights change between steps: with hundreds of rows that takes about 1 % of
+// the time.
 
 #pragma once
 #include "common.h"
 
 #define TILE_ROWS 12       // rows of a tile: 12 x 32 sums stay in registers
 #define TILE_COLUMNS 32    // columns of a tile
-#define PANEL_DEPTH 256    // how far a tile sums before the next one is taken: a panel (256, 32) stays in the L1 cache
-#define CHUNK_ROWS 384     // rows that go through all panels together: their (384, 256) of the left factor stay in L2
+#define PANEL_DEPTH 256    // depth of a panel: (256, 32) stays in the L1 cache
+#define CHUNK_ROWS 384     // rows multiplied by all panels in turn: (384, 256) of the left operand stays in L2
 
 // Rows of y (M, N) = base + bias + x (M, K) · w, with w (K, N), or (N, K) if it is transposed.
 typedef struct {
@@ -20,7 +20,7 @@ typedef struct {
   float *y; long y_stride;
 } Gemm;
 
-// The gradient of a weight (N, K) from those of the outputs y (M, N) and the inputs x (M, K), and that of its bias (N).
+// The gradients of a weight (N, K) and its bias (N) from the output gradient y (M, N) and the inputs x (M, K).
 typedef struct {
   const float *y; long y_stride;
   const float *x; long x_stride;
@@ -28,13 +28,13 @@ typedef struct {
   float *weight, *bias;
 } WeightGradient;
 
-// Rows begin to end; `panel` is scratch for PANEL_DEPTH x TILE_COLUMNS numbers.
+// Computes rows begin to end; `panel` is scratch for PANEL_DEPTH x TILE_COLUMNS floats.
 void gemm(Gemm p, long begin, long end, float *panel);
 
-// What rows begin to end contribute, in the 32 columns from n on; n = 0 also does the bias.
+// The contribution of rows begin to end to the 32 columns from n on; n = 0 also computes the bias gradient.
 void weight_gradient(const WeightGradient *g, long n, long begin, long end, float *panel);
 
-// c (m, 32) = base + bias + a (m, depth) · panel (depth, 32), up to 12 rows; base and bias may be none.
+// c (m, 32) = base + bias + a (m, depth) · panel (depth, 32), up to 12 rows; base and bias may be NULL.
 void multiply_tile(const float *a, long a_stride, const float *panel, long depth, const float *base, long base_stride,
                    const float *bias, float *c, long c_stride, long n_columns, long m);
 

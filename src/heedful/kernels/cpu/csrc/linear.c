@@ -1,21 +1,20 @@
-// Products of some rows with a packed matrix: float32, float16, bfloat16, int8 and int4.
+// Products of rows with a packed weight: float32, float16, bfloat16, int8 and int4.
 //
-// A matrix (N, K) is packed into panels of 32 outputs, in each of which the inputs follow one another: a thread reads
-// one stream from memory, each lane of a vector is an output of its own, and nothing is summed across lanes. The sum of
-// an output runs over the inputs in their order, whatever the number of rows: a row's result never depends, to the last
-// bit, on what else is in the batch.
+// A weight (N, K) is packed into panels of 32 outputs, input by input: a thread reads one stream from memory, each lane
+// of a vector is one output, and there are no sums across lanes. An output is summed over the inputs in their order for
+// any number of rows, so that a row's result is bitwise independent of the rest of the batch.
 //
 //     N outputs, K inputs, M rows, G inputs in a group
 
 #include "linear.h"
 
 #define PANEL 32  // outputs in a panel
-#define TILE 8    // rows that are multiplied at once, at most
-#define GROUP 32  // inputs that share a scale
+#define TILE 8    // most rows multiplied at once
+#define GROUP 32  // group size: inputs that share a scale
 
 typedef struct {
   long n_rows, n_inputs, n_outputs;
-  const float *bias;  // (N,) or none
+  const float *bias;  // (N,) or NULL
   float *y;           // (M, N)
 } Product;
 
@@ -30,7 +29,7 @@ INLINE void store_outputs(const Product *p, long row, long n, vec low, vec high)
   v_store_lanes(y + LANES, second, high);
 }
 
-// --- float32 and float16 (widened as it is read): panel (K, 32) ------------------------------------------------------
+// --- float32 and float16 (converted in registers): panel (K, 32) ------------------------------------------------------
 
 INLINE void float_tile(const Product *p, const float *x, const void *panel, long row, long n, const int m,
                        const int is_half) {
@@ -83,7 +82,7 @@ typedef struct {
   int32_t *sums;  // (M, groups) of the ints
 } QuantizedRows;
 
-// Infinities become ±127 times an infinite scale and leave the rest of their group 0; NaN makes the scale NaN.
+// With an infinity in a group the scale is infinite, infinities are ±127 and the others 0; with NaN the scale is NaN.
 static void quantize_row(const float *x, long n_inputs, const QuantizedRows *q, long row) {
   for (long g = 0; g < q->n_groups; g++) {
     long at = g * GROUP;
@@ -96,7 +95,7 @@ static void quantize_row(const float *x, long n_inputs, const QuantizedRows *q, 
       a = v_select(v_equal(a, limit), all, v_select(v_equal(v_sub(none, a), limit), v_sub(none, all), none));
       b = v_select(v_equal(b, limit), all, v_select(v_equal(v_sub(none, b), limit), v_sub(none, all), none));
     }
-    // Below 1e-30 a group is 0, as 127 over its highest would not be finite for long.
+    // A group below 1e-30 becomes 0: 127 / highest could overflow.
     vec steps = v_set(highest == INFINITY ? 1 : highest > 1e-30f ? 127 / highest : 0);
     __m512i i = _mm512_cvtps_epi32(v_mul(a, steps)), j = _mm512_cvtps_epi32(v_mul(b, steps));
     int8_t *ints = q->ints + (row * q->n_groups + g) * GROUP;
@@ -107,7 +106,7 @@ static void quantize_row(const float *x, long n_inputs, const QuantizedRows *q, 
   }
 }
 
-// 16 numbers of bfloat16.
+// 16 bfloat16 elements as float32.
 INLINE vec widen(const uint16_t *from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
 }
@@ -139,8 +138,8 @@ INLINE void int8_tile(const Product *p, const QuantizedRows *q, const uint8_t *w
   UNROLL for (int i = 0; i < m; i++) store_outputs(p, row + i, n, low[i], high[i]);
 }
 
-// Panel (K/4, 16, 4): of each byte the low half is for the first 16 outputs, the high half for the others; scales and
-// middles (groups, 2, 32) in bfloat16.
+// Panel (K/4, 16, 4): the low half of a byte is for the first 16 outputs, the high half for the others; scales and zero
+// points (groups, 2, 32) in bfloat16.
 INLINE void int4_tile(const Product *p, const QuantizedRows *q, const uint8_t *w, const uint16_t *scales, long row,
                       long n, const int m) {
   vec low[TILE], high[TILE];
@@ -159,14 +158,14 @@ INLINE void int4_tile(const Product *p, const QuantizedRows *q, const uint8_t *w
         b[i] = _mm512_dpbusd_epi32(b[i], d, at);
       }
     }
-    vec first = widen(scales), second = widen(scales + 16), middle = widen(scales + 32), other = widen(scales + 48);
+    vec first = widen(scales), second = widen(scales + 16), zero = widen(scales + 32), zero2 = widen(scales + 48);
     UNROLL for (int i = 0; i < m; i++) {
       float scale = q->scales[(row + i) * q->n_groups + g];
       vec by = v_set(scale), sum = v_set(scale * q->sums[(row + i) * q->n_groups + g]);
       low[i] = v_fma(v_mul(_mm512_cvtepi32_ps(a[i]), by), first, low[i]);
       high[i] = v_fma(v_mul(_mm512_cvtepi32_ps(b[i]), by), second, high[i]);
-      low[i] = v_fma(sum, middle, low[i]);
-      high[i] = v_fma(sum, other, high[i]);
+      low[i] = v_fma(sum, zero, low[i]);
+      high[i] = v_fma(sum, zero2, high[i]);
     }
   }
   UNROLL for (int i = 0; i < m; i++) store_outputs(p, row + i, n, low[i], high[i]);
@@ -174,8 +173,8 @@ INLINE void int4_tile(const Product *p, const QuantizedRows *q, const uint8_t *w
 
 // --- a product -------------------------------------------------------------------------------------------------------
 
-// Panels are handed out a few at a time: a thread that the system keeps waiting does not keep the others waiting long.
-// CALL(M) multiplies M rows, from `row` on, with the panel of the outputs from n on.
+// Panels are scheduled dynamically, a few at a time, so that a preempted thread does not delay the others for long.
+// CALL(M) multiplies M rows, from `row` on, by the panel of the outputs from n on.
 #define FOR_PANELS(CALL)                                 \
   _Pragma("omp for schedule(dynamic, few)")              \
   for (long j = 0; j < n_panels; j++) {                  \
@@ -253,7 +252,7 @@ void multiply_packed(const PackedMatrix *a, const float *x, long n_rows, float *
   else multiply_ints(p, a, x, scratch, n_panels, few);
 }
 
-// 0 where there is no memory for it.
+// Returns 0 if memory is exhausted.
 EXPORT int packed_linear(const PackedMatrix *a, const float *x, long n_rows, float *y, int threads) {
   char *scratch = malloc(packed_scratch(a, n_rows) + 1);
   if (!scratch) return 0;

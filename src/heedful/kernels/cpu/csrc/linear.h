@@ -4,7 +4,7 @@
 #include "common.h"
 #include "structs.h"
 
-// Bytes of scratch memory that `multiply_packed` needs, for x in another precision.
+// Bytes of scratch memory that `multiply_packed` needs for x in a lower precision.
 long packed_scratch(const PackedMatrix *a, long n_rows);
 
 // y (M, N) = x (M, K) Wᵀ + b. All threads of a team call it together.

@@ -4,11 +4,11 @@
 
 #include "common.h"
 
-#define PAGE 256  // logits whose maximum, or whose probabilities, are found together
+#define PAGE 256  // logits whose maximum or sum of probabilities is computed together
 #define LEVELS 4096
 #define LEVELS_PER_NAT 64
 
-// The maximum of each row (M, N) and its first index; where a row has NaN, that and its first index.
+// The maximum of each row (M, N) and its first index; for rows with NaN, NaN and its first index.
 EXPORT void row_argmax(const float *x, long n_rows, long n, float *values, long *indices, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && n_rows * n > 65536)
   for (long row = 0; row < n_rows; row++) {
@@ -38,7 +38,7 @@ EXPORT void row_argmax(const float *x, long n_rows, long n, float *values, long 
   }
 }
 
-// Unnormalized probabilities e^((x - maximum) / temperature) of some lanes.
+// Unnormalized probabilities e^((x - maximum) / temperature), 0 outside the lanes.
 INLINE vec probabilities(lanes some, const float *x, float maximum, float inverse_temperature) {
   vec at = v_mul(v_sub(v_load_lanes(some, x), v_set(maximum)), v_set(inverse_temperature));
   return v_keep(some, v_exp(at));
@@ -49,7 +49,7 @@ typedef struct {
   int index;
 } Ranked;
 
-static int by_rank(const void *a, const void *b) {  // the greatest first, of equals the one that comes first
+static int by_rank(const void *a, const void *b) {  // descending; ties by ascending index
   const Ranked *first = a, *second = b;
   return first->x != second->x ? (first->x < second->x ? 1 : -1) : first->index - second->index;
 }
@@ -59,8 +59,8 @@ INLINE long level(float x, float maximum, float inverse_temperature) {
   return depth < LEVELS - 1 ? (long)depth : LEVELS - 1;
 }
 
-// The nucleus of one row. Logits are counted into levels by their distance from the maximum, whole levels are taken as
-// long as they fit, and only the level at the border is sorted. 0 where there is no memory.
+// The top-p set of one row. Logits are put into a histogram by their distance from the maximum, whole levels are
+// included until the next would exceed top_p, and only that one is sorted. Returns 0 if memory is exhausted.
 static int row_cutoff(const float *x, long n, float maximum, float inverse_temperature, double top_p, float *cutoff,
                       long *last) {
   double mass[LEVELS] = {0}, total = 0, reached = 0;
@@ -90,9 +90,9 @@ static int row_cutoff(const float *x, long n, float maximum, float inverse_tempe
   return 1;
 }
 
-// The fewest logits of each row (M, N), greatest first, that together have the probability top_p: all above
-// cutoffs[row], and of those that equal it the ones up to the index last[row]. Where the maximum is not finite there
-// are no probabilities, and the cutoff is NaN. 0 where there is no memory.
+// The fewest logits of each row (M, N), greatest first, whose probabilities sum to top_p: all above cutoffs[row], and
+// of those equal to it the ones up to index last[row]. The cutoff is NaN if the maximum is not finite. Returns 0 if
+// memory is exhausted.
 EXPORT int top_p_cutoff(const float *x, const float *maxima, long n_rows, long n, float inverse_temperature,
                         double top_p, float *cutoffs, long *last, int threads) {
   int done = 1;
@@ -105,8 +105,8 @@ EXPORT int top_p_cutoff(const float *x, const float *maxima, long n_rows, long n
   return done;
 }
 
-// The sum of the unnormalized probabilities of every 256 logits of each row, (M, pages); of those in the nucleus where
-// there are `cutoffs`.
+// The sums of unnormalized probabilities of every 256 logits of each row, (M, pages); only of the top-p set if `cutoffs`
+// is given.
 EXPORT void page_masses(const float *x, const float *maxima, long n_rows, long n, float inverse_temperature,
                         const float *cutoffs, const long *last, float *masses, int threads) {
   long n_pages = (n + PAGE - 1) / PAGE;

@@ -1,5 +1,5 @@
-// The structs that Python fills in (structs.py has the same fields). abi.c tells their layouts, which Python compares
-// with its own when it loads the library. Change ABI_VERSION with the meaning of any of them.
+// The structs that Python fills in (structs.py has the same fields). abi.c exports their layouts, which Python compares
+// with its own when it loads the library. Increment ABI_VERSION when the meaning of a field changes.
 //
 //     N outputs, K inputs, M tokens, B rows, H heads, G key/value heads, D head size, E width, T and S positions
 
@@ -19,11 +19,11 @@ enum { ATTENTION_NORM, FEEDFORWARD_NORM, QUERY, KEY, VALUE, OUTPUT, UP, GATE, DO
 typedef struct {
   long kind, n_inputs, n_outputs;
   const void *weight, *scales;
-  const float *bias;  // (N,) or none
+  const float *bias;  // (N,) or NULL
 } PackedMatrix;
 
 typedef struct {
-  long kind, size;  // how many numbers are normalized together
+  long kind, size;  // number of elements normalized together
   const float *weight, *bias;
   double eps;
 } NormWeights;
@@ -33,7 +33,7 @@ typedef struct {
   double scale, cross_scale;
   NormWeights attention_norm, attention_post_norm, cross_norm, feedforward_norm, feedforward_post_norm, query_norm,
       key_norm;
-  PackedMatrix qkv, output, cross_query, cross_output, up, down;  // `up` has the gate before it where there is one
+  PackedMatrix qkv, output, cross_query, cross_output, up, down;  // gated: `up` begins with the gate's outputs
 } DecodeLayer;
 
 typedef struct {
@@ -43,17 +43,17 @@ typedef struct {
   long cross_row_stride, cross_head_stride, cross_position_stride;
 } LayerCache;
 
-// New tokens, one or several of each row, in their order.
+// The new tokens of a prefill or decode step, one or several per row, in order.
 typedef struct {
   long n_tokens, width;
   const long *rows, *positions;  // (M) the row of each token, and its position in it
   const long *block_tables;      // (B, max_blocks) the blocks of each row's cache
   long max_blocks, block_size, clear_blocks;  // whether a block is zeroed when its first position is written
-  const float *cos, *sin;                     // (M or 1, n_rotated_pairs) or none
+  const float *cos, *sin;                     // (M or 1, n_rotated_pairs) or NULL
   long n_rotated_pairs, rotation_stride, interleaved;
-  const float *bias;  // (M or 1, H or 1, S) added to the scores of self-attention, or none
+  const float *bias;  // (M or 1, H or 1, S) added to the scores of self-attention, or NULL
   long bias_token_stride, bias_head_stride;
-  const long *n_memory;  // (M) positions of the encoder's output, or none
+  const long *n_memory;  // (M) positions of the encoder's output, or NULL
 } DecodeStep;
 
 // A pre-norm block for training.
@@ -61,15 +61,15 @@ typedef struct {
   long n_sequences, length, width, hidden, n_heads, n_kv_heads, d_head;
   long rms, activation, gated, causal, threads;
   double scale, eps;
-  const float *weights[N_PARTS][2];  // weight and bias; none where there is none
-  float *gradients[N_PARTS][2];      // none where none is wanted
-  const uint8_t *mask;               // (B or 1, T, T), true where attention is allowed, or none
+  const float *weights[N_PARTS][2];  // weight and bias, NULL where absent
+  float *gradients[N_PARTS][2];      // NULL where not needed
+  const uint8_t *mask;               // (B or 1, T, T), true where attention is allowed, or NULL
   long mask_stride;
-  const float *cos, *sin;  // (B or 1, T, n_rotated_pairs) or none
+  const float *cos, *sin;  // (B or 1, T, n_rotated_pairs) or NULL
   long n_rotated_pairs, rotation_stride, interleaved;
   const float *x, *d_y;  // (B, T, E) and the gradient of the output
   float *y, *d_x;
-  float *kept, *workspace;  // what forward keeps for backward; memory for one call
+  float *saved, *workspace;  // saved by forward for backward; temporary memory of one call
 } BlockArguments;
 
 typedef struct {

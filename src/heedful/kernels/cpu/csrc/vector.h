@@ -1,11 +1,11 @@
-// Vectors of float32 for AVX-512: the only instruction set there is so far. Everything that depends on the width of a
-// vector, apart from the packed int8, int4 and bfloat16 products (linear.c), goes through these functions.
+// Float32 vectors for AVX-512, the only instruction set supported. All code that depends on the vector width uses these
+// functions, apart from the packed int8, int4 and bfloat16 products (linear.c).
 
 #pragma once
 #include <immintrin.h>
 #include <math.h>
 
-#define LANES 16  // float32 numbers in a vector
+#define LANES 16  // float32 elements of a vector
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 #define FOR_LANES(n) for (long k = 0; k < (n); k += LANES)
@@ -34,7 +34,7 @@ INLINE vec v_sqrt(vec x) { return _mm512_sqrt_ps(x); }
 INLINE vec v_round(vec x) { return _mm512_roundscale_ps(x, 0); }
 INLINE vec v_reciprocal_estimate(vec x) { return _mm512_rcp14_ps(x); }  // 14 bits
 
-// Where one of them is NaN, minimum and maximum are b.
+// If either is NaN, the result is b.
 INLINE vec v_min(vec a, vec b) { return _mm512_min_ps(a, b); }
 INLINE vec v_max(vec a, vec b) { return _mm512_max_ps(a, b); }
 
@@ -50,7 +50,7 @@ INLINE vec v_scale_by_power_of_two(lanes some, vec x, vec n) { return _mm512_mas
 INLINE float v_sum(vec x) { return _mm512_reduce_add_ps(x); }
 INLINE float v_highest(vec x) { return _mm512_reduce_max_ps(x); }
 
-// Which of up to 16 bytes of a boolean mask are set.
+// Up to 16 bytes of a boolean mask as lanes.
 INLINE lanes load_bools(lanes some, const unsigned char *from) {
   __m128i bytes = _mm_maskz_loadu_epi8(some, from);
   return _mm_test_epi8_mask(bytes, bytes);
@@ -58,7 +58,8 @@ INLINE lanes load_bools(lanes some, const unsigned char *from) {
 
 INLINE void prefetch(const void *address) { _mm_prefetch((const char *)address, _MM_HINT_T1); }
 
-// The sums of 16 vectors as one vector. Each is added by the same tree, so that a sum does not depend on its place.
+// The horizontal sums of 16 vectors as one vector. All use the same order of additions, so that a sum does not depend on
+// its index.
 INLINE vec v_sums(const vec *x) {
   vec a[8], b[4];
   UNROLL for (int i = 0; i < 8; i++)
@@ -68,7 +69,7 @@ INLINE vec v_sums(const vec *x) {
   vec c = v_add(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1]));
   vec d = v_add(_mm512_unpacklo_ps(b[2], b[3]), _mm512_unpackhi_ps(b[2], b[3]));
   vec e = v_add(_mm512_shuffle_ps(c, d, 0x44), _mm512_shuffle_ps(c, d, 0xee));
-  return _mm512_shuffle_f32x4(e, e, 0xd8);  // its quarters belong to the vectors 0 to 3, 8 to 11, 4 to 7, 12 to 15
+  return _mm512_shuffle_f32x4(e, e, 0xd8);  // undo the order of the quarters: vectors 0-3, 8-11, 4-7, 12-15
 }
 
 // Transpose a matrix of 16 x 16 in place.
