@@ -99,7 +99,7 @@ def test_a_text_is_enough(here, capfd):
 def test_what_was_tokenized_is_not_tokenized_again(here, monkeypatch):
     write_story(here / "my.txt")
     train("my.txt", "--quiet")
-    monkeypatch.setattr("heedful.data.prepare._make", lambda *_: pytest.fail("it is in the cache"))
+    monkeypatch.setattr("heedful.data.prepare._build", lambda *_: pytest.fail("it is in the cache"))
     train("my.txt", "--quiet")
     (here / "my.txt").rename(here / "renamed.txt")
     train("renamed.txt", "--quiet")

@@ -86,7 +86,7 @@ def test_pieces_have_the_tokens_of_the_whole(name, text_file, monkeypatch):
     tokenizer = TOKENIZERS[name]()
     for attribute, value in (("PIECE", 20), ("CHUNK", 4096)):
         monkeypatch.setattr(sources, attribute, value)
-    monkeypatch.setattr(module, "AT_ONCE", 100)
+    monkeypatch.setattr(module, "BATCH_CHARACTERS", 100)
     source = TextSource(text_file)
     assert len(list(source.texts())) > 100
     train, validation = prepare_corpus(source, tokenizer)

@@ -1,7 +1,7 @@
-"""Texts with labels: one of several (spam or not), any number of them, or numbers.
+"""Text classification data: one label per text, several binary labels, or numbers (regression).
 
-From csv, tsv and jsonl files or plain lists. What is not said is found out: which columns there are, which of two is
-the label (the one with fewer different values), what labels there are. Tags of words are in `tagged`.
+From csv, tsv and jsonl files or plain lists. Columns and labels that are not given are inferred; of two columns without
+names the label is the one with fewer distinct values. Token classification is in tagging.py.
 
     B examples, T tokens, C labels
 """
@@ -27,15 +27,15 @@ from heedful.text import Tokenizer
 
 LabelKind = Literal["classify", "regress", "multi_label"]
 SIGNS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "no": 0.0, "yes": 1.0, "0.0": 0.0, "1.0": 1.0}
-MOST_LABELS = 1000  # more different ones are hardly labels: perhaps the wrong column, or numbers
+MOST_LABELS = 1000  # more distinct values suggest the wrong column, or regression
 
 
 class LabelledTexts:
-    """Texts, perhaps pairs of texts, and what is to be said of each.
+    """Texts, or pairs of texts, with their labels.
 
-    `names` are the labels in the order of their numbers; validation data takes those of the training data. Texts
-    longer than `max_length` tokens lose their ends (`notes` says how many). `segments` False is for models that do not
-    tell a first text from a second.
+    `names` are the labels in the order of their ids; for validation data, those of the training data. Texts are
+    truncated to `max_length` tokens (`notes` has the number). `segments` False is for models without segment
+    embeddings.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class LabelledTexts:
         segments: bool = True,
         where: Sequence[str] | None = None,
     ) -> None:
-        """`labels`: a name or number each; of multi_label a sequence of 0 and 1 for `names`. `where` says in errors
-        what each example is called."""
+        """`labels` has a name or number per text; for multi_label a sequence of 0 and 1, one per name. `where` is the
+        location of each example for error messages."""
         if not len(texts) == len(labels) == len(texts if seconds is None else seconds):
             raise ValueError(f"{len(texts)} texts and {len(labels)} labels: each text needs one")
         if not texts:
@@ -96,7 +96,7 @@ class LabelledTexts:
         max_length: int | None = None,
         segments: bool = True,
     ) -> LabelledTexts:
-        """Columns by name or number; without them by the usual names, or by what two columns look like."""
+        """Read a table; columns are given by name or index, or inferred (`_choose`)."""
         path = Path(path)
         texts, seconds, labels, at = read_labelled(path, text, second, label, kind)
         if kind == "multi_label" and names is None and isinstance(label, Sequence) and not isinstance(label, str):
@@ -111,7 +111,7 @@ class LabelledTexts:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest(self.kind, self.rows, self.segments, self.targets.numpy(), self.names)
 
     @property
@@ -134,7 +134,7 @@ def read_labelled(
     label: str | int | Sequence[str | int] | None = None,
     kind: LabelKind = "classify",
 ) -> tuple[list[str], list[str] | None, list[Any], list[str]]:
-    """Texts, second texts if there are any, labels, and where each stands in the file."""
+    """Texts, second texts if there are any, labels, and the location of each example for error messages."""
     text, second, label = _choose(path, text, second, label)
     columns = [text, *([] if second is None else [second])]
     if isinstance(label, str | int) == (kind == "multi_label"):
@@ -164,7 +164,7 @@ def _choose(
     second: str | int | None,
     label: str | int | Sequence[str | int] | None,
 ) -> tuple[str | int, str | int | None, str | int | Sequence[str | int]]:
-    """The columns to read, guessed where they were not named."""
+    """The columns to read: those given, else by usual names, or of two columns the one with fewer values as label."""
     names = tables.column_names(path)
     if text is not None and label is not None:
         return text, second, label
@@ -195,7 +195,7 @@ def _choose(
 def _targets(
     kind: LabelKind, labels: Sequence[Any], names: Sequence[str] | None, at: Sequence[str]
 ) -> tuple[tuple[str, ...], Tensor]:
-    """The labels' names and the targets: (B,) numbers of labels, (B,) or (B, C) floats."""
+    """The labels' names and the targets: label ids (B,), or floats (B,) or (B, C)."""
     if kind == "regress":
         return (), torch.tensor([_float(x, p) for x, p in zip(labels, at, strict=True)], dtype=torch.float32)
     if kind == "multi_label":
@@ -204,28 +204,28 @@ def _targets(
         return tuple(names or [str(i) for i in range(found.shape[1])]), found
     if kind != "classify":
         raise ValueError(f"labels of the kind {kind!r}: classify, regress and multi_label are known")
-    said = [str(x).strip() for x in labels]
+    values = [str(x).strip() for x in labels]
     if names is None:
-        names = sorted(set(said), key=_in_order)
+        names = sorted(set(values), key=_sort_key)
         if not 2 <= len(names) <= MOST_LABELS:
             raise ValueError(
                 f"the labels have {len(names)} different values: 2 to {MOST_LABELS} are expected; is it the right "
                 "column? For numbers set the objective to regress"
             )
-    return tuple(names), label_ids(said, list(names), at)
+    return tuple(names), label_ids(values, list(names), at)
 
 
-def label_ids(said: Sequence[str], names: list[str], at: Sequence[str]) -> Tensor:
-    """The index of each label among `names` (N,); ValueError names the place of an unknown one."""
+def label_ids(labels: Sequence[str], names: list[str], at: Sequence[str]) -> Tensor:
+    """The index of each label among `names`, (N,); ValueError with the location of an unknown one."""
     number = {name: i for i, name in enumerate(names)}
-    for name, place in zip(said, at, strict=True):
+    for name, place in zip(labels, at, strict=True):
         if name not in number:
             raise ValueError(f"{place}: the label {name!r} is not one of {', '.join(names[:20])}")
-    return torch.tensor([number[name] for name in said])
+    return torch.tensor([number[name] for name in labels])
 
 
-def _in_order(name: str) -> tuple[bool, float, str]:
-    """Numbers by size, then words by the alphabet."""
+def _sort_key(name: str) -> tuple[bool, float, str]:
+    """Sort key: numbers by value, then words alphabetically."""
     whole = name.lstrip("-").isdecimal()
     return not whole, float(name) if whole else 0.0, name
 

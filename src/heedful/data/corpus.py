@@ -83,7 +83,7 @@ class TokenWindows:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return json_digest([self.corpus.fingerprint, self.length, self.shifted, self.documents])
 
     @property

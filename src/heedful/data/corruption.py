@@ -124,7 +124,7 @@ class MaskedWindows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         made = (
             self.length,
             self.pairs,
@@ -255,7 +255,7 @@ class SpanCorruption:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         made = (self.size, self.share, self.mean, self.start_id, self.eos_id, self.cuts.shifted)
         return content_digest("spans", self.corpus.fingerprint, self.sentinels, *made)
 
@@ -357,7 +357,7 @@ class CBOWWindows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest("neighbours", self.corpus.fingerprint, self.length, self.cuts.shifted)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:

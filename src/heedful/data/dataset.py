@@ -39,7 +39,7 @@ class Dataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         ...
 
     @property

@@ -1,10 +1,10 @@
-"""Images: to tell what is on them (`Images`, the Vision Transformer's) or to learn them pixel by pixel (`Pixels`).
+"""Image data: for classification (`LabelledImages`, for ViT) or as pixel sequences (`PixelSequences`, for image GPT).
 
-    read("mnist/train-images-idx3-ubyte.gz")    MNIST's idx files, labels from the file beside it
-    read("photos/")                             a folder with a folder for each class (wants the package Pillow)
-    digits()                                    1,797 digits of 8 x 8 that come with scikit-learn
+    read_images("mnist/train-images-idx3-ubyte.gz")    MNIST's idx files, labels from the file beside it
+    read_images("photos/")                             a folder with a subfolder per class (needs Pillow)
+    load_digits()                                      1,797 digits of 8 x 8 that come with scikit-learn
 
-An image is checked before it is decoded: its header alone can ask for gigabytes.
+Sizes are checked before decoding, since a header can claim gigabytes.
 
     N images, B batch, C channels, H height, W width, K colours
 """
@@ -37,11 +37,11 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".t
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images as they come: whole numbers from 0 to `top`, and what is on each."""
+    """Images as integers from 0 to `top`, with optional labels."""
 
     pixels: np.ndarray  # (N, C, H, W) uint8
     labels: np.ndarray | None = None  # (N,) int64
-    names: tuple[str, ...] = ()  # of the labels
+    names: tuple[str, ...] = ()  # of the classes
     top: int = 255
 
     def __post_init__(self) -> None:
@@ -71,74 +71,73 @@ class ImageSet:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest("pictures", self.pixels, self.labels, self.names, self.top)
 
-    def part(self, indices: np.ndarray) -> ImageSet:
-        """Some of them."""
+    def subset(self, indices: np.ndarray) -> ImageSet:
+        """The images with these indices."""
         labels = None if self.labels is None else self.labels[indices]
         return ImageSet(self.pixels[indices], labels, self.names, self.top)
 
     def scaled(self, indices: Sequence[int] | slice) -> Tensor:
-        """Some images as floats from -1 to 1 (N, C, H, W)."""
+        """Images with these indices as floats from -1 to 1, (N, C, H, W)."""
         return torch.from_numpy(self.pixels[indices]).float() * (2 / self.top) - 1
 
 
 class LabelledImages:
-    """Images from -1 to 1, the mean 1/2 and deviation 1/2 that ViT's checkpoints have, and their labels.
+    """Images scaled to -1 to 1 (mean and std 1/2, as for ViT's checkpoints), and their labels.
 
-    `shift` moves each by up to so many pixels in training, another way in each epoch; what comes in is black.
+    `shift` is data augmentation: a random translation by up to so many pixels per example and epoch, padded with black.
     """
 
     lengths: None = None
 
-    def __init__(self, pictures: ImageSet, *, shift: int = 0) -> None:
-        if pictures.labels is None:
+    def __init__(self, images: ImageSet, *, shift: int = 0) -> None:
+        if images.labels is None:
             raise ValueError("to tell what is on an image, examples with labels are needed, and these have none")
-        if not 0 <= shift < min(pictures.pixels.shape[2:]):
+        if not 0 <= shift < min(images.pixels.shape[2:]):
             raise ValueError(f"a shift of {shift} pixels: it must be from 0 to below the image's size")
-        self.pictures, self.shift, self.names = pictures, shift, pictures.names
+        self.images, self.shift, self.names = images, shift, images.names
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
-        return content_digest("images", self.pictures.fingerprint, self.shift)
+        """A digest of the data and of how it is split into examples."""
+        return content_digest("images", self.images.fingerprint, self.shift)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         """The examples of these draws as one padded batch."""
         indices = [d.index for d in draws]
-        images = self.pictures.scaled(indices)
+        images = self.images.scaled(indices)
         if self.shift:
-            images = torch.stack([self._moved(x, d.random(seed)) for x, d in zip(images, draws, strict=True)])
-        assert self.pictures.labels is not None
-        return Batch(images=images, targets=torch.from_numpy(self.pictures.labels[indices]))
+            images = torch.stack([self._shift(x, d.random(seed)) for x, d in zip(images, draws, strict=True)])
+        assert self.images.labels is not None
+        return Batch(images=images, targets=torch.from_numpy(self.images.labels[indices]))
 
-    def _moved(self, image: Tensor, random: np.random.Generator) -> Tensor:
+    def _shift(self, image: Tensor, random: np.random.Generator) -> Tensor:
         down, right = random.integers(0, 2 * self.shift + 1, 2).tolist()
         wide = torch.nn.functional.pad(image, (self.shift,) * 4, value=-1.0)
         return wide[:, down : down + image.shape[1], right : right + image.shape[2]]
 
 
 class PixelSequences:
-    """Images as sequences of colours, row by row, for image GPT: each pixel from those before it.
+    """Images as sequences of colour ids, row by row, for next-pixel prediction (image GPT).
 
-    Grey images have `n_colours` even levels, coloured ones a palette by k-means (Chen et al. 2020, section 3.2). The
-    token after the last colour starts an image. Validation data takes the `palette` (K, C) of the training data.
+    The palette (K, C) has `n_colours` equidistant grey levels, or for colour images the centres of k-means clusters
+    (Chen et al. 2020, section 3.2). The start token is id K. Validation data gets the palette of the training data.
     """
 
     lengths: None = None
 
-    def __init__(self, pictures: ImageSet, n_colours: int = 16, *, palette: Tensor | None = None) -> None:
-        self.pictures = pictures
-        self.palette = find_palette(pictures, n_colours) if palette is None else palette
+    def __init__(self, images: ImageSet, n_colours: int = 16, *, palette: Tensor | None = None) -> None:
+        self.images = images
+        self.palette = find_palette(images, n_colours) if palette is None else palette
         if len(self.palette) >= 2**16:
             raise ValueError(f"{len(self.palette)} colours: at most {2**16 - 1} can be told apart")
         parts = [
-            quantize(pictures.scaled(slice(begin, begin + 1024)), self.palette)
-            for begin in range(0, len(pictures), 1024)
+            quantize(images.scaled(slice(begin, begin + 1024)), self.palette) for begin in range(0, len(images), 1024)
         ]
         self.ids = torch.cat(parts).numpy().astype(np.uint16)  # (N, H·W)
 
@@ -149,7 +148,7 @@ class PixelSequences:
 
     @property
     def vocab_size(self) -> int:
-        """The colours and the start token."""
+        """Number of colours, plus the start token."""
         return len(self.palette) + 1
 
     def __len__(self) -> int:
@@ -157,7 +156,7 @@ class PixelSequences:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest("pixels", self.ids, self.palette.numpy())
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
@@ -167,17 +166,17 @@ class PixelSequences:
         return Batch(torch.cat([first, ids[:, :-1]], dim=1), targets=ids)
 
 
-def find_palette(pictures: ImageSet, n_colours: int, n_images: int = 2000) -> Tensor:
-    """Colours (K, C) from -1 to 1: even levels of grey, or the centres of clusters of some images' colours."""
+def find_palette(images: ImageSet, n_colours: int, n_images: int = 2000) -> Tensor:
+    """A palette (K, C) from -1 to 1: equidistant grey levels, or k-means centres of some images' colours."""
     if not 2 <= n_colours < 2**16:
         raise ValueError(f"{n_colours} colours: 2 to {2**16 - 1} are possible")
-    if pictures.pixels.shape[1] == 1:
+    if images.pixels.shape[1] == 1:
         return torch.linspace(-1, 1, n_colours)[:, None]
-    chosen = np.random.default_rng(0).permutation(len(pictures))[:n_images]
-    return find_clusters(pictures.scaled(np.sort(chosen).tolist()), n_colours)
+    chosen = np.random.default_rng(0).permutation(len(images))[:n_images]
+    return find_clusters(images.scaled(np.sort(chosen).tolist()), n_colours)
 
 
-# --- where they come from --------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 def read_images(path: str | Path, *, size: int | None = None) -> ImageSet:
@@ -208,7 +207,7 @@ def load_digits() -> ImageSet:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array of bytes in MNIST's format: 0 0 8 and the number of dimensions, each of them, the data."""
+    """Read an array of bytes in MNIST's idx format: 0 0 8 and the number of dimensions, the dimensions, the data."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -216,12 +215,12 @@ def read_idx(path: Path) -> np.ndarray:
             head = file.read(4)
             if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
                 raise ValueError(f"{path} is no idx file of bytes: it begins with {head.hex(' ')}, not 00 00 08")
-            told = file.read(4 * head[3]).ljust(4 * head[3], b"\0")  # a size that is cut off reads as too small
-            sizes = np.frombuffer(told, dtype=">u4").astype(int).tolist()
+            dimensions = file.read(4 * head[3]).ljust(4 * head[3], b"\0")  # truncated ones become too small
+            sizes = np.frombuffer(dimensions, dtype=">u4").astype(int).tolist()
             total = math.prod(sizes)
             if not 0 < total <= LARGEST_SET:
                 raise ValueError(f"{path} says that it holds {sizes} bytes: at most {LARGEST_SET} are read")
-            # Read in parts: a header that lies must not make us ask for memory.
+            # Read in chunks, so that a wrong header cannot allocate much memory.
             parts = []
             left = total
             while left and (part := file.read(min(left, 2**24))):
@@ -236,7 +235,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_image_folder(folder: Path, *, size: int | None = None) -> ImageSet:
-    """Each subfolder is a class, named as it is. Pillow decodes the images."""
+    """Read a folder with a subfolder of images per class, named after it; decoded by Pillow."""
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     files = [
         (path, label)

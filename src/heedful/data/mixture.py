@@ -1,14 +1,13 @@
-"""Several sources in fixed shares, each read in its own epochs without replacement.
+"""A weighted mixture of datasets, each sampled without replacement in epochs of its own.
 
-An epoch of the mixture has as many places as its sources have examples, and its places are shared out by weight: the
-first n_0 belong to source 0, the next n_1 to source 1, and so on; the trainer's order shuffles them. Place j of a
-source's own in epoch e of the mixture is number e x n_k + j of an endless row of numbers, and in the course of training
-each number comes up exactly once. Cut into stretches as long as the source, that row gives the source's own epoch
-(the quotient) and a place in it (the remainder), and a permutation of that epoch the example. So a small source with a
-large weight comes round often, a large one with a small weight never skips an example, and nothing has to be
-remembered: any draw costs the same.
+An epoch of the mixture has as many indices as its datasets have examples, divided by weight: the first n_0 belong to
+dataset 0, the next n_1 to dataset 1, and so on; the loader shuffles them. Index j of dataset k in epoch e of the
+mixture is draw number e x n_k + j from that dataset. Divided by the dataset's length, that number gives its own epoch
+(the quotient) and an index (the remainder), which a permutation for that epoch maps to the example. So a small dataset
+with a large weight is repeated often, a large one with a small weight skips no example, and there is no state: any draw
+is computed directly.
 
-With the numbers of examples as weights this is one source after the other, each once an epoch.
+With the numbers of examples as weights, every dataset is read once per epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from heedful.models.base import Batch
 
 
 class Mixture:
-    """Datasets with weights: of every epoch's examples each gives its share."""
+    """A dataset that draws from several datasets in proportion to their weights."""
 
     def __init__(self, sources: Sequence[tuple[Dataset, float]]) -> None:
         if not sources:
@@ -40,7 +39,7 @@ class Mixture:
         self.weights = [float(weight) for _, weight in sources]
         n = sum(map(len, self.datasets))
         shares = np.cumsum(self.weights) / sum(self.weights)
-        self._ends = np.round(shares * n).astype(np.int64)  # (K,) where the places of each source end
+        self._ends = np.round(shares * n).astype(np.int64)  # (K,) end of each dataset's indices
         self._counts = np.diff(self._ends, prepend=0)
         if self._counts.min() < 1:
             raise ValueError(f"weights {self.weights} leave a source without any of the {n} examples of an epoch")
@@ -51,17 +50,17 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return json_digest([[d.fingerprint, w] for d, w in zip(self.datasets, self.weights, strict=True)])
 
     @property
     def lengths(self) -> None:
-        """Which example lies at a place changes from epoch to epoch, so batches of like lengths cannot be had."""
+        """None: indices map to other examples in each epoch, so batches cannot be grouped by length."""
         return None
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Of all sources together, where examples are windows of one length; None if a source cannot say."""
+        """The weighted mean over the datasets, whose examples are windows of one length; None if unknown for any."""
         values = [getattr(dataset, "bytes_per_token", None) for dataset in self.datasets]
         known = [float(value) for value in values if value is not None]
         return float(np.dot(known, self._counts) / len(self)) if len(known) == len(values) else None
@@ -70,16 +69,16 @@ class Mixture:
         return Permutation(len(self.datasets[source]), seed, 3, source, epoch)
 
     def find(self, draws: Sequence[Draw], seed: int) -> tuple[np.ndarray, list[Draw]]:
-        """Which source each draw of the mixture is from (B,), and which of that source's own draws it is."""
+        """The dataset of each draw (B,), and the corresponding draws from those datasets."""
         index = np.array([draw.index for draw in draws])
         source = np.searchsorted(self._ends, index, side="right")  # (B,)
         count = self._counts[source]
         number = np.array([draw.epoch for draw in draws]) * count + index - (self._ends[source] - count)
-        epoch, place = np.divmod(number, np.array([len(dataset) for dataset in self.datasets])[source])
+        epoch, position = np.divmod(number, np.array([len(dataset) for dataset in self.datasets])[source])
         for k, e in set(zip(source.tolist(), epoch.tolist(), strict=True)):
             mine = (source == k) & (epoch == e)
-            place[mine] = self._permutation(seed, k, e)(place[mine])
-        return source, list(map(Draw, epoch.tolist(), place.tolist()))
+            position[mine] = self._permutation(seed, k, e)(position[mine])
+        return source, list(map(Draw, epoch.tolist(), position.tolist()))
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         """The examples of these draws as one padded batch."""
@@ -94,7 +93,7 @@ class Mixture:
 
 
 def concatenate_batches(batches: Sequence[Batch], rows: Tensor) -> Batch:
-    """One batch of several, padded to the longest; what they have after each other goes to these rows."""
+    """Several batches as one, padded to the longest; their examples, in order, become the rows `rows`."""
     result = Batch()
     for field in fields(Batch):
         values = [getattr(batch, field.name) for batch in batches]
@@ -105,7 +104,7 @@ def concatenate_batches(batches: Sequence[Batch], rows: Tensor) -> Batch:
         setattr(result, field.name, _stacked(values, field.name, rows))
     for kind, of in (("lengths", "tokens"), ("source_lengths", "source")):
         widths = {getattr(batch, of).shape[1] for batch in batches if getattr(batch, of) is not None}
-        if getattr(result, kind) is None and len(widths) > 1:  # unpadded each, but not together
+        if getattr(result, kind) is None and len(widths) > 1:  # none is padded, but their widths differ
             setattr(result, kind, _stacked([_filled(batch, kind) for batch in batches], kind, rows))
     return result
 
@@ -123,13 +122,13 @@ def _stacked(values: list[Tensor], name: str, rows: Tensor) -> Tensor:
 
 
 def _filled(batch: Batch, name: str) -> Tensor:
-    """What a batch without this field means by that."""
+    """The field's value, or what its absence stands for."""
     value: Tensor | None = getattr(batch, name)
     if value is not None:
         return value
     tokens = batch.source if name == "source_lengths" else batch.tokens
     if tokens is not None and name in ("lengths", "source_lengths"):  # no row is padded
         return torch.full((len(tokens),), tokens.shape[1])
-    if tokens is not None and name in ("documents", "segments"):  # all is one
+    if tokens is not None and name in ("documents", "segments"):  # one document, one segment
         return torch.zeros_like(tokens)
     raise ValueError(f"the sources of a mixture do not fit together: only some have {name}")

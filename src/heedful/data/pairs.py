@@ -1,6 +1,6 @@
-"""Pairs of texts, to translate one into the other: two parallel files, a tsv, a csv or a jsonl with two fields.
+"""Parallel texts for sequence-to-sequence training: two parallel files, or two columns of a tsv, csv or jsonl.
 
-    source    what the encoder reads, with what its family puts around a text (T5's and Marian's </s>)
+    source    the encoder's input, with the tokenizer's special tokens (</s> for T5 and Marian)
     tokens    [start] + target          targets   target + [eos]
 
 B pairs, S source positions, T target positions
@@ -23,7 +23,7 @@ from heedful.text import Tokenizer
 
 
 class Pairs:
-    """Sources and targets as ids. Pairs with an empty side, or one longer than `max_length`, are left out (`notes`)."""
+    """A dataset of source and target ids. Pairs with a side that is empty or too long are skipped (see `notes`)."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Pairs:
         source: str = "",
         max_length: int | None = None,
     ) -> Pairs:
-        """`target` is the file with the other language's lines, or the column or field of it in `path`."""
+        """Read and tokenize pairs; `target` is the parallel file, or the target's column or field in `path`."""
         pairs = read_pairs(Path(path), source, target)
         other = tokenizer.target
         if other.eos_id is None:
@@ -84,7 +84,7 @@ class Pairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest("pairs", self.sources, self.targets, self.start_id, self.eos_id)
 
     @cached_property
@@ -106,19 +106,19 @@ def pair_batch(
     eos_id: int | None,
     length: int | None = None,
 ) -> Batch:
-    """What an encoder-decoder learns from: each target token from the source and the target so far.
+    """A batch for teacher forcing: decoder inputs are the targets shifted right behind `start_id`.
 
-    Without `eos_id` targets end where they end. `length` pads targets to that many.
+    Targets end with `eos_id`, if there is one, and are padded to `length`.
     """
     end = [] if eos_id is None else [eos_id]
-    said = [np.concatenate([np.asarray(t, dtype=np.int64), end]) for t in targets]
-    begun = [np.concatenate([[start_id], t[:-1]]) for t in said]
+    outputs = [np.concatenate([np.asarray(t, dtype=np.int64), end]) for t in targets]
+    inputs = [np.concatenate([[start_id], t[:-1]]) for t in outputs]
     return Batch(
-        tokens=pad_ids(begun, 0, length),
-        lengths=lengths_if_padded(begun, length),
+        tokens=pad_ids(inputs, 0, length),
+        lengths=lengths_if_padded(inputs, length),
         source=pad_ids(sources, 0),
         source_lengths=lengths_if_padded(sources),
-        targets=pad_ids(said, IGNORED, length),
+        targets=pad_ids(outputs, IGNORED, length),
     )
 
 
@@ -146,7 +146,7 @@ def read_pairs(path: Path, source: str = "", target: str = "") -> list[tuple[str
 
 
 def _is_file(path: Path, target: str) -> bool:
-    """Whether `target` names a file, beside `path` perhaps, and not a column of `path`."""
+    """Whether `target` is a file, perhaps in the folder of `path`, rather than a column of `path`."""
     return Path(target).is_file() or (path.parent / target).is_file()
 
 

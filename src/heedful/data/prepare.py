@@ -1,13 +1,13 @@
-"""Text becomes tokens on disk, once: the files are kept in the user's cache under a name made of all that they were
-made of (the text, the tokenizer, the settings), and mapped into memory, not read.
+"""Tokenizes a text source once into memory-mapped files in the cache folder.
 
-    NAME/meta.json                        what they were made of, sizes, checksums, notes
+    NAME/meta.json                        inputs (source, tokenizer, settings), sizes, checksums, notes
     NAME/train.tokens.npy                 (N,) uint16 or uint32
-    NAME/train.starts.npy                 (D,) int64, where each document begins
-    NAME/validation.*.npy                 the same, if a share was held out
+    NAME/train.starts.npy                 (D,) int64, the first token of each document
+    NAME/validation.*.npy                 the same, if a validation share was held out
 
-Held out are whole documents drawn at random (always the same), if there are 20 or more; else the last part of the
-characters, as nanoGPT does. Documents end with the tokenizer's eos, if it has one and there are several.
+NAME is a digest of the inputs. The validation split is a fixed random selection of whole documents if there are 20 or
+more, else the end of the text, as in nanoGPT. If there are several documents, each ends with the tokenizer's eos, where
+it has one.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from heedful.data.sources import AFTER_LINE, BEFORE_SPACE, TextSource
 from heedful.paths import cache_folder
 from heedful.text.tokenizer import Tokenizer
 
-FORMAT = 1  # of the files; another number makes all of them again
-ENOUGH_DOCUMENTS = 20  # from which on documents are held out whole
-AT_ONCE = 2**20  # characters that are tokenized together
-SAMPLE = 20_000  # characters on which a tokenizer is tried
-UNCUT = 2**22  # characters of a document that a tokenizer gets at once if it takes no pieces
-CHECKED = 2**28  # bytes of tokens up to which their checksum is compared when they are opened
+FORMAT = 1  # version of the file format; files of another version are rebuilt
+ENOUGH_DOCUMENTS = 20  # least number of documents for a split by documents
+BATCH_CHARACTERS = 2**20  # characters tokenized at a time
+SAMPLE = 20_000  # characters for testing how a tokenizer handles pieces
+LONGEST_UNCUT = 2**22  # characters of a document tokenized at once if it cannot be tokenized in pieces
+LARGEST_CHECKED = 2**28  # bytes; larger files are opened without verifying their checksum
 
 
 def prepare_corpus(
     source: TextSource, tokenizer: Tokenizer, *, share: float = 0.0, cache: Path | None = None
 ) -> tuple[Corpus, Corpus | None]:
-    """The tokens to train on, and those to validate with if a `share` of the text is held out for that."""
+    """The training corpus, and the validation corpus if a `share` of the text is held out; cached."""
     if not 0 <= share < 1:
         raise ValueError(f"share={share}: the validation share is from 0 to less than 1")
     made_of = {
@@ -56,19 +56,19 @@ def prepare_corpus(
     }
     folder = _writable(cache_folder() / "data" if cache is None else cache)
     place = folder / json_digest(made_of)
-    found = _stored(place, made_of)
+    found = _load_cached(place, made_of)
     if found is None:
-        with _alone(folder):
-            found = _stored(place, made_of)  # another process may just have made it
+        with _lock(folder):
+            found = _load_cached(place, made_of)  # another process may have built it meanwhile
             if found is None:
-                _make(place, source, tokenizer, made_of)
-                found = _stored(place, made_of)
-    assert found is not None, "what was just written can be read"
+                _build(place, source, tokenizer, made_of)
+                found = _load_cached(place, made_of)
+    assert found is not None, "the files just written are valid"
     return found
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """Another one if any text might become other tokens, or documents another end."""
+    """A digest of everything that affects the tokens of a text and the end of a document."""
     state = tokenizer.__getstate__()
     return json_digest([state["backend"], state["unknown_from"], tokenizer.eos_id])
 
@@ -83,12 +83,12 @@ def _writable(folder: Path) -> Path:
             return folder
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="heedful-"))  # nowhere to keep them: for this process alone
+    return Path(tempfile.mkdtemp(prefix="heedful-"))  # no cache folder: for this process only
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Of several processes one tokenizes, and the others wait for it; where files cannot be locked, all do."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold a file lock, so that of several processes one tokenizes; without effect where locking is not supported."""
     with open(folder / "lock", "w") as file:
         with suppress(ImportError, OSError):
             import fcntl
@@ -97,20 +97,20 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _stored(place: Path, made_of: dict[str, Any]) -> tuple[Corpus, Corpus | None] | None:
-    """What is there, if it is whole and of the same; what is damaged or foreign counts as not there."""
+def _load_cached(place: Path, made_of: dict[str, Any]) -> tuple[Corpus, Corpus | None] | None:
+    """The cached corpora; None if there are none, or they are damaged or of other inputs."""
     try:
         meta = json.loads((place / "meta.json").read_text(encoding="utf-8"))
         if meta["made_of"] != made_of or "train" not in meta["parts"]:
             return None
-        parts = {name: _part(place, name, meta) for name in meta["parts"]}
+        parts = {name: _load_part(place, name, meta) for name in meta["parts"]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return parts["train"], parts.get("validation")
 
 
-def _part(place: Path, name: str, meta: dict[str, Any]) -> Corpus:
-    """One part of a folder; ValueError if its files are not those that meta.json describes."""
+def _load_part(place: Path, name: str, meta: dict[str, Any]) -> Corpus:
+    """The training or validation corpus; ValueError if its files do not match meta.json."""
     about = meta["parts"][name]
     arrays = []
     for kind, n in (("tokens", about["n_tokens"]), ("starts", about["n_documents"])):
@@ -118,7 +118,7 @@ def _part(place: Path, name: str, meta: dict[str, Any]) -> Corpus:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
         if found.shape != (n,) or str(found.dtype) != about[f"{kind}_dtype"]:
             raise ValueError(f"{path} has another shape")
-        if path.stat().st_size <= CHECKED and _checksum(path) != about[f"{kind}_checksum"]:
+        if path.stat().st_size <= LARGEST_CHECKED and _checksum(path) != about[f"{kind}_checksum"]:
             raise ValueError(f"{path} is damaged")
         arrays.append(found)
     fingerprint = json_digest([meta["made_of"], name])
@@ -130,9 +130,9 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _make(place: Path, source: TextSource, tokenizer: Tokenizer, made_of: dict[str, Any]) -> None:
-    """Write the folder aside, then rename it: nobody sees half of it."""
-    for old in place.parent.glob("aside-*"):  # of a process that was killed
+def _build(place: Path, source: TextSource, tokenizer: Tokenizer, made_of: dict[str, Any]) -> None:
+    """Write a temporary folder, then rename it atomically."""
+    for old in place.parent.glob("aside-*"):  # left by a process that was killed
         if time.time() - old.stat().st_mtime > 86400:
             shutil.rmtree(old, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix="aside-", dir=place.parent))
@@ -159,12 +159,12 @@ def _make(place: Path, source: TextSource, tokenizer: Tokenizer, made_of: dict[s
 
 @dataclass
 class _Survey:
-    """What has to be known of a text before it is tokenized."""
+    """Statistics of a text, needed before it is tokenized."""
 
     n_characters: int = 0
     n_documents: int = 0
-    longest: int = 0  # characters of the longest document
-    sample: str = ""  # from documents of several pieces
+    longest: int = 0  # length of the longest document in characters
+    sample: str = ""  # text of documents with several pieces
 
 
 def _survey(source: TextSource) -> _Survey:
@@ -184,25 +184,25 @@ def _survey(source: TextSource) -> _Survey:
 
 
 def _tokenize(folder: Path, source: TextSource, tokenizer: Tokenizer, share: float) -> tuple[dict[str, Any], list[str]]:
-    """Write the token files of all parts; what meta.json says of them, and the notes."""
+    """Write the token files; returns their entries in meta.json, and the notes."""
     survey = _survey(source)
     notes = source.notes
     eos = tokenizer.eos_id if survey.n_documents > 1 else None
-    way = piece_join_mode(tokenizer, survey.sample)
+    mode = piece_join_mode(tokenizer, survey.sample)
     pieces = source.pieces()
-    if way == "whole":
+    if mode == "whole":
         pieces = _merged(pieces)
-        if survey.longest > UNCUT:
-            notes.append(f"longer documents were cut every {UNCUT:,} characters; tokens there may be others")
+        if survey.longest > LONGEST_UNCUT:
+            notes.append(f"longer documents were cut every {LONGEST_UNCUT:,} characters; tokens there may be others")
     with ExitStack() as stack:
         advance = stack.enter_context(_progress(f"tokenizing {source.path.name}", survey.n_characters))
         writers = {
-            name: _Writer(folder / name, tokenizer, eos, drop=way == "drop")
+            name: _Writer(folder / name, tokenizer, eos, drop=mode == "drop")
             for name in ("train", "validation")[: 2 if share else 1]
         }
         for writer in writers.values():
             stack.callback(writer.file.close)
-        for name, text, ends in _shared_out(pieces, share, survey):
+        for name, text, ends in _split(pieces, share, survey):
             writers[name].add(text, ends)
             advance(len(text))
         parts = {name: writer.finish() for name, writer in writers.items()}
@@ -216,11 +216,11 @@ def _tokenize(folder: Path, source: TextSource, tokenizer: Tokenizer, share: flo
 
 
 def piece_join_mode(tokenizer: Tokenizer, sample: str) -> str:
-    """How the pieces of a document are given to a tokenizer so that their tokens are those of the whole.
+    """How to tokenize a document in pieces so that the tokens are the same as those of the whole document.
 
-    Pieces begin with a space, and most tokenizers want to "keep" it. SentencePiece's write a space before every text,
-    so theirs must "drop" it. Which it is, is tried on a part of the text; a tokenizer that can do neither gets "whole"
-    documents (to some millions of characters).
+    Pieces begin with a space. Most tokenizers need it ("keep"); SentencePiece adds a space before every text, so it
+    must be removed ("drop"). The mode is determined on a sample; if neither works, documents are tokenized "whole" (up
+    to LONGEST_UNCUT characters).
     """
     sample = sample[:SAMPLE]
     border = BEFORE_SPACE if BEFORE_SPACE.search(sample) else AFTER_LINE
@@ -228,20 +228,20 @@ def piece_join_mode(tokenizer: Tokenizer, sample: str) -> str:
     borders = borders[:: max(1, len(borders) // 50)]
     pieces = [sample[a:b] for a, b in zip([0, *borders], [*borders, None], strict=True)]
     wanted = tokenizer.encode(sample)
-    for way, given in (
+    for mode, given in (
         ("keep", pieces),
         ("drop", pieces[:1] + [piece.removeprefix(" ") for piece in pieces[1:]]),
     ):
         if [index for ids in tokenizer.encode_batch(given) for index in ids] == wanted:
-            return way
+            return mode
     return "whole"
 
 
 def _merged(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """The same documents in the largest pieces allowed."""
+    """The same documents in pieces of up to LONGEST_UNCUT characters."""
     held: list[str] = []
     for text, ends in pieces:
-        if sum(map(len, held)) + len(text) > UNCUT:
+        if sum(map(len, held)) + len(text) > LONGEST_UNCUT:
             yield "".join(held), False
             held = []
         held.append(text)
@@ -250,8 +250,8 @@ def _merged(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
             held = []
 
 
-def _shared_out(pieces: Iterable[tuple[str, bool]], share: float, survey: _Survey) -> Iterator[tuple[str, str, bool]]:
-    """(train or validation, text, whether its document ends with it)."""
+def _split(pieces: Iterable[tuple[str, bool]], share: float, survey: _Survey) -> Iterator[tuple[str, str, bool]]:
+    """Split pieces into (train or validation, text, whether its document ends with it)."""
     held_out: set[int] = set()
     cut = survey.n_characters
     if share and survey.n_documents >= ENOUGH_DOCUMENTS:
@@ -273,7 +273,7 @@ def _shared_out(pieces: Iterable[tuple[str, bool]], share: float, survey: _Surve
 
 
 class _Writer:
-    """Tokenizes the documents of one part and appends their tokens to a file."""
+    """Tokenizes the documents of a split and appends their tokens to a file."""
 
     def __init__(self, path: Path, tokenizer: Tokenizer, eos: int | None, *, drop: bool) -> None:
         self.path, self.tokenizer, self.eos, self.drop = path, tokenizer, eos, drop
@@ -282,10 +282,10 @@ class _Writer:
         _write_header(self.file, self.dtype, 0)
         self.n_tokens = self.n_bytes = 0
         self.starts = array("q")
-        self._inside = False  # whether the last token written belongs to a document that goes on
-        self._continues = False  # whether the last piece added does not end its document
-        self._waiting: list[tuple[str, bool]] = []
-        self._n_waiting = 0
+        self._inside = False  # whether the document of the last written token continues
+        self._continues = False  # whether the document of the last added piece continues
+        self._pending: list[tuple[str, bool]] = []
+        self._n_pending = 0
 
     def _named(self, kind: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{kind}.npy")
@@ -295,14 +295,14 @@ class _Writer:
         if self.drop and self._continues:
             text = text.removeprefix(" ")
         self._continues = not ends
-        self._waiting.append((text, ends))
-        self._n_waiting += len(text)
-        if self._n_waiting >= AT_ONCE:
+        self._pending.append((text, ends))
+        self._n_pending += len(text)
+        if self._n_pending >= BATCH_CHARACTERS:
             self._flush()
 
     def _flush(self) -> None:
-        encoded = self.tokenizer.encode_batch(text for text, _ in self._waiting)
-        for ids, (_, ends) in zip(encoded, self._waiting, strict=True):
+        encoded = self.tokenizer.encode_batch(text for text, _ in self._pending)
+        for ids, (_, ends) in zip(encoded, self._pending, strict=True):
             if ids and not self._inside:
                 self.starts.append(self.n_tokens)
                 self._inside = True
@@ -312,10 +312,10 @@ class _Writer:
                     ids.append(self.eos)
             self.n_tokens += len(ids)
         self.file.write(np.fromiter(chain.from_iterable(encoded), dtype=self.dtype).tobytes())
-        self._waiting, self._n_waiting = [], 0
+        self._pending, self._n_pending = [], 0
 
     def finish(self) -> dict[str, Any]:
-        """Write what waits; what meta.json says of this part."""
+        """Write the pending tokens and close the files; returns the entry in meta.json."""
         self._flush()
         self.file.seek(0)
         _write_header(self.file, self.dtype, self.n_tokens)
@@ -327,14 +327,14 @@ class _Writer:
 
 
 def _write_header(file: IO[bytes], dtype: np.dtype[Any], n: int) -> None:
-    """The head of a .npy file; numpy pads it so that any n has the same length."""
+    """Write the header of a .npy file; numpy pads it, so that its size does not depend on n."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (n,)}
     np.lib.format.write_array_header_1_0(file, header)
 
 
 @contextmanager
 def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Gives what is to be told how much was done; once it has taken 2 seconds, a bar shows it."""
+    """A function to report progress with; a progress bar appears after 2 seconds."""
     from rich.console import Console
     from rich.progress import Progress
 

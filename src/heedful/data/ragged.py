@@ -81,7 +81,7 @@ class Subset:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest(self.dataset.fingerprint, self.indices)
 
     @property

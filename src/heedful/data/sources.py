@@ -1,13 +1,13 @@
-"""Text from a file or a folder, a piece at a time: never more than a few megabytes of a file are in memory.
+"""Streams text from a file or a folder, with at most a few megabytes in memory.
 
-    .txt .md and every other text file   a document, or several with a line of a lone form feed between them
-    .jsonl .ndjson                       a document per line: its "text", or its only string, or the `field` asked for
+    .txt .md and every other text file   one document, or several separated by lines with only a form feed
+    .jsonl .ndjson                       a document per line: its "text", its only string, or the given `field`
     .csv .tsv                            a document per row: the column "text", or the only one, or the `field`
     any of these and .gz .xz .bz2        the same, compressed
 
-Text is UTF-8, or UTF-16 and UTF-32 with a byte order mark. Bytes that are no UTF-8 are read as Windows-1252 (which
-contains Latin-1), one by one: that reads a Latin-1 file right, a UTF-8 file with a few foreign lines too, and the notes
-say how many there were. Line ends become "\\n". What is no text is refused; in a folder it is left out, and told.
+Text is UTF-8, or UTF-16 and UTF-32 with a byte order mark. Bytes that are not valid UTF-8 are decoded one by one as
+Windows-1252 (a superset of Latin-1), which handles Latin-1 files and UTF-8 files with a few other lines; the notes have
+their number. Line breaks become "\\n". Files that are not text are rejected; in a folder they are skipped, with a note.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ from pathlib import Path
 from typing import IO, Any
 
 PIECE = 2**16  # characters after which a document is cut into pieces
-LONGEST = 2**20  # characters after which it is cut even where there is no space
-CHUNK = 2**20  # bytes read at once
+LONGEST = 2**20  # characters after which it is cut even without a space
+CHUNK = 2**20  # bytes read at a time
 ROW = 2**28  # characters of the longest row of a table
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-MARKS = (  # UTF-32's before UTF-16's, which it begins with
+MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Where a piece may end: no tokenizer has a token that goes from a word into the space after it. Line ends are not as
-# good (LLaMA 3 has tokens like ".\n"), so only a text without spaces is cut there, and after a single one.
+# Where a document may be cut: no tokenizer has a token that spans a word and the space after it. Line breaks are less
+# safe (LLaMA 3 has tokens like ".\n"), so only text without spaces is cut there, after a single line break.
 BEFORE_SPACE = re.compile(r"(?<=\S)(?= )")
 AFTER_LINE = re.compile(r"(?<=\S\n)(?=\S)")
 FORM_FEED = re.compile(r"(?<=\n)\f\n")
 NOT_UTF8 = re.compile("[\udc80-\udcff]")
-WINDOWS = {  # what "surrogateescape" makes of a byte -> its character
+WINDOWS = {  # surrogate of an undecodable byte -> its character
     0xDC00 + byte: bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in range(128, 256)
 }
-CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b")) + b"\x7f"  # ESC colours the logs of terminals
+CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b")) + b"\x7f"  # ESC is allowed: terminal logs have colour codes
 
 
 class TextSource:
     """The text of a file, or of all files in a folder, in the order of their names.
 
-    `notes` tells what was decided: encodings, files left out. Reading adds to them.
+    `notes` report encodings and skipped files; reading adds to them.
     """
 
     def __init__(self, path: str | Path, *, field: str = "") -> None:
         self.path = Path(path).expanduser()
         self.field = field
-        self._notes: dict[str, None] = {}  # a set that keeps its order: reading twice does not tell twice
+        self._notes: dict[str, None] = {}  # an ordered set: reading twice adds no note twice
         if self.path.is_dir():
             self.files = self._in_folder()
         elif self.path.exists():
@@ -79,7 +79,7 @@ class TextSource:
 
     @property
     def notes(self) -> list[str]:
-        """What was decided while reading: encodings, files and rows left out."""
+        """Encodings, and files and rows that were skipped."""
         return list(self._notes)
 
     def _note(self, text: str) -> None:
@@ -117,7 +117,7 @@ class TextSource:
         return path.name if path == self.path else path.relative_to(self.path).as_posix()
 
     def _problem(self, path: Path) -> str | None:
-        """Why this file cannot be read as text, judged by its beginning; None if it can."""
+        """Why this file cannot be read as text, by its first bytes; None if it can."""
         try:
             if not stat.S_ISREG(path.stat().st_mode):
                 return "is no ordinary file"
@@ -140,10 +140,10 @@ class TextSource:
         return None
 
     def fingerprint(self) -> str:
-        """Another one if a byte of the files, the name of one, or the field is another."""
+        """A digest of the files' contents and names, and of the field."""
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             digests = list(pool.map(_digest, self.files))
-        # A file alone may be renamed, as long as it is still read in the same way.
+        # Of a single file only the suffixes count, which decide how it is read.
         alone = self.files == [self.path]
         names = ["".join(path.suffixes[-2:]) if alone else self._name(path) for path in self.files]
         made_of = json.dumps([self.field, names, digests])
@@ -152,11 +152,11 @@ class TextSource:
     # --- what is in them -------------------------------------------------------------------------------------------
 
     def texts(self) -> Iterator[str]:
-        """All pieces: what a tokenizer is trained on."""
+        """The text of all pieces, for training a tokenizer."""
         return (text for text, _ in self.pieces())
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
-        """(text, whether its document ends with it), none of it empty. The pieces of a document join to its text."""
+        """(text, whether its document ends with it), none empty. The pieces of a document concatenate to its text."""
         for path in self.files:
             yield from _cut(self._documents(path))
 
@@ -168,7 +168,7 @@ class TextSource:
                 yield text.replace("\r\n", "\n").replace("\r", "\n"), True
 
     def _characters(self, path: Path) -> Iterator[str]:
-        """The file's characters, decoded, line ends made one."""
+        """The decoded file in chunks, with line breaks normalized."""
         n_foreign = 0
         lines = io.IncrementalNewlineDecoder(None, translate=True)
         try:
@@ -237,7 +237,7 @@ class TextSource:
         return f'has no "text"; it has: {names}; say which is the text: data.text = "NAME"'
 
     def _of_columns(self, path: Path, lines: Iterator[str]) -> Iterator[str]:
-        csv.field_size_limit(ROW)  # the usual limit is 128 KB
+        csv.field_size_limit(ROW)  # the default limit is 128 KB
         first = next(lines, "")
         if path.name.lower().removesuffix(_compression(path)).endswith(".tsv"):
             style: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
@@ -296,25 +296,25 @@ def _digest(path: Path) -> str:
 
 
 def _encoding(head: bytes) -> tuple[str, int]:
-    """What the file's first bytes say, and how many of them say it."""
+    """The encoding by the byte order mark, and the length of the mark."""
     return next(((name, len(mark)) for mark, name in MARKS if head.startswith(mark)), ("utf-8", 0))
 
 
 def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes) -> tuple[str, int]:
-    """The chunk's characters, and how many of its bytes were foreign; no chunk: the end of the file."""
+    """The text of a chunk and the number of bytes that were not UTF-8; an empty chunk is the end of the file."""
     try:
         return decoder.decode(chunk, not chunk), 0
     except UnicodeDecodeError as error:
         if error.encoding != "utf-8":
             raise
-    decoder.errors = "surrogateescape"  # the decoder is as it was before the chunk
+    decoder.errors = "surrogateescape"  # the decoder's state is that before the chunk
     text = decoder.decode(chunk, not chunk)
     decoder.errors = "strict"
     return text.translate(WINDOWS), len(NOT_UTF8.findall(text))
 
 
 def _whole_characters(text: str) -> str:
-    """JSON can write half of a surrogate pair, which is no character: it becomes U+FFFD."""
+    """Replace lone surrogates, which JSON escapes can contain, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -326,7 +326,7 @@ def _whole_characters(text: str) -> str:
 
 
 def _at_form_feeds(chunks: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Documents end where a line is a lone form feed."""
+    """Split documents at lines with only a form feed."""
     before, held = "\n", ""  # the last character so far; a form feed that may be a whole line
     for chunk in chunks:
         text, begin = before + held + chunk, 1
@@ -341,7 +341,7 @@ def _at_form_feeds(chunks: Iterable[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _lines(path: Path, chunks: Iterable[str]) -> Iterator[str]:
-    """Lines without their ends; only "\\n" ends one (str.splitlines knows more)."""
+    """Lines without their line break "\\n" (str.splitlines splits at other characters too)."""
     held: list[str] = []
     for chunk in chunks:
         first, *rest = chunk.split("\n")
@@ -361,7 +361,7 @@ def _before(first: Iterable[str], rest: Iterable[str]) -> Iterator[str]:
 
 
 def _cut(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """The same documents in pieces that end where words do; empty documents are dropped."""
+    """Cut documents into pieces that end between words; empty documents are dropped."""
     held = ""
     for text, ends in parts:
         held, begin = held + text, 0
@@ -379,7 +379,7 @@ def _cut(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
 
 
 def _border(text: str, begin: int) -> int | None:
-    """Where the piece that begins here ends; None if more text, or the end of the document, is to be awaited."""
+    """End of the piece that begins here; None if more text or the end of the document is needed to decide."""
     enough, most = begin + PIECE, begin + LONGEST
     found = BEFORE_SPACE.search(text, enough, most)
     if found is None and len(text) > most:

@@ -1,9 +1,9 @@
-"""Questions whose answer is a piece of a passage (SQuAD, Rajpurkar et al. 2016; BERT, section 4.2).
+"""Extractive question answering data (SQuAD, Rajpurkar et al. 2016; BERT, section 4.2).
 
     [CLS] question [SEP] a window of the passage [SEP]      targets: the first and the last token of the answer
 
-A passage that does not fit is read in windows that overlap by `stride` tokens or more; where the answer is not wholly
-inside a window, both targets are [CLS], as they are for a question without an answer (SQuAD 2).
+A passage that is too long is split into windows that overlap by `stride` tokens; if the answer is not entirely inside a
+window, both targets are [CLS], as for a question without an answer (SQuAD 2).
 
     B windows, T tokens
 """
@@ -27,23 +27,23 @@ from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
-LONGEST_QUESTION = 64  # tokens, as in BERT's code; what is longer loses its end
+LONGEST_QUESTION = 64  # tokens, as in BERT's code; longer ones are truncated
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a passage; `begin` and `end` are the answer's characters there, None if it has none."""
+    """A question about a passage; `begin` and `end` are the answer's span in characters, None without an answer."""
 
     id: str
     text: str
     passage: int
-    answers: tuple[str, ...]  # every right one, for judging
+    answers: tuple[str, ...]  # all reference answers, for evaluation
     begin: int | None
     end: int | None
 
 
 class SquadWindows:
-    """Windows over passages with questions. `questions` and `window` say what was asked and what stands where."""
+    """Windows of passages with a question each; `windows` has the question and the token span of each."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class SquadWindows:
         self.passages, self.questions = list(passages), list(questions)
         self.notes: list[str] = []
         self.template, self.has_segments = SpecialTokenTemplate(tokenizer), segments
-        told = [tokenizer.encode_with_offsets(passage) for passage in passages]
-        self.ids = RaggedArray([index for index, _, _ in rows] for rows in told)
-        self.begins = RaggedArray([begin for _, begin, _ in rows] for rows in told)
-        self.ends = RaggedArray([end for _, _, end in rows] for rows in told)
-        asked = tokenizer.encode_batch([q.text for q in questions])
-        self.asked = RaggedArray(ids[:LONGEST_QUESTION] for ids in asked)
-        n_long = sum(len(ids) > LONGEST_QUESTION for ids in asked)
+        encoded = [tokenizer.encode_with_offsets(passage) for passage in passages]
+        self.ids = RaggedArray([index for index, _, _ in rows] for rows in encoded)
+        self.begins = RaggedArray([begin for _, begin, _ in rows] for rows in encoded)
+        self.ends = RaggedArray([end for _, _, end in rows] for rows in encoded)
+        question_ids = tokenizer.encode_batch([q.text for q in questions])
+        self.question_ids = RaggedArray(ids[:LONGEST_QUESTION] for ids in question_ids)
+        n_long = sum(len(ids) > LONGEST_QUESTION for ids in question_ids)
         if n_long:
             self.notes.append(f"{n_long} questions are longer than {LONGEST_QUESTION} tokens: their ends are cut")
         self.windows = self._cut(max_length, stride)  # (B, 3): question, first token, last token + 1
@@ -82,18 +82,18 @@ class SquadWindows:
         stride: int = 128,
         segments: bool = True,
     ) -> SquadWindows:
-        """SQuAD's json, of either version, or a list of {context, qas: [{question, answer}]} without positions."""
+        """Read SQuAD's JSON, version 1 or 2, or a list of {context, qas: [{question, answer}]} without positions."""
         passages, questions, notes = read_squad(Path(path))
         found = cls(passages, questions, tokenizer, max_length=max_length, stride=stride, segments=segments)
         found.notes = notes + found.notes
         return found
 
     def _cut(self, max_length: int, stride: int) -> np.ndarray:
-        """Windows of every question; the next begins where `stride` tokens of the last are left."""
+        """The windows of every question, with an overlap of `stride` tokens."""
         windows = []
         for number, question in enumerate(self.questions):
             n = int(self.ids.lengths[question.passage])
-            room = max_length - self.template.n_pair - int(self.asked.lengths[number])
+            room = max_length - self.template.n_pair - int(self.question_ids.lengths[number])
             if room < 1 or (n > room and room <= stride):
                 raise ValueError(
                     f"{max_length} tokens are too few for the question {question.text[:50]!r} and a window of its "
@@ -107,39 +107,41 @@ class SquadWindows:
         return np.array(windows, dtype=np.int64)
 
     def _find(self, number: int, begin: int, end: int) -> tuple[int, int]:
-        """Where the answer's first and last token stand in a window, or [CLS] twice."""
+        """Positions of the answer's first and last token in a window, or (0, 0), [CLS], if it is not inside."""
         question = self.questions[number]
         if question.begin is None or question.end is None:
             return 0, 0
         begins, ends = self.begins[question.passage], self.ends[question.passage]
-        first = int(np.searchsorted(ends, question.begin, side="right"))  # the first that ends after it begins
-        last = int(np.searchsorted(begins, question.end, side="left")) - 1  # the last that begins before it ends
+        first = int(
+            np.searchsorted(ends, question.begin, side="right")
+        )  # first token that ends after the answer begins
+        last = int(np.searchsorted(begins, question.end, side="left")) - 1  # last token that begins before it ends
         if not begin <= first <= last < end:
             return 0, 0
         shift = self.passage_offset(number) - begin
         return first + shift, last + shift
 
     def passage_offset(self, number: int) -> int:
-        """How many tokens of a window come before the passage: special tokens and the question."""
-        return len(self.template.pair_before) + int(self.asked.lengths[number]) + len(self.template.between)
+        """Number of tokens before the passage in a window: special tokens and the question."""
+        return len(self.template.pair_before) + int(self.question_ids.lengths[number]) + len(self.template.between)
 
     def __len__(self) -> int:
         return len(self.windows)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
-        return content_digest("answers", self.ids, self.asked, self.windows, self.targets)
+        """A digest of the data and of how it is split into examples."""
+        return content_digest("answers", self.ids, self.question_ids, self.windows, self.targets)
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """The length of each example in tokens, for batches of similar lengths."""
         sizes = self.windows[:, 2] - self.windows[:, 1]
-        return np.asarray(sizes + self.asked.lengths[self.windows[:, 0]] + self.template.n_pair)
+        return np.asarray(sizes + self.question_ids.lengths[self.windows[:, 0]] + self.template.n_pair)
 
     @property
     def groups(self) -> np.ndarray:
-        """The passage of each window: what is split stays whole passages."""
+        """The passage of each window, so that a train/validation split keeps passages whole."""
         return np.array([self.questions[number].passage for number in self.windows[:, 0]])
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
@@ -148,7 +150,7 @@ class SquadWindows:
         for draw in draws:
             number, begin, end = self.windows[draw.index]
             passage = self.ids[self.questions[number].passage]
-            ids, sides = self.template.wrap_pair(self.asked[number], passage[begin:end])
+            ids, sides = self.template.wrap_pair(self.question_ids[number], passage[begin:end])
             rows.append(ids)
             segments.append(sides)
         return Batch(
@@ -159,7 +161,7 @@ class SquadWindows:
         )
 
     def text(self, index: int, first: int, last: int) -> str:
-        """What tokens `first` to `last` of a window say in the passage; empty outside of it."""
+        """The passage text of tokens `first` to `last` of a window; empty if they are not in the passage."""
         number, begin, end = (int(x) for x in self.windows[index])
         shift = begin - self.passage_offset(number)
         if not begin <= first + shift <= last + shift < end:
@@ -170,7 +172,7 @@ class SquadWindows:
 
 
 def read_squad(path: Path) -> tuple[list[str], list[Question], list[str]]:
-    """Passages, questions, and what was decided. An answer without a position is where it first stands."""
+    """Passages, questions and notes. An answer without a position is located at its first occurrence."""
     with tables.open_text(path) as file:
         try:
             found = json.load(file)
@@ -220,7 +222,7 @@ def _text(path: Path, found: Any, name: str) -> str:
 
 
 def _place(path: Path, passage: str, question: str, answer: dict[str, Any]) -> tuple[int, int] | None:
-    """Where an answer stands, in characters; None if it does not."""
+    """The answer's span in the passage, in characters; None if it does not occur."""
     text = _text(path, answer, "text")
     begin = answer.get("answer_start")
     if begin is None:

@@ -1,7 +1,7 @@
-"""Data that is made, not read, and of which everything is known: for lessons, tests and first steps.
+"""Synthetic datasets: sequence reversal and Markov chains.
 
-`Reversal`: write a sequence backwards, the task that shows why attention was invented. `Markov`: a source whose
-entropy is known exactly, so that a loss can be held against the best there is.
+`Reversal` is the task that shows the benefit of attention in recurrent encoder-decoders. `MarkovChain` has a known
+entropy, so that a loss can be compared with the optimum.
 
     B examples, T positions, V symbols
 """
@@ -21,12 +21,11 @@ from heedful.models.base import Batch
 
 
 class Reversal:
-    """Sequences of symbols and the same backwards, no two of them equal.
+    """Distinct random sequences as sources, and their reversals as targets.
 
-    Symbols are 1 to `n_symbols`; 0 starts the target. With `shortest` the lengths vary from there to `length`. `ends`
-    adds the token `n_symbols` + 1 at the end of the target, which a model needs to know when lengths vary. `blanked`
-    is the share of the target so far that is hidden in training, each time another (word dropout, Bowman et al. 2016):
-    it makes a decoder look at the source.
+    Symbols are 1 to `n_symbols`; 0 is the start token. With `shortest`, lengths vary from there to `length`. `ends`
+    appends an end token, `n_symbols` + 1, to the target, needed when lengths vary. `blanked` is the rate of word
+    dropout on the decoder's inputs (Bowman et al. 2016), which makes the decoder attend to the source.
     """
 
     start_id = 0
@@ -64,7 +63,7 @@ class Reversal:
 
     @property
     def vocab_size(self) -> int:
-        """Start, symbols, and the end if there is one."""
+        """The symbols, the start token, and the end token if there is one."""
         return 1 + self.n_symbols + (self.eos_id is not None)
 
     def __len__(self) -> int:
@@ -72,7 +71,7 @@ class Reversal:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest("reversal", *self.sources, self.eos_id, self.blanked)
 
     @cached_property
@@ -93,10 +92,9 @@ class Reversal:
 
 
 class MarkovChain:
-    """Symbols of which each depends on the one before it by a fixed table of probabilities.
+    """Sequences of a first-order Markov chain with a random transition matrix.
 
-    Every draw is new: epochs do not repeat, nothing can be learned by heart, and no model's loss can be below
-    `entropy` for long.
+    Every draw is a new sequence, so nothing can be memorized, and the expected loss of any model is at least `entropy`.
     """
 
     lengths: None = None
@@ -110,29 +108,29 @@ class MarkovChain:
         *,
         spread: float = 0.5,
     ) -> None:
-        """`spread` is the concentration of the probabilities: small is nearly certain, large nearly even."""
+        """`spread` is the concentration of the Dirichlet prior: small for nearly deterministic, large for uniform."""
         if n_symbols < 2 or length < 1 or n_examples < 1 or spread <= 0:
             raise ValueError("a source has at least 2 symbols, 1 position and 1 example, and a spread above 0")
         self.n_symbols, self.length, self.n_examples, self.seed = n_symbols, length, n_examples, seed
         random = np.random.default_rng(seed)
         table = random.dirichlet(np.full(n_symbols, spread), size=n_symbols)
-        self.table = (table + 1e-3) / (1 + 1e-3 * n_symbols)  # (V, V), rows sum to 1, nothing is impossible
+        self.table = (table + 1e-3) / (1 + 1e-3 * n_symbols)  # (V, V), rows sum to 1, none is 0
 
     @cached_property
     def stationary(self) -> np.ndarray:
-        """How often each symbol comes in the long run: the distribution that the table does not change."""
+        """The stationary distribution (V,) of the chain."""
         equations = np.vstack([self.table.T - np.eye(self.n_symbols), np.ones(self.n_symbols)])
         found: np.ndarray = np.linalg.lstsq(equations, np.eye(self.n_symbols + 1)[-1], rcond=None)[0]
         return found
 
     @property
     def entropy(self) -> float:
-        """Of a symbol when the one before it is known, in nats: the least loss there is."""
+        """The entropy rate, in nats per symbol: the least possible cross-entropy."""
         return float(-(self.stationary[:, None] * self.table * np.log(self.table)).sum())
 
     @property
     def unigram_entropy(self) -> float:
-        """Of a symbol when nothing is known before it."""
+        """The entropy of the stationary distribution, in nats: the loss without context."""
         return float(-(self.stationary * np.log(self.stationary)).sum())
 
     @property
@@ -145,17 +143,17 @@ class MarkovChain:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest("markov", self.table, self.length, self.n_examples, self.seed)
 
     def sequences(self, draws: Sequence[Draw], seed: int) -> np.ndarray:
-        """length + 1 symbols for each draw (B, T + 1); the first is drawn from the long run."""
+        """length + 1 symbols for each draw (B, T + 1); the first is from the stationary distribution."""
         chance = np.stack([d.random(seed + self.seed).random(self.length + 1) for d in draws])
         steps, begin = np.cumsum(self.table, axis=1), np.cumsum(self.stationary)
         symbols = np.empty(chance.shape, dtype=np.int64)
         symbols[:, 0] = np.searchsorted(begin[:-1], chance[:, 0], side="right")
         for t in range(1, self.length + 1):
-            reached = steps[symbols[:, t - 1], :-1]  # (B, V - 1): rounding never leads past the last symbol
+            reached = steps[symbols[:, t - 1], :-1]  # (B, V - 1): without the last, so that rounding cannot exceed it
             symbols[:, t] = (reached <= chance[:, t, None]).sum(axis=1)
         return symbols
 

@@ -1,7 +1,7 @@
 """Lines and rows of files with their line numbers: plain text, csv, tsv and jsonl, compressed or not.
 
-Rows are counted as an editor counts lines, and every mistake says where it is. Tab-separated files have no quotes: a
-quotation mark in one is a quotation mark. The first row names the columns if it says so, or if the caller names some.
+Rows are numbered by their first line, and every error names the line. Tab-separated files have no quoting. The first
+row is a header if it has one of the usual column names, or if the caller names columns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-# What columns are usually called; a first row with one of these is a header.
+# Usual column names; a first row with one of them is a header.
 TEXT = ("text", "sentence", "tweet", "comment", "comment_text", "review", "message", "document", "content")
 LABEL = ("label", "class", "category", "target", "sentiment", "is_toxic", "score", "stars", "rating")
 SECOND = ("text_b", "sentence2", "text2", "second", "hypothesis")
@@ -27,7 +27,7 @@ LARGEST_FIELD = 2**27  # characters
 
 
 def file_kind(path: Path) -> str:
-    """The ending that says what is inside: "csv" of a.csv.gz."""
+    """The file type by its suffix, ignoring compression: "csv" for a.csv.gz."""
     inner = path.with_suffix("") if path.suffix in OPENERS else path
     return inner.suffix.removeprefix(".").lower()
 
@@ -41,7 +41,7 @@ def open_text(path: Path) -> IO[str]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Every line with its number, without its end (LF or CRLF)."""
+    """Every line with its number, without its line break (LF or CRLF)."""
     number = 0
     with open_text(path) as file:
         try:
@@ -55,13 +55,13 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of a table and where it stands."""
+    """One row of a table and its line number."""
 
     number: int  # of its first line
     cells: dict[str, Any] | list[str]
 
     def get(self, path: Path, column: str | int) -> Any:
-        """The value of a column, by name or index; ValueError says which columns there are."""
+        """The value of a column, by name or index; the ValueError for a missing one suggests another."""
         if isinstance(self.cells, dict) and column in self.cells:
             return self.cells[str(column)]
         if isinstance(self.cells, list) and isinstance(column, int) and column < len(self.cells):
@@ -73,7 +73,7 @@ class TableRow:
 
 
 def read_rows(path: Path, *, named: bool) -> Iterator[TableRow]:
-    """The rows of a csv, tsv or jsonl file; `named`: the first row of csv and tsv has the columns' names."""
+    """The rows of a csv, tsv or jsonl file; `named` means that csv and tsv have a header."""
     kind = file_kind(path)
     if kind in ("jsonl", "ndjson"):
         yield from _objects(path)
@@ -93,7 +93,7 @@ def read_rows(path: Path, *, named: bool) -> Iterator[TableRow]:
 
 
 def column_names(path: Path) -> list[str] | None:
-    """The names of the columns if the first row looks like names, for jsonl those of the first object."""
+    """The column names if the first row looks like a header, or the keys of the first object of jsonl; else None."""
     if file_kind(path) in ("jsonl", "ndjson"):
         first = next(_objects(path), None)
         return None if first is None else list(first.cells)

@@ -1,4 +1,4 @@
-"""Sentences with a tag for each word, such as named entities: CoNLL's columns.
+"""Token classification data, such as named entities: sentences with a tag per word, in CoNLL format.
 
 B sentences, T tokens
 """
@@ -21,9 +21,9 @@ from heedful.text import Tokenizer
 
 
 class TaggedSentences:
-    """Sentences with a tag for each word. The tag stands on the first piece of its word, other pieces do not count.
+    """Sentences with a tag per word. The target is on the first token of a word; its other tokens are ignored.
 
-    `names` are the tags in the order of their numbers, "O" first.
+    `names` are the tags in the order of their ids, "O" first.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TaggedSentences:
         names: Sequence[str] | None = None,
         max_length: int | None = None,
     ) -> TaggedSentences:
-        """CoNLL's columns: the word is the first, the tag the last unless `column` says otherwise."""
+        """Read a CoNLL file: the word is the first column, the tag the last, or `column`."""
         return cls(read_tagged(Path(path), column), tokenizer, names=names, max_length=max_length)
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class TaggedSentences:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the data and of how it is cut into examples."""
+        """A digest of the data and of how it is split into examples."""
         return content_digest("tagged", self.rows, self.marks, self.names)
 
     @property
@@ -97,7 +97,7 @@ class TaggedSentences:
 
 
 def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]]]:
-    """Sentences of (words, tags), with empty lines between them; every entity begins with B- (`begin_entities`)."""
+    """Sentences of (words, tags), with empty lines between them; tags are converted to IOB2."""
     sentences: list[tuple[list[str], list[str]]] = []
     words: list[str] = []
     tags: list[str] = []
@@ -115,8 +115,8 @@ def read_tagged(path: Path, column: int = -1) -> list[tuple[list[str], list[str]
 
 
 def to_iob2(tags: list[str]) -> list[str]:
-    """Tags in which every entity begins with B-, as in IOB2. CoNLL-2003's own files have IOB1: a B- only where two
-    entities of a kind touch. Other tags (parts of speech) stay as they are."""
+    """Convert IOB1 tags, as in CoNLL-2003, to IOB2: every entity begins with B-, not only one right after another of
+    the same type. Other tags (parts of speech) are unchanged."""
     if not all(tag == "O" or tag.startswith(("B-", "I-")) for tag in tags):
         return tags
     before = ["O", *tags[:-1]]
@@ -129,12 +129,12 @@ def to_iob2(tags: list[str]) -> list[str]:
 def tokenize_tagged_words(
     tokenizer: Tokenizer, words: Sequence[str], marks: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The ids of a sentence, and for each the mark of the word it is the first piece of, else IGNORED."""
+    """The ids of a sentence, and for each the mark of its word if it is the word's first token, else IGNORED."""
     text = " ".join(words)
-    ends = np.cumsum([len(word) + 1 for word in words])  # where the space after each word ends
+    ends = np.cumsum([len(word) + 1 for word in words])  # end of the space after each word
     ids, found, seen = [], [], -1
     for index, begin, end in tokenizer.encode_with_offsets(text):
-        # A piece may begin with the space before its word (GPT-2's and T5's), so its last character tells the word.
+        # A token may include the space before its word (GPT-2, T5), so the word is that of its last character.
         word = int(np.searchsorted(ends, max(begin, end - 1), side="right"))
         ids.append(index)
         first = word > seen and not text[begin:end].isspace() and end > begin

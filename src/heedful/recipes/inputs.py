@@ -310,7 +310,7 @@ def _image_sets(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None
         return every, None
     order = np.random.default_rng(0).permutation(len(every))
     n = round(data.share * len(every))
-    return every.part(order[n:]), every.part(order[:n])
+    return every.subset(order[n:]), every.subset(order[:n])
 
 
 def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:
