@@ -1,13 +1,13 @@
-"""Beam search, side by side: tokens per second of heedful, transformers and CTranslate2 on translators' shapes.
+"""Beam search: tokens per second of heedful, transformers and CTranslate2 on translation models, in one run.
 
     python benchmarks/beam.py [--sizes t5-small opus-mt-en-de] [--rounds 7] [--only NAME ...]
 
-Random weights in float32, 5 beams, a source of 32 tokens, answers of 64 (the end is forbidden before), 2 threads. Each
-program runs in a process of its own, loads once and takes turns with the others; what counts is the answer's tokens
-over the time of the whole call, encoder included. All must find the same answer, which the table says.
+Random weights in float32, 5 beams, a source of 32 tokens, an output of 64 (eos is suppressed before), 2 threads. Each
+program runs in its own process and loads once; rounds alternate between the programs. Tokens per second are those of
+the output over the time of the whole call, encoder included. The table tells whether all outputs are the same.
 
-The limit is bandwidth: the bytes of the decoder's and the head's weights, which each step must read, over what this
-machine reads from memory (measured first).
+The limit is memory bandwidth: the bytes of the decoder's and the head's weights, which each step reads, over the
+measured bandwidth of this machine.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any
 
 BEAMS, SOURCE, NEW, THREADS = 5, 32, 64, 2
-ENDS = {"t5": 1, "transformer": 0}  # what ends an answer, by family
+EOS = {"t5": 1, "transformer": 0}  # eos id by family
 
-Answer = Callable[[], list[int]]
+Generate = Callable[[], list[int]]
 
 
 def source_ids() -> list[int]:
     return [5 + 97 * i % 5000 for i in range(SOURCE)]
 
 
-# --- contenders: each loads the model and returns a function that answers --------------------------------------------
+# --- programs: each loads the model and returns a function that runs beam search -------------------------------------
 
 
-def heedful_answers(folder: Path, end: int, *, packed: bool = False) -> Answer:
+def heedful_program(folder: Path, end: int, *, packed: bool = False) -> Generate:
     import torch
 
     import heedful
@@ -49,18 +49,18 @@ def heedful_answers(folder: Path, end: int, *, packed: bool = False) -> Answer:
         model = accelerate(model, "inference", precision="float32")
     batch = Batch(source=torch.tensor([source_ids()]))
 
-    def answer() -> list[int]:
+    def generate() -> list[int]:
         found = beam_search(model, batch, beams=BEAMS, min_tokens=NEW, max_tokens=NEW, eos={end})
         return list(found[0][0].tokens)
 
-    return answer
+    return generate
 
 
-def packed_answers(folder: Path, end: int) -> Answer:
-    return heedful_answers(folder, end, packed=True)
+def packed_program(folder: Path, end: int) -> Generate:
+    return heedful_program(folder, end, packed=True)
 
 
-def transformers_answers(folder: Path, end: int) -> Answer:
+def transformers_program(folder: Path, end: int) -> Generate:
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
@@ -68,7 +68,7 @@ def transformers_answers(folder: Path, end: int) -> Answer:
     source = torch.tensor([source_ids()])
 
     @torch.inference_mode()
-    def answer() -> list[int]:
+    def generate() -> list[int]:
         out = model.generate(
             source, attention_mask=torch.ones_like(source), num_beams=BEAMS, do_sample=False,
             min_new_tokens=NEW, max_new_tokens=NEW, eos_token_id=end, forced_eos_token_id=None,
@@ -76,10 +76,10 @@ def transformers_answers(folder: Path, end: int) -> Answer:
         ids: list[int] = out[0, 1:].tolist()
         return ids
 
-    return answer
+    return generate
 
 
-def ctranslate2_answers(folder: Path, end: int) -> Answer:
+def ctranslate2_program(folder: Path, end: int) -> Generate:
     import ctranslate2
 
     place = folder.with_name(folder.name + "-ctranslate2")
@@ -89,15 +89,15 @@ def ctranslate2_answers(folder: Path, end: int) -> Answer:
     )
     source = [f"w{i}" for i in source_ids()]
 
-    def answer() -> list[int]:
+    def generate() -> list[int]:
         (result,) = model.translate_batch([source], beam_size=BEAMS, min_decoding_length=NEW, max_decoding_length=NEW)
         return [int(word.removeprefix("w")) for word in result.hypotheses[0]]
 
-    return answer
+    return generate
 
 
 def converter(folder: Path, end: int) -> Any:
-    """CTranslate2's own, with made-up words for the tokenizer that random weights do not have."""
+    """CTranslate2's converter, with a made-up vocabulary, since models with random weights have no tokenizer."""
     import json
 
     from ctranslate2.converters import TransformersConverter
@@ -120,11 +120,11 @@ def converter(folder: Path, end: int) -> Any:
     return Converter(str(folder))
 
 
-CONTENDERS: dict[str, Callable[[Path, int], Answer]] = {
-    "heedful": heedful_answers,
-    "heedful, packed": packed_answers,
-    "transformers": transformers_answers,
-    "ctranslate2": ctranslate2_answers,
+PROGRAMS: dict[str, Callable[[Path, int], Generate]] = {
+    "heedful": heedful_program,
+    "heedful, packed": packed_program,
+    "transformers": transformers_program,
+    "ctranslate2": ctranslate2_program,
 }
 
 
@@ -132,19 +132,19 @@ CONTENDERS: dict[str, Callable[[Path, int], Answer]] = {
 
 
 def work(name: str, folder: Path, end: int, pipe: Connection) -> None:
-    """In a process of its own: load, then answer whenever asked, with the seconds it took."""
+    """The worker process: load, then run once per request; sends the seconds and the ids."""
     import torch
 
     torch.set_num_threads(THREADS)
     try:
-        answer = CONTENDERS[name](folder, end)
-    except Exception as problem:  # what a table says in a peer's place
+        generate = PROGRAMS[name](folder, end)
+    except Exception as problem:  # reported in place of a result
         pipe.send(f"{type(problem).__name__}: {problem}")
         return
     pipe.send(None)
     while pipe.recv():
         begin = time.perf_counter()
-        ids = answer()
+        ids = generate()
         pipe.send((time.perf_counter() - begin, ids))
 
 
@@ -158,8 +158,8 @@ class Worker:
 
     def round(self) -> tuple[float, list[int]]:
         self.pipe.send(True)
-        answer: tuple[float, list[int]] = self.pipe.recv()
-        return answer
+        result: tuple[float, list[int]] = self.pipe.recv()
+        return result
 
     def end(self) -> None:
         if self.problem is None:
@@ -168,7 +168,7 @@ class Worker:
 
 
 def bytes_per_step(model: Any) -> int:
-    """Weights that a step reads: the decoder's and the head's, without the keys and values of the source."""
+    """Bytes of the weights that a step reads: decoder, without cross-attention's keys and values, and head."""
     read = [p for name, p in model.decoder.named_parameters() if "cross.key" not in name and "cross.value" not in name]
     return sum(p.nbytes for p in [*read, model.head.weight])
 
@@ -183,13 +183,13 @@ def compare(size: str, place: Path, options: argparse.Namespace) -> None:
     save(model, folder)
     read = bytes_per_step(model)
     print(f"\n{size}: {read / 1e6:.0f} MB of weights per step, limit {bandwidth() / read:.0f} tokens/s")
-    names = [name for name in CONTENDERS if not options.only or name in options.only]
-    workers = {name: Worker(name, folder, ENDS[model.family]) for name in names}
+    names = [name for name in PROGRAMS if not options.only or name in options.only]
+    workers = {name: Worker(name, folder, EOS[model.family]) for name in names}
     rounds: dict[str, list[tuple[float, list[int]]]] = {}
-    for turn in range(options.rounds + 1):  # the first warms up
+    for turn in range(options.rounds + 1):  # the first is a warm-up
         for name, worker in workers.items():
             if worker.problem is None:
-                time.sleep(0.3)  # threads of the program before may still wait in a loop
+                time.sleep(0.3)  # the previous program's threads may still be spinning
                 took = worker.round()
                 if turn:
                     rounds.setdefault(name, []).append(took)
@@ -198,24 +198,24 @@ def compare(size: str, place: Path, options: argparse.Namespace) -> None:
         if worker.problem is not None:
             print(f"{name}: not measured ({worker.problem.splitlines()[0]})")
     if rounds:
-        table(rounds)
+        print_table(rounds)
 
 
-def table(rounds: dict[str, list[tuple[float, list[int]]]]) -> None:
+def print_table(rounds: dict[str, list[tuple[float, list[int]]]]) -> None:
     first = next(iter(rounds))
-    middle = {name: NEW / statistics.median(seconds for seconds, _ in done) for name, done in rounds.items()}
+    median = {name: NEW / statistics.median(seconds for seconds, _ in done) for name, done in rounds.items()}
     print(f"| program | tokens/s, median | fastest | over {first} | same answer |\n|---|---|---|---|---|")
     for name, done in rounds.items():
         fastest = NEW / min(seconds for seconds, _ in done)
         same = "yes" if done[0][1] == rounds[first][0][1] else "no"
-        print(f"| {name} | {middle[name]:.0f} | {fastest:.0f} | {middle[name] / middle[first]:.2f} | {same} |")
+        print(f"| {name} | {median[name]:.0f} | {fastest:.0f} | {median[name] / median[first]:.2f} | {same} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="beam search in tokens per second, side by side")
     parser.add_argument("--sizes", nargs="+", default=["t5-small", "opus-mt-en-de"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="only these programs")
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, help="only these programs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         for size in options.sizes:

@@ -1,17 +1,17 @@
-"""Sentence embeddings, side by side: sentences per second of heedful and its peers on real text, in one run.
+"""Sentence embeddings: sentences per second of heedful and its peers on real text, in one run.
 
     python benchmarks/embeddings.py FOLDER [--data ../shared/data] [--sentences 2000] [--rounds 5] [--only NAME ...]
 
 FOLDER holds all-MiniLM-L6-v2 (`make real` installs it). The sentences are drawn with a fixed seed from SST-2, SQuAD
-(questions, sentences, whole passages), Multi30k and WikiText-2, in proportions that make most short and some long; the
-model reads 256 tokens of each. Each program runs in a process of its own with 2 threads, loads once and takes turns
-with the others; what counts is from texts to vectors, tokenizer included. CTranslate2 has no tokenizer and no order of
-its own: it gets transformers' and batches of 32 sorted by length. "plain loop" is what the model's card shows: batches
-of 32 as they come, padded.
+(questions, sentences, whole passages), Multi30k and WikiText-2, so that most are short and some long, truncated to 256
+tokens. Each program runs in its own process with 2 threads and loads once; rounds alternate between the programs. The
+time is from texts to vectors, tokenizer included. CTranslate2 has no tokenizer and does not sort: it gets transformers'
+tokenizer and batches of 32 sorted by length. "plain loop" is the code on the model's card: padded batches of 32 in the
+given order.
 
-The limit is arithmetic: the products that the real tokens need, over what this machine multiplies in a second (measured
-first, with matrices of the model's shape). Beside the speed stands how far the vectors are from those of
-sentence-transformers in float32: the largest difference of a number, and the least cosine.
+The limit is arithmetic: the FLOPs of the real tokens over the measured FLOP/s of matrix products of the model's shape.
+The table also compares the vectors with those of sentence-transformers in float32: largest absolute difference and
+least cosine similarity.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ def sentences(data: Path, n: int) -> list[str]:
     return texts
 
 
-# --- contenders: each loads the model and returns a function from texts to vectors -----------------------------------
+# --- programs: each loads the model and returns a function from texts to vectors -------------------------------------
 
 
-def heedful_embeds(folder: Path, precision: str) -> Embed:
+def heedful_program(folder: Path, precision: str) -> Embed:
     import heedful
 
     return heedful.load(folder, quantize=precision).embed  # type: ignore[arg-type]
 
 
-def sentence_transformers_embeds(folder: Path, precision: str) -> Embed:
+def sentence_transformers_program(folder: Path, precision: str) -> Embed:
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -74,7 +74,7 @@ def sentence_transformers_embeds(folder: Path, precision: str) -> Embed:
     )
 
 
-def ctranslate2_embeds(folder: Path, precision: str) -> Embed:
+def ctranslate2_program(folder: Path, precision: str) -> Embed:
     import ctranslate2
     import numpy as np
     from transformers import AutoTokenizer
@@ -99,7 +99,7 @@ def ctranslate2_embeds(folder: Path, precision: str) -> Embed:
     return embed
 
 
-def plain_loop_embeds(folder: Path, precision: str) -> Embed:
+def plain_loop_program(folder: Path, precision: str) -> Embed:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -125,13 +125,13 @@ def plain_loop_embeds(folder: Path, precision: str) -> Embed:
     return embed
 
 
-EMBEDS: dict[str, Callable[[Path, str], Embed]] = {
-    "heedful": heedful_embeds,
-    "sentence-transformers": sentence_transformers_embeds,
-    "ctranslate2": ctranslate2_embeds,
-    "plain loop": plain_loop_embeds,
+PROGRAMS: dict[str, Callable[[Path, str], Embed]] = {
+    "heedful": heedful_program,
+    "sentence-transformers": sentence_transformers_program,
+    "ctranslate2": ctranslate2_program,
+    "plain loop": plain_loop_program,
 }
-CONTENDERS = [
+CONFIGURATIONS = [
     ("sentence-transformers", "float32"), ("heedful", "float32"), ("ctranslate2", "float32"),
     ("plain loop", "float32"), ("sentence-transformers", "bfloat16"), ("heedful", "bfloat16"),
     ("ctranslate2", "int8"), ("heedful", "int8"),
@@ -142,16 +142,16 @@ CONTENDERS = [
 
 
 def work(name: str, precision: str, folder: Path, texts: list[str], pipe: Connection) -> None:
-    """In a process of its own: load, then embed whenever asked, with the seconds it took."""
+    """The worker process: load, then embed once per request; sends the seconds and the vectors."""
     import torch
 
     torch.set_num_threads(THREADS)
-    here = str(Path(__file__).parent)  # kernels.py beside this file is not the package that transformers looks for
+    here = str(Path(__file__).parent)  # modules here must not shadow packages that transformers imports
     sys.path = [place for place in sys.path if place != here]
     try:
-        embed = EMBEDS[name](folder, precision)
+        embed = PROGRAMS[name](folder, precision)
         embed(texts[:ROWS])
-    except Exception as problem:  # what the table says in a peer's place
+    except Exception as problem:  # reported in place of a result
         pipe.send(f"{type(problem).__name__}: {problem}")
         return
     pipe.send(None)
@@ -183,16 +183,16 @@ class Worker:
         self.process.join()
 
 
-def products(folder: Path, lengths: Sequence[int]) -> float:
-    """Multiplications and additions that texts of these many tokens need, in matrix products."""
+def forward_flops(folder: Path, lengths: Sequence[int]) -> float:
+    """FLOPs of the matrix products for texts of these lengths in tokens."""
     c = json.loads((folder / "config.json").read_text())
     width, inner, layers = c["hidden_size"], c["intermediate_size"], c["num_hidden_layers"]
     weights = 4 * width**2 + 2 * width * inner
     return float(sum(2 * layers * (n * weights + 2 * n**2 * width) for n in lengths))
 
 
-def matmul_rate(precision: str) -> float:
-    """Multiplications and additions per second of two threads, at the model's shapes."""
+def matmul_flops_per_second(precision: str) -> float:
+    """FLOP/s of a matrix product of the model's shape on two threads."""
     import torch
 
     torch.set_num_threads(THREADS)
@@ -214,9 +214,9 @@ def compare(options: argparse.Namespace) -> None:
     ids = AutoTokenizer.from_pretrained(options.folder)(texts, truncation=True, max_length=LONGEST)["input_ids"]
     lengths = sorted(len(row) for row in ids)
     print(f"{len(texts)} texts, {sum(lengths)} tokens: median {lengths[len(lengths) // 2]}, longest {lengths[-1]}")
-    rates = {precision: matmul_rate(precision) for precision in ("float32", "bfloat16", "int8")}
+    rates = {precision: matmul_flops_per_second(precision) for precision in ("float32", "bfloat16", "int8")}
     print(", ".join(f"{precision} {rate / 1e9:.0f} GFLOP/s" for precision, rate in rates.items()), "\n")
-    chosen = [c for c in CONTENDERS if not options.only or c[0] in options.only]
+    chosen = [c for c in CONFIGURATIONS if not options.only or c[0] in options.only]
     workers = {c: Worker(*c, options.folder, texts) for c in chosen}
     for (name, precision), worker in list(workers.items()):
         if worker.problem is not None:
@@ -224,18 +224,20 @@ def compare(options: argparse.Namespace) -> None:
             del workers[name, precision]
     for _ in range(options.rounds):
         for worker in workers.values():
-            time.sleep(0.3)  # threads of the program before may still wait in a loop
+            time.sleep(0.3)  # the previous program's threads may still be spinning
             worker.round()
     exact = workers[next(iter(workers))].vectors
     print("| program | precision | sentences/s, median | fastest | limit | largest difference | least cosine |")
     print("|---|---|---|---|---|---|---|")
     for (name, precision), worker in workers.items():
         worker.end()
-        middle, fastest = (len(texts) / f(worker.seconds) for f in (statistics.median, min))
-        limit = len(texts) * rates[precision] / products(options.folder, lengths)
-        apart = abs(worker.vectors - exact).max()
+        median, fastest = (len(texts) / f(worker.seconds) for f in (statistics.median, min))
+        limit = len(texts) * rates[precision] / forward_flops(options.folder, lengths)
+        difference = abs(worker.vectors - exact).max()
         cosine = (worker.vectors * exact).sum(axis=1).min()
-        print(f"| {name} | {precision} | {middle:.0f} | {fastest:.0f} | {limit:.0f} | {apart:.1e} | {cosine:.6f} |")
+        print(
+            f"| {name} | {precision} | {median:.0f} | {fastest:.0f} | {limit:.0f} | {difference:.1e} | {cosine:.6f} |"
+        )
 
 
 def main() -> None:
@@ -244,7 +246,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
     parser.add_argument("--sentences", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=EMBEDS, help="only these programs")
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, help="only these programs")
     compare(parser.parse_args())
 
 

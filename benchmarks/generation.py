@@ -1,18 +1,17 @@
-"""Generation, side by side: tokens per second of heedful and its peers on the same shapes, in one run.
+"""Generation: tokens per second of heedful and its peers on the same model shape, in one run.
 
     python benchmarks/generation.py [--model gpt2 | FOLDER] [--batch 1 8] [--rounds 5] [--only NAME ...]
         [--precision NAME ...] [--tokenizer FOLDER] [--nanogpt FOLDER] [--llama-cpp FOLDER] [--python NAME=PATH ...]
 
-GPT-2 124M's shape with random weights unless a folder in the hub's layout is given (`heedful export` makes one of a
-GGUF file). The programs and how each is run are in benchmarks/peers/programs.py. Each runs in a process of its own,
-with the python that --python names for it, loads once, and is asked for a round when its turn comes, so that all see
-the same machine (llama.cpp's own benchmark program is started for each round). A round is a prompt of 128 tokens and
-128 new ones, greedy; the speed of decoding is what remains when the time of the first token is taken off. What cannot
-be measured is listed with the reason. llama.cpp converts only models whose vocabulary it knows: --tokenizer names a
-folder with GPT-2's own.
+GPT-2 124M's shape with random weights unless a folder in the hub's layout is given (`heedful export` writes one from a
+GGUF file). The programs are in benchmarks/peers/programs.py. Each runs in its own process, with the interpreter given
+by --python, and loads once; rounds alternate between the programs, so that all are measured under the same conditions
+(llama.cpp's own benchmark program is started for each round). A round is a prompt of 128 tokens and 128 new tokens,
+greedy; decoding speed excludes the time to the first token. Programs that fail are listed with the reason. llama.cpp
+converts only models with a vocabulary it knows: --tokenizer is a folder with GPT-2's.
 
-The limit is bandwidth: the bytes of the weights that a step must read, over what this machine reads from memory
-(measured first). No program that reads all weights for each token can be faster at batch 1.
+The limit is memory bandwidth: the bytes of the weights that a step reads, over the measured bandwidth. At batch 1 no
+program that reads all weights for each token can be faster.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pathlib import Path
 from peers.programs import CONTENDERS, PRECISIONS, PROMPT, LlamaCpp
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
-FEW = {"nanogpt": 8}  # new tokens of a program without a cache: few say it all
+NEW_TOKENS = {"nanogpt": 8}  # fewer for a program without a KV cache
 PROBLEMS = (RuntimeError, ValueError, OSError, subprocess.SubprocessError)
 
 
@@ -46,15 +45,15 @@ class Worker:
         line: str = self.process.stdout.readline()
         if not line:
             self.errors.seek(0)
-            said = [text for text in self.errors.read().splitlines() if text.strip()]
-            raise RuntimeError(said[-1] if said else f"it ended with {self.process.wait()}")
+            lines = [text for text in self.errors.read().splitlines() if text.strip()]
+            raise RuntimeError(lines[-1] if lines else f"it ended with {self.process.wait()}")
         return line
 
     def round(self, rows: int, n: int) -> tuple[float, float]:
-        """Seconds to the first token, and for all of them."""
-        return self.ask(rows, 1), self.ask(rows, n)
+        """Seconds to the first token, and to the last."""
+        return self.run(rows, 1), self.run(rows, n)
 
-    def ask(self, rows: int, n: int) -> float:
+    def run(self, rows: int, n: int) -> float:
         print(rows, n, file=self.process.stdin, flush=True)
         return float(self.read())
 
@@ -64,7 +63,7 @@ class Worker:
 
 
 def bandwidth() -> float:
-    """Bytes per second that two threads read from memory."""
+    """Memory read bandwidth of two threads, in bytes per second."""
     import torch
 
     torch.set_num_threads(2)
@@ -78,7 +77,7 @@ def bandwidth() -> float:
 
 
 def weights_read(folder: Path) -> int:
-    """The weights of a step: all matrices, but of positions and of words only what also is the head."""
+    """Number of weights that a step reads: all matrices except embeddings, unless they are also the head."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -106,13 +105,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(options.model)
         if not folder.exists():
-            folder = make(options.model, Path(place) / options.model, options.tokenizer)
+            folder = make_model_folder(options.model, Path(place) / options.model, options.tokenizer)
         compare(folder, options)
 
 
-def make(size: str, folder: Path, tokenizer_folder: Path | None) -> Path:
-    """A folder of this size with random weights, and a vocabulary (of made-up words): some peers ask for one. The last
-    token, which ends a text in GPT-2's vocabulary, gets an embedding of zeros: it is never the likeliest.
+def make_model_folder(size: str, folder: Path, tokenizer_folder: Path | None) -> Path:
+    """Save a model of this size with random weights, and a tokenizer, which some peers need (with made-up words unless
+    its folder is given). The last token, GPT-2's eos, gets an embedding of zeros, so that it is never predicted.
     """
     import heedful
     from heedful.text import words
@@ -145,14 +144,14 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
         except PROBLEMS as problem:
             failed[name, precision] = str(problem)
     rounds: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
-    for turn in range(options.rounds + 1):  # the first warms up
+    for turn in range(options.rounds + 1):  # the first is a warm-up
         print(f"round {turn} of {options.rounds}", file=sys.stderr)
         for (name, precision), worker in workers.items():
             for rows in options.batch:
                 if (name, precision) in failed:
                     break
                 try:
-                    took = worker.round(rows, FEW.get(name, options.new))
+                    took = worker.round(rows, NEW_TOKENS.get(name, options.new))
                 except PROBLEMS as problem:
                     failed[name, precision] = str(problem)
                     break
@@ -161,22 +160,22 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
     for worker in workers.values():
         if isinstance(worker, Worker):
             worker.close()
-    table(rounds, {p: speed / (read * BYTES[p]) for p in BYTES}, options)
+    print_table(rounds, {p: speed / (read * BYTES[p]) for p in BYTES}, options)
     for (name, precision), reason in failed.items():
         print(f"\n{name} {precision}: not measured ({reason})")
 
 
-def table(
+def print_table(
     rounds: dict[tuple[str, str, int], list[tuple[float, float]]],
     limits: dict[str, float],
     options: argparse.Namespace,
 ) -> None:
-    """Medians, as markdown. "x" is how many times transformers' speed at the same precision."""
-    rates, heard = {}, {}
+    """Print medians as a markdown table; "x transformers" is the speedup over transformers at the same precision."""
+    rates, prefill_rates = {}, {}
     for (name, precision, rows), pairs in rounds.items():
-        new = FEW.get(name, options.new)
+        new = NEW_TOKENS.get(name, options.new)
         rates[name, precision, rows] = statistics.median(rows * (new - 1) / (b - a) for a, b in pairs)
-        heard[name, precision, rows] = rows * PROMPT / statistics.median(a for a, _ in pairs)
+        prefill_rates[name, precision, rows] = rows * PROMPT / statistics.median(a for a, _ in pairs)
     heads = [f"batch {rows}: tokens/s | x transformers | prompt tokens/s" for rows in options.batch]
     print(f"| program | precision | {' | '.join(heads)} | limit at batch 1 | of the limit |")
     print(f"|---|---|{'---|---|---|' * len(options.batch)}---|---|")
@@ -186,7 +185,7 @@ def table(
             rate = rates[name, precision, rows]
             base = rates.get(("transformers", precision, rows))
             cells.append(f"{rate:.0f} | {rate / base:.2f}" if base else f"{rate:.0f} | ")
-            cells.append(f"{heard[name, precision, rows]:.0f}")
+            cells.append(f"{prefill_rates[name, precision, rows]:.0f}")
         limit, single = limits[precision], rates.get((name, precision, 1))
         cells += [f"{limit:.0f}", f"{single / limit:.0%}" if single else ""]
         print(f"| {name} | {precision} | {' | '.join(cells)} |")

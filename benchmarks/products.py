@@ -1,12 +1,11 @@
-"""How fast a matrix product reads its weights: each kernel, shape and batch, in GB/s of weights and in µs.
+"""Speed of matrix products with packed weights: each kernel, shape and batch, in GB/s of weights and in µs.
 
     python benchmarks/products.py [--threads 2] [--shapes 768x2304 ...] [--batch 1 8] [--runs 9]
 
-A decoder writes one token at a time and reads all its weights for it, so that memory bandwidth is the limit: the first
-line is what a plain copy of memory reaches. Every kernel has several matrices, more than the caches hold, and the
-kernels take turns; times are the medians over the runs, of what is done from Python, activations quantized where the
-kernel needs it. The rows are our own kernels (kernels/cpu) and PyTorch's operators that were tried for them; a kernel
-that cannot run here says why.
+Decoding reads all weights for every token, so that memory bandwidth is the limit: the first line is the bandwidth of a
+memory copy. Every kernel has more matrices than fit into the caches, and runs alternate between the kernels. Times are
+medians of calls from Python, including the quantization of activations where the kernel needs it. The rows are our C
+kernels (kernels/cpu) and the alternatives in PyTorch; a kernel that cannot run here is listed with the reason.
 """
 
 from __future__ import annotations
@@ -25,26 +24,28 @@ from heedful.kernels import packed
 
 # GPT-2 124M: query, key and value; up; down; head. SmolLM2-135M: the same, its gate with up.
 SHAPES = ("2304x768", "3072x768", "768x3072", "50257x768", "960x576", "3072x576", "576x1536", "49152x576")
-CACHES = 64e6  # bytes that are surely more than the caches
+CACHES = 64e6  # bytes, more than the caches hold
 
 Product = Callable[[Tensor], Tensor]
 
 
-def ours(way: type[packed.Packed], kind: packed.Precision) -> tuple[Callable[[Tensor], Product], torch.dtype, float]:
+def packed_kernel(
+    implementation: type[packed.Packed], kind: packed.Precision
+) -> tuple[Callable[[Tensor], Product], torch.dtype, float]:
     dtype = packed.FLOATS.get(kind, torch.float32)
 
     def make(weight: Tensor) -> Product:
-        if not way.fits(*weight.shape):
+        if not implementation.fits(*weight.shape):
             raise ValueError("shape does not fit")
-        return way(weight.to(dtype), None)
+        return implementation(weight.to(dtype), None)
 
     return make, packed.activations("cpu", kind), {"int8": 1, "int4": 0.625}.get(kind, dtype.itemsize)
 
 
 def linear(dtype: torch.dtype) -> Callable[[Tensor], Product]:
     def make(weight: Tensor) -> Product:
-        kept = weight.to(dtype)
-        return lambda x: F.linear(x, kept)
+        converted = weight.to(dtype)
+        return lambda x: F.linear(x, converted)
 
     return make
 
@@ -56,7 +57,7 @@ def weight_only_int8(weight: Tensor) -> Product:
 
 
 def dynamic_int8(engine: str) -> Callable[[Tensor], Product]:
-    """PyTorch's own dynamic quantization: one scale for all of x, so that rows depend on each other."""
+    """PyTorch's dynamic quantization: one scale for all of x, so that rows depend on each other."""
 
     def make(weight: Tensor) -> Product:
         ints, scales = packed.quantize_rows(weight)
@@ -65,33 +66,33 @@ def dynamic_int8(engine: str) -> Callable[[Tensor], Product]:
             warnings.simplefilter("ignore")
             zeros = torch.zeros(len(scales), dtype=torch.int64)
             tensor = torch._make_per_channel_quantized_tensor(ints, scales.double(), zeros, 0)
-        kept = torch.ops.quantized.linear_prepack(tensor, None)
+        prepacked = torch.ops.quantized.linear_prepack(tensor, None)
         torch.backends.quantized.engine = before
-        return lambda x: torch.ops.quantized.linear_dynamic(x, kept, False)
+        return lambda x: torch.ops.quantized.linear_dynamic(x, prepacked, False)
 
     return make
 
 
 KERNELS: dict[str, tuple[Callable[[Tensor], Product], torch.dtype, float]] = {
     "linear float32": (linear(torch.float32), torch.float32, 4),
-    "our float32": ours(packed.Float32Panels, "float32"),
-    "packed float32": ours(packed.OneDnn, "float32"),
+    "our float32": packed_kernel(packed.Float32Panels, "float32"),
+    "packed float32": packed_kernel(packed.OneDnn, "float32"),
     "linear bfloat16": (linear(torch.bfloat16), torch.bfloat16, 2),
-    "our bfloat16": ours(packed.BFloat16Panels, "bfloat16"),
-    "packed bfloat16": ours(packed.OneDnn, "bfloat16"),
-    "our float16": ours(packed.Float16Panels, "float16"),
-    "packed float16": ours(packed.Float16Fbgemm, "float16"),
-    "our int8": ours(packed.Int8Panels, "int8"),
+    "our bfloat16": packed_kernel(packed.BFloat16Panels, "bfloat16"),
+    "packed bfloat16": packed_kernel(packed.OneDnn, "bfloat16"),
+    "our float16": packed_kernel(packed.Float16Panels, "float16"),
+    "packed float16": packed_kernel(packed.Float16Fbgemm, "float16"),
+    "our int8": packed_kernel(packed.Int8Panels, "int8"),
     "dynamic int8, fbgemm": (dynamic_int8("fbgemm"), torch.float32, 1),
     "dynamic int8, onednn": (dynamic_int8("onednn"), torch.float32, 1),
     "weight-only int8": (weight_only_int8, torch.bfloat16, 1),
-    "our int4": ours(packed.Int4Panels, "int4"),
-    "packed int4": ours(packed.Int4Aten, "int4"),
+    "our int4": packed_kernel(packed.Int4Panels, "int4"),
+    "packed int4": packed_kernel(packed.Int4Aten, "int4"),
 }
 
 
-def bandwidth(runs: int) -> float:
-    """Bytes read and written per second by a copy."""
+def copy_bandwidth(runs: int) -> float:
+    """Bytes read and written per second by a memory copy."""
     source = torch.ones(int(CACHES) // 4)
     target = torch.empty_like(source)
     took = []
@@ -103,7 +104,7 @@ def bandwidth(runs: int) -> float:
 
 
 def build(shape: tuple[int, int]) -> dict[str, list[Product]]:
-    """Every kernel with as many matrices as the caches cannot hold; they are all the same one, laid out anew."""
+    """For every kernel, more copies of a random weight than fit into the caches."""
     weight = 0.02 * torch.randn(shape)
     products: dict[str, list[Product]] = {}
     for name, (make, dtype, size) in KERNELS.items():
@@ -119,7 +120,7 @@ def build(shape: tuple[int, int]) -> dict[str, list[Product]]:
 
 def measure(shape: tuple[int, int], batch: int, products: dict[str, list[Product]], runs: int) -> None:
     times: dict[str, list[float]] = {}
-    for _ in range(runs + 1):  # the first warms up
+    for _ in range(runs + 1):  # the first is a warm-up
         for name, each in products.items():
             x = torch.randn(batch, shape[1]).to(KERNELS[name][1])
             begin = time.perf_counter()
@@ -141,7 +142,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"{arguments.threads} threads, torch {torch.__version__}, copy {bandwidth(arguments.runs) / 1e9:.1f} GB/s")
+    print(
+        f"{arguments.threads} threads, torch {torch.__version__}, copy {copy_bandwidth(arguments.runs) / 1e9:.1f} GB/s"
+    )
     print(f"{'weights':12} {'batch':>5}  {'kernel':22} {'GB/s':>6} {'us':>9}")
     for shape in arguments.shapes:
         n_outputs, n_inputs = map(int, shape.split("x"))

@@ -1,11 +1,11 @@
-"""What packing and quantizing the weights costs in accuracy, and saves in memory.
+"""Accuracy and memory of packed and quantized weights.
 
     python benchmarks/quantization.py --model SmolLM2-135M-Instruct.Q4_1.gguf --text wikitext-2/test.raw.gz
 
-Each row is the same model, loaded in float32 and packed as the row says, over the same windows of the same text.
-"plain" is the model as loaded; "transformers" reads the folder that heedful exports, over the same windows: the two
-must agree. Perplexity is per token of the model's own tokenizer; bits per byte compares across tokenizers. "same"
-is the share of positions at which the likeliest next token is that of the plain model.
+Each row is the same model, loaded in float32 and packed in the row's precision, on the same windows of the same text.
+"plain" is the unpacked model; "transformers" loads the folder that heedful exports: the two must agree. Perplexity is
+per token of the model's tokenizer; bits per byte is comparable across tokenizers. "same" is the share of positions with
+the same argmax as the plain model.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def load(model: str, kind: str, device: str) -> Loaded:
     return heedful.load(model, device=device, dtype=torch.float32, quantize=quantize)  # type: ignore[arg-type]
 
 
-class Tally:
-    """The sum of -log p over the windows, and the likeliest token at each position."""
+class WindowedEvaluation:
+    """The summed cross-entropy over the windows of a text, the argmax at each position, and the seconds taken."""
 
     def __init__(self, tokens: Tensor, window: int, stride: int) -> None:
         self.tokens, self.parts = tokens, list(sliding_windows(len(tokens), window, stride))
@@ -72,7 +72,7 @@ def main() -> None:
     encoded = plain.tokenizer.encode_with_offsets(read(arguments.text))[: arguments.tokens + 1]
     text = read(arguments.text)[encoded[1][1] : encoded[-1][2]]
     ids = torch.tensor([token for token, _, _ in encoded], device=arguments.device)
-    tally = Tally(ids, arguments.window, arguments.stride)
+    evaluation = WindowedEvaluation(ids, arguments.window, arguments.stride)
     print(
         f"{plain.name}, {arguments.text.name}: {len(encoded) - 1} tokens, {len(text.encode())} bytes, "
         f"windows of {arguments.window} in steps of {arguments.stride}, {arguments.device}, "
@@ -83,16 +83,16 @@ def main() -> None:
 
     def report(kind: str, size: float, result: tuple[float, Tensor, float]) -> None:
         total, best, took = result
-        base, likeliest = rows.setdefault("plain", (total, best))
+        base, plain_best = rows.setdefault("plain", (total, best))
         n = len(encoded) - 1
         print(
             f"{kind:14} {size / 1e6:7.1f} {math.exp(total / n):11.4f} "
             f"{total / math.log(2) / len(text.encode()):10.5f} {math.exp((total - base) / n) - 1:14.3%} "
-            f"{(best == likeliest).float().mean():7.2%} {took:7.1f}",
+            f"{(best == plain_best).float().mean():7.2%} {took:7.1f}",
             flush=True,
         )
 
-    report("plain", n_bytes(plain.model), tally(lambda ids: plain.model(Batch(ids)).logits))
+    report("plain", n_bytes(plain.model), evaluation(lambda ids: plain.model(Batch(ids)).logits))
     with tempfile.TemporaryDirectory() as folder:
         plain.save(folder)
         from transformers import AutoModelForCausalLM
@@ -101,11 +101,11 @@ def main() -> None:
         report(
             "transformers",
             sum(p.nbytes for p in theirs.parameters()),
-            tally(lambda ids: theirs(ids, use_cache=False).logits),
+            evaluation(lambda ids: theirs(ids, use_cache=False).logits),
         )
     for kind in get_args(Precision):
         model = load(arguments.model, kind, arguments.device).model
-        report(kind, n_bytes(model), tally(lambda ids, model=model: model(Batch(ids)).logits))
+        report(kind, n_bytes(model), evaluation(lambda ids, model=model: model(Batch(ids)).logits))
 
 
 if __name__ == "__main__":

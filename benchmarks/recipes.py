@@ -1,9 +1,9 @@
-"""Every recipe that ships, run as it is: what it reaches and how long it takes.
+"""Runs every recipe that ships, unchanged: final metrics and duration.
 
     HEEDFUL_DATA=FOLDER python benchmarks/recipes.py OUT [NAME ...]
 
-Each is `heedful train NAME --out OUT/NAME`; a run that is there already is not repeated. The time is that of the
-whole command, with the data not yet in the cache.
+Each is `heedful train NAME --out OUT/NAME`; existing runs are not repeated. The time is that of the whole command,
+without cached data.
 """
 
 from __future__ import annotations

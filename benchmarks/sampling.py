@@ -1,12 +1,12 @@
-"""How long it takes to choose one token per row from logits, beside transformers' processors and multinomial.
+"""Time to sample one token per row from logits, compared with transformers' logits processors and multinomial.
 
     OMP_NUM_THREADS=2 python benchmarks/sampling.py [--runs 15] [--vocabulary 50257]
 
-The logits are made to look like a language model's: Zipf-like in random order, 64 rows of different sharpness with an
-entropy of 3 nats on average, so that a nucleus of 0.95 has from a few to some thousand tokens (256 or fewer in 2 of 3
-rows). Each run takes the next rows. The programs take turns on the same logits; both start from the model's fp32
-logits and end with a list of ids. With penalties each row has seen 200 tokens. `--cpu` counts the process's own time
-instead of the clock's, for a machine that is not quiet; it says something only with OMP_NUM_THREADS=1.
+The synthetic logits resemble a language model's: Zipf-like in random order, 64 rows of different sharpness with a mean
+entropy of 3 nats, so that the top-p set for 0.95 has from a few to some thousand tokens (256 or fewer in 2 of 3 rows).
+Each run takes the next rows, and both programs get the same float32 logits and return a list of ids. With penalties
+each row has 200 previous tokens. `--cpu` measures CPU time instead of wall-clock time, for a machine under load; it is
+meaningful only with OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTINGS = {
 }
 
 
-def like_a_model(n_rows: int, n_tokens: int) -> Tensor:
+def synthetic_logits(n_rows: int, n_tokens: int) -> Tensor:
     random = torch.Generator().manual_seed(0)
     slopes = torch.linspace(1.0, 2.5, n_rows)[torch.randperm(n_rows, generator=random)]
     tail = -slopes[:, None] * torch.arange(1, n_tokens + 1).log()
@@ -44,7 +44,7 @@ def like_a_model(n_rows: int, n_tokens: int) -> Tensor:
     return logits.gather(1, order)
 
 
-def processors(how: Sampling) -> list[Callable[[Tensor, Tensor], Tensor]]:
+def logits_processors(how: Sampling) -> list[Callable[[Tensor, Tensor], Tensor]]:
     chain: list[Callable[[Tensor, Tensor], Tensor]] = []
     if how.repetition_penalty != 1:
         chain.append(theirs.RepetitionPenaltyLogitsProcessor(how.repetition_penalty))
@@ -61,8 +61,8 @@ def processors(how: Sampling) -> list[Callable[[Tensor, Tensor], Tensor]]:
     return chain
 
 
-def reference(how: Sampling, seen: Tensor) -> Callable[[Tensor], list[int]]:
-    chain = processors(how)
+def transformers_sampler(how: Sampling, seen: Tensor) -> Callable[[Tensor], list[int]]:
+    chain = logits_processors(how)
 
     def run(logits: Tensor) -> list[int]:
         for process in chain:
@@ -84,14 +84,14 @@ def main() -> None:
     clock = time.process_time if arguments.cpu else time.perf_counter
     print(f"V = {arguments.vocabulary}, {torch.get_num_threads()} threads, median of {arguments.runs} runs, ms")
     print(f"{'':28} {'rows':>4} {'heedful':>9} {'transformers':>13} {'ratio':>6}")
-    pool = like_a_model(64, arguments.vocabulary)
+    pool = synthetic_logits(64, arguments.vocabulary)
     for name, how in SETTINGS.items():
         for n_rows in (1, 8, 64):
             seen = torch.randint(arguments.vocabulary, (n_rows, 200))
             samplers = [Sampler(how, row) for row in seen.tolist()]
-            run = reference(how, seen)
+            run = transformers_sampler(how, seen)
             ours, others = [], []
-            for turn in range(arguments.runs + 1):  # the first warms up
+            for turn in range(arguments.runs + 1):  # the first is a warm-up
                 logits = pool.roll(-turn * n_rows, 0)[:n_rows].clone()
                 begin = clock()
                 sample(logits, samplers)

@@ -4,17 +4,15 @@
         [--clients 1 8 32 64] [--rounds 3] [--requests 3] [--only NAME ...] [--precision NAME ...]
         [--model gpt2 | FOLDER]
 
-GPT-2 124M's shape with random weights, on two cores which the clients share with the server. A client sends a request,
-reads its stream to the end, and sends the next one of the list; there are --requests for each client, at least
-eight in all. Prompts have 16 to 256 tokens and answers 32 to 96, greedy; no round repeats the prompts of another, so
-that nothing is found in a cache. In a round every server has its turn alone: it is started, warmed up, measured
-with each number of clients, and stopped. How each is started is in benchmarks/peers/servers.py; what cannot be measured
-is listed with the reason.
+GPT-2 124M's shape with random weights, on two cores shared by clients and server. A client sends a request, reads its
+stream to the end, and sends the next; there are --requests per client, at least eight in all. Prompts have 16 to 256
+tokens and completions 32 to 96, greedy; every round has new prompts, so that prefix caching has no effect. In a round
+the servers run one after another: each is started, warmed up, measured with each number of clients, and stopped. The
+servers are in benchmarks/peers/servers.py; those that fail are listed with the reason.
 
-Requests and tokens per second are medians over the rounds; the time to the first token (of text, as it arrives at the
-client) is taken over all requests of all rounds. "engine" is heedful's engine given the same requests in process,
-without HTTP: what is lost between it and "heedful" is the price of the HTTP layer and of the clients, whose share of
-the two cores is listed.
+Requests and tokens per second are medians over the rounds; the time to first token (of text, at the client) is over all
+requests of all rounds. "engine" is heedful's engine with the same requests in process, without HTTP: the difference to
+"heedful" is the cost of the HTTP layer and of the clients, whose share of the two cores is listed.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from pathlib import Path
 
 import uvloop
 
-from generation import make
+from generation import make_model_folder
 from peers.servers import PRECISIONS, RESTARTED, SEQUENTIAL, InProcess, PromptRequest, Server, Setup
 
 PROMPTS, ANSWERS, FEWEST = (16, 256), (32, 96), 8
@@ -46,8 +44,8 @@ Key = tuple[str, str, int]  # precision, server, clients
 
 
 @dataclass
-class Answer:
-    """One answer: when its request was sent, when its first token and its end came, and its text."""
+class Completion:
+    """One completion: the times of its request, first token and end, and its text."""
 
     begin: float
     first: float
@@ -58,29 +56,29 @@ class Answer:
 
 @dataclass
 class Round:
-    """All answers of one round."""
+    """The completions of one round."""
 
-    answers: list[Answer]
-    busy: float = 0.0  # the clients' seconds of processor time per second
+    completions: list[Completion]
+    busy: float = 0.0  # CPU seconds of the clients per second
 
     @property
     def seconds(self) -> float:
-        return max(a.end for a in self.answers) - min(a.begin for a in self.answers)
+        return max(a.end for a in self.completions) - min(a.begin for a in self.completions)
 
     @property
     def tokens(self) -> float:
-        return sum(a.n_tokens for a in self.answers) / self.seconds
+        return sum(a.n_tokens for a in self.completions) / self.seconds
 
     @property
     def requests(self) -> float:
-        return len(self.answers) / self.seconds
+        return len(self.completions) / self.seconds
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
 class PromptGenerator:
-    """Random prompts of words that are one token each, as ids and as text."""
+    """Random prompts of single-token words, as ids and as text."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -92,7 +90,7 @@ class PromptGenerator:
             raise ValueError("prompts are made of the words in GPT-2's vocabulary: name its folder by --tokenizer")
 
     def make(self, n: int, seed: str, longest: int = ANSWERS[1]) -> list[PromptRequest]:
-        """So many requests; the same seed gives the same."""
+        """n requests, determined by the seed."""
         draw, requests = random.Random(seed), []
         while len(requests) < n:
             prompt = draw.choices(self.words, k=draw.randint(*PROMPTS))
@@ -107,8 +105,8 @@ class PromptGenerator:
 
 
 class StreamClient(asyncio.Protocol):
-    """One request on a connection of its own. What arrives is kept with its time, and read when all is over: clients
-    take from the server the processor they run on.
+    """One streaming request on its own connection. Data is stored with its arrival time and parsed after the run, since
+    clients compete with the server for the cores.
     """
 
     def __init__(self, message: bytes) -> None:
@@ -129,8 +127,8 @@ class StreamClient(asyncio.Protocol):
         if not self.done.done():
             self.done.set_result(None)
 
-    def answer(self, request: PromptRequest) -> Answer:
-        """What was said, and when; RuntimeError if it is not a whole answer."""
+    def completion(self, request: PromptRequest) -> Completion:
+        """Parse the response; RuntimeError if it is an error or incomplete."""
         whole = b"".join(part for _, part in self.parts)
         if not whole.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"it answered {whole[:300]!r}")
@@ -147,10 +145,10 @@ class StreamClient(asyncio.Protocol):
         n_tokens = used or chunks
         if n_tokens != request.max_tokens:
             raise RuntimeError(f"{n_tokens} tokens were written where {request.max_tokens} were asked for")
-        return Answer(self.begin, first, self.parts[-1][0], n_tokens, text)
+        return Completion(self.begin, first, self.parts[-1][0], n_tokens, text)
 
     def events(self) -> Iterator[tuple[float, dict]]:
-        """The stream's events, each with the time at which its end came; between them stand the sizes of chunks."""
+        """The server-sent events with their arrival times; other lines (chunk sizes) are skipped."""
         rest = b""
         for when, part in self.parts:
             *lines, rest = (rest + part).split(b"\n")
@@ -159,7 +157,7 @@ class StreamClient(asyncio.Protocol):
                     yield when, json.loads(line[6:])
 
 
-async def clients(server: Server, requests: list[PromptRequest], n: int) -> Round:
+async def run_clients(server: Server, requests: list[PromptRequest], n: int) -> Round:
     waiting = list(zip(requests, map(server.message, requests), strict=True))[::-1]
     streams: list[tuple[PromptRequest, StreamClient]] = []
     loop = asyncio.get_running_loop()
@@ -177,7 +175,7 @@ async def clients(server: Server, requests: list[PromptRequest], n: int) -> Roun
     busy = (time.process_time() - used) / (time.perf_counter() - begin)
     order = {id(request): i for i, request in enumerate(requests)}
     streams.sort(key=lambda pair: order[id(pair[0])])
-    return Round([stream.answer(request) for request, stream in streams], busy)
+    return Round([stream.completion(request) for request, stream in streams], busy)
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
@@ -196,12 +194,12 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a server with")
     parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's tokenizer, for random weights")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that the server that runs is stopped too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that `finally` stops the running server
     pythons = dict(pair.split("=", 1) for pair in options.python)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(options.model)
         if not folder.exists():
-            folder = make(options.model, Path(place) / options.model, options.tokenizer)
+            folder = make_model_folder(options.model, Path(place) / options.model, options.tokenizer)
         compare(Setup(folder.resolve(), options.llama_cpp, pythons, options.threads), options)
 
 
@@ -216,10 +214,10 @@ def compare(setup: Setup, options: argparse.Namespace) -> None:
                 continue
             print(f"round {number + 1} of {options.rounds}: {name} {precision}", file=sys.stderr)
             try:
-                for n, found in turn(name, precision, setup, prompts, number, options):
+                for n, found in measure_server(name, precision, setup, prompts, number, options):
                     rounds.setdefault((precision, name, n), []).append(found)
-                    said = f"  {n} clients: {found.tokens:.1f} tokens/s in {found.seconds:.1f} s"
-                    print(said, file=sys.stderr, flush=True)
+                    line = f"  {n} clients: {found.tokens:.1f} tokens/s in {found.seconds:.1f} s"
+                    print(line, file=sys.stderr, flush=True)
             except PROBLEMS as problem:
                 failed[precision, name] = str(problem)
     report(rounds, options)
@@ -227,10 +225,10 @@ def compare(setup: Setup, options: argparse.Namespace) -> None:
         print(f"\n{name} {precision}: not measured to the end ({reason})")
 
 
-def turn(
+def measure_server(
     name: str, precision: str, setup: Setup, prompts: PromptGenerator, number: int, options: argparse.Namespace
 ) -> Iterator[tuple[int, Round]]:
-    """One server's turn of a round: started, warmed up and asked by each number of clients."""
+    """Start a server, and for each number of clients warm it up and measure it."""
     server: Server | InProcess | None = None
     try:
         for n in options.clients:
@@ -249,15 +247,15 @@ def turn(
 
 def measure(server: Server | InProcess, requests: list[PromptRequest], n: int) -> Round:
     if isinstance(server, InProcess):
-        return Round([Answer(*answer) for answer in server.round(requests, n)])
-    return uvloop.run(clients(server, requests, n))
+        return Round([Completion(*times) for times in server.round(requests, n)])
+    return uvloop.run(run_clients(server, requests, n))
 
 
 # --- report ----------------------------------------------------------------------------------------------------------
 
 
 def report(rounds: dict[Key, list[Round]], options: argparse.Namespace) -> None:
-    """A table in markdown, then what heedful's server makes of the others' speed."""
+    """Print a markdown table, then the speed of heedful's server relative to the others."""
     rate = {key: statistics.median(r.tokens for r in found) for key, found in rounds.items()}
     print(
         "| precision | clients | server | requests/s | first token: median, p99 | tokens/s | x transformers ",
@@ -271,7 +269,7 @@ def report(rounds: dict[Key, list[Round]], options: argparse.Namespace) -> None:
                 if key not in rounds:
                     continue
                 found = rounds[key]
-                waits = sorted(a.first - a.begin for r in found for a in r.answers)
+                waits = sorted(a.first - a.begin for r in found for a in r.completions)
                 wait = f"{statistics.median(waits):.2f} s, {waits[math.ceil(0.99 * len(waits)) - 1]:.2f} s"
                 base = rate.get((precision, "transformers", n))
                 busy = statistics.median(r.busy for r in found) / 2
@@ -285,15 +283,15 @@ def report(rounds: dict[Key, list[Round]], options: argparse.Namespace) -> None:
             mine = rounds.get((precision, "heedful", n))
             if mine:
                 others = [(name, rounds.get((precision, name, n), [])) for name in PRECISIONS[precision]]
-                said = [against(mine, name, theirs) for name, theirs in others if theirs and name != "heedful"]
-                print(f"- {precision}, {n} clients: heedful at {'; '.join(said)}")
+                ratios = [relative_speed(mine, name, theirs) for name, theirs in others if theirs and name != "heedful"]
+                print(f"- {precision}, {n} clients: heedful at {'; '.join(ratios)}")
 
 
-def against(mine: list[Round], name: str, theirs: list[Round]) -> str:
-    """The median of the rounds' ratios, and how many answers are the same to the last letter."""
+def relative_speed(mine: list[Round], name: str, theirs: list[Round]) -> str:
+    """The median ratio of tokens per second over the rounds, and the number of identical completions."""
     pairs = list(zip(mine, theirs, strict=False))
     ratio = statistics.median(a.tokens / b.tokens for a, b in pairs)
-    same = [x.text == y.text for a, b in pairs for x, y in zip(a.answers, b.answers, strict=False)]
+    same = [x.text == y.text for a, b in pairs for x, y in zip(a.completions, b.completions, strict=False)]
     if name == "litgpt":  # other weights
         return f"{ratio:.2f} of {name}"
     return f"{ratio:.2f} of {name} ({sum(same)} of {len(same)} answers the same)"

@@ -1,12 +1,12 @@
-"""From the command to the result on a CPU: nanoGPT's 2,000 steps on Shakespeare's characters, and heedful's recipe.
+"""End-to-end training time on a CPU, character-level Shakespeare: nanoGPT's 2,000 steps and heedful's recipe.
 
     python benchmarks/shakespeare.py TEXT --nanogpt FOLDER [--rounds 3]
 
-nanoGPT runs its own train.py with the settings that its readme gives for a CPU (4 layers, 4 heads, 128 wide, 64
-characters, batches of 12, 0.80 million parameters) and ends after 2,000 steps; its validation loss is its own estimate.
-heedful runs the recipe `qwen` (0.19 million parameters; the same text and split), evaluates once at the end, on all of
-the validation text. The time is that of the whole command. "first step" is the time from the command to the first
-step's line, the data being cached on both sides; the best of the rounds.
+nanoGPT runs its train.py with its readme's settings for a CPU (4 layers, 4 heads, width 128, 64 characters, batches of
+12, 0.80 million parameters) for 2,000 steps; its validation loss is its own estimate. heedful runs the recipe `qwen`
+(0.19 million parameters; the same text and split) and evaluates once at the end, on the whole validation text. The time
+is that of the whole command. "first step" is the time until the first step is logged, with cached data; the best of the
+rounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ONCE = ["--set", "train.eval_every=400", "--set", "log.samples=false"]
 
 
 def timed(command: list[str], folder: Path, pattern: str, first: str = "", **environment: str) -> tuple[float, str]:
-    """Seconds until the command ends, or until a line has `first`; and the last match of the pattern."""
+    """Seconds until the command ends, or until its output contains `first`; and the last match of the pattern."""
     begin, found = time.perf_counter(), ""
     process = subprocess.Popen(
         command,
@@ -50,7 +50,7 @@ def timed(command: list[str], folder: Path, pattern: str, first: str = "", **env
 
 
 def prepare(text: Path, nanogpt: Path) -> None:
-    """What nanoGPT's prepare.py writes."""
+    """Write the files of nanoGPT's prepare.py."""
     import pickle
 
     import numpy as np

@@ -1,11 +1,11 @@
-"""Speculative decoding against plain decoding, in turns in one run: the same tokens, fewer steps of the model.
+"""Speculative decoding compared with plain greedy decoding: speed and steps, for the same tokens.
 
     python benchmarks/speculative.py --model SmolLM2-135M-Instruct.Q4_1.gguf
     python benchmarks/speculative.py --model BIG --draft SMALL      a draft model with the same vocabulary too
 
-Two tasks, greedy: "edit" repeats a paragraph with one change, so that the answer can be looked up in the prompt;
-"write" asks for a new text, where there is little to look up. Times are of a whole answer, the reading of the prompt
-among it; each is the median of the repetitions. "same" says whether the tokens equal those of plain decoding.
+Two tasks, greedy: "edit" repeats a paragraph with one change, which suits prompt lookup; "write" asks for a new text,
+which does not. Times are of a whole completion, prefill included, and medians of the repetitions, which alternate
+between the methods. "same" tells whether the tokens are those of plain decoding.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ TASKS = {
     "write": "Write a short story about a lighthouse keeper and his cat.",
 }
 
-Answer = tuple[list[int], Statistics | None]
+Completion = tuple[list[int], Statistics | None]
 
 
 @torch.inference_mode()
-def plain(model: object, prompt: list[int], n: int, stop: frozenset[int]) -> list[int]:
-    """One step per token, and nothing else."""
+def greedy_decode(model: object, prompt: list[int], n: int, stop: frozenset[int]) -> list[int]:
+    """Plain greedy decoding, one step per token."""
     logits, state = model.start(Batch(torch.tensor([prompt])))
-    said: list[int] = []
-    while len(said) < n:
+    tokens: list[int] = []
+    while len(tokens) < n:
         token = int(logits.argmax())
         if token in stop:
             break
-        said.append(token)
-        if len(said) < n:
+        tokens.append(token)
+        if len(tokens) < n:
             logits = model.step(torch.tensor([token]), state)
-    return said
+    return tokens
 
 
-def contenders(args: argparse.Namespace, model: object, stop: frozenset[int]) -> dict[str, Callable]:
-    def speculative(drafter: Drafter) -> Callable[[list[int]], Answer]:
-        def speak(prompt: list[int]) -> Answer:
+def decoding_methods(args: argparse.Namespace, model: object, stop: frozenset[int]) -> dict[str, Callable]:
+    def speculative(drafter: Drafter) -> Callable[[list[int]], Completion]:
+        def decode(prompt: list[int]) -> Completion:
             batch = Batch(torch.tensor([prompt]))
             rows, counts = speculate(model, batch, drafter=drafter, max_tokens=args.tokens, stop_ids=stop)
             return rows[0], counts
 
-        return speak
+        return decode
 
     found = {
-        "plain": lambda prompt: (plain(model, prompt, args.tokens, stop), None),
+        "plain": lambda prompt: (greedy_decode(model, prompt, args.tokens, stop), None),
         "prompt lookup": speculative(PromptLookup()),
     }
     if args.draft:
@@ -80,26 +80,26 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     loaded = heedful.load(args.model, dtype=torch.float32)
-    speakers = contenders(args, loaded.model, frozenset(loaded.eos_ids))
+    methods = decoding_methods(args, loaded.model, frozenset(loaded.eos_ids))
     print(f"{loaded.name}, fp32, {args.threads} threads, {args.tokens} tokens, median of {args.repeat}")
     print(f"{'task':6} {'':14} {'tokens':>6} {'tokens/s':>8} {'gain':>6} {'per step':>8} {'accepted':>10}  same")
     for task, text in TASKS.items():
         prompt = loaded.tokenizer.chat([{"role": "user", "content": text}])
-        times: dict[str, list[float]] = {name: [] for name in speakers}
-        answers: dict[str, Answer] = {}
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        answers: dict[str, Completion] = {}
         for turn in range(args.repeat + 1):
-            for name, speak in speakers.items():
+            for name, decode in methods.items():
                 began = time.perf_counter()
-                answers[name] = speak(prompt)
-                if turn:  # the first warms up
+                answers[name] = decode(prompt)
+                if turn:  # the first is a warm-up
                     times[name].append(time.perf_counter() - began)
-        rates = {name: len(answers[name][0]) / statistics.median(times[name]) for name in speakers}
-        for name, (said, counts) in answers.items():
+        rates = {name: len(answers[name][0]) / statistics.median(times[name]) for name in methods}
+        for name, (tokens, counts) in answers.items():
             per_step = "1.00" if counts is None else f"{counts.tokens_per_step:.2f}"
             accepted = "" if counts is None else f"{counts.accepted}/{counts.proposed}"
-            same = "yes" if said == answers["plain"][0] else "NO"
+            same = "yes" if tokens == answers["plain"][0] else "NO"
             print(
-                f"{task:6} {name:14} {len(said):6} {rates[name]:8.1f} {rates[name] / rates['plain']:5.2f}x "
+                f"{task:6} {name:14} {len(tokens):6} {rates[name]:8.1f} {rates[name] / rates['plain']:5.2f}x "
                 f"{per_step:>8} {accepted:>10}  {same}"
             )
         print(f"       {loaded.tokenizer.decode(answers['plain'][0])[:200]!r}")

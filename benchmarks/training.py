@@ -1,19 +1,18 @@
-"""Training on a CPU, side by side: tokens per second of heedful and its peers on one small model, in one run.
+"""Training on a CPU: tokens per second of heedful and its peers on one small model, in one run.
 
     python benchmarks/training.py TEXT [--nanogpt FOLDER] [--mingpt FOLDER] [--rounds 12] [--steps 12] [--threads 2]
         [--limit 120] [--only NAME ...]
 
-The model and the loops are in benchmarks/peers/trainers.py: nanoGPT's own setting for a CPU, 0.80 million parameters
+The model and the loops are in benchmarks/peers/trainers.py: nanoGPT's settings for a CPU, 0.80 million parameters
 (heedful, minGPT and transformers have GPT-2's biases too, 0.81 million), 768 tokens a step, no evaluation. Each program
-runs in a process of its own, gets ready once, and trains so many steps when its turn comes, so that all see the same
-machine; what is shown is the median of the rounds, and the ratio to nanoGPT's. A round during which the processors
-also worked for others does not count; after --limit seconds those that there are have to do. A name is a program's,
-with "-compiled" (torch.compile) or "-bfloat16" after it; "heedful-plain" is without our kernels.
+runs in its own process and is set up once; rounds of --steps steps alternate between the programs, so that all are
+measured under the same conditions. The table has the median of the rounds, and the ratio to nanoGPT's. Rounds in which
+other processes used the CPU are discarded; if --limit seconds pass without a quiet round, the quietest are used. Names
+are programs, with "-compiled" (torch.compile) or "-bfloat16" appended; "heedful-plain" is without our kernels.
 
-The limit is arithmetic: the products of a step, over what this machine multiplies in PyTorch. The processors' own limit
-is a little higher. How fast one core reads what another has just written is shown because it varies: two processors
-that share no cache (a virtual machine is not told) slow down all programs, and those most that spread every operator
-over both.
+The limit is arithmetic: the FLOPs of a step over the measured FLOP/s of PyTorch's matrix product; the hardware's limit
+is a little higher. The bandwidth between cores is printed because it varies: on cores that share no cache (which a
+virtual machine does not report) all programs are slower, most of all those that parallelize every operator.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pathlib import Path
 from peers.trainers import BATCH, LAYERS, LENGTH, WIDTH
 
 TOKENS = BATCH * LENGTH
-OTHERS = 0.06  # processors that others may use in a round that counts
+MAX_OTHER_LOAD = 0.06  # cores that other processes may use in a round that is not discarded
 NAMES = (
     "nanogpt", "heedful", "nanogpt-compiled", "heedful-plain", "transformers", "transformers-compiled", "mingpt",
     "mingpt-compiled", "nanogpt-bfloat16", "heedful-bfloat16",
@@ -61,8 +60,8 @@ class Worker:
         line = self.process.stdout.readline()
         if not line:
             self.errors.seek(0)
-            said = [text for text in self.errors.read().splitlines() if text.strip()]
-            raise RuntimeError(said[-1] if said else f"it ended with {self.process.wait()}")
+            lines = [text for text in self.errors.read().splitlines() if text.strip()]
+            raise RuntimeError(lines[-1] if lines else f"it ended with {self.process.wait()}")
         return line
 
     def train(self, n: int) -> float:
@@ -77,8 +76,8 @@ class Worker:
         self.process.wait()
 
 
-def rate(threads: int) -> float:
-    """Operations per second of a product of 512 x 512 matrices, the best of many."""
+def matmul_flops_per_second(threads: int) -> float:
+    """FLOP/s of a product of 512 x 512 matrices, the best of many."""
     import torch
 
     torch.set_num_threads(threads)
@@ -91,14 +90,14 @@ def rate(threads: int) -> float:
     return 2 * 512**3 / min(times)
 
 
-def operations(vocabulary: int = 65) -> int:
-    """Multiplications and additions in the products of a step; of attention what is seen, half of all pairs."""
+def step_flops(vocabulary: int = 65) -> int:
+    """FLOPs of the matrix products of a step, with causal attention counted as half of all pairs."""
     weights = LAYERS * 12 * WIDTH**2 + vocabulary * WIDTH
     return TOKENS * (6 * weights + LAYERS * 12 * (LENGTH + 1) // 2 * WIDTH)
 
 
-def handover(n: int = 2**18) -> float:
-    """Bytes per second that one thread reads of what another has just written, the best of many."""
+def core_to_core_bandwidth(n: int = 2**18) -> float:
+    """Bytes per second at which one core reads what another has just written, the best of many."""
     import threading
 
     import numpy as np
@@ -106,7 +105,7 @@ def handover(n: int = 2**18) -> float:
     written, times, processors = np.zeros(n, np.float32), [], sorted(os.sched_getaffinity(0))
 
     def write(i: int) -> None:
-        os.sched_setaffinity(0, processors[-1:])  # of this thread alone
+        os.sched_setaffinity(0, processors[-1:])  # of this thread only
         written.fill(i)
 
     os.sched_setaffinity(0, processors[:1])
@@ -121,15 +120,15 @@ def handover(n: int = 2**18) -> float:
     return written.nbytes / min(times)
 
 
-def worked(place: str) -> float:
-    """Seconds of processors that a process has used, or, of /proc/stat, all together."""
+def cpu_seconds(place: str) -> float:
+    """CPU seconds used by a process (/proc/PID/stat), or by all together (/proc/stat)."""
     line = Path(place).read_text().split("\n", 1)[0]
     numbers = line.split()[1:4] if place == "/proc/stat" else line.rpartition(")")[2].split()[11:13]
     return sum(map(int, numbers)) / os.sysconf("SC_CLK_TCK")
 
 
-def race(workers: dict[str, Worker], options: argparse.Namespace) -> tuple[dict[str, list[float]], int]:
-    """Seconds per step of each in the rounds that count, and how many others there were."""
+def measure(workers: dict[str, Worker], options: argparse.Namespace) -> tuple[dict[str, list[float]], int]:
+    """Seconds per step of each program in the quiet rounds, and 0; or in the quietest rounds, and their number."""
     quiet: list[dict[str, float]] = []
     noisy: list[tuple[float, dict[str, float]]] = []
     end = time.monotonic() + options.limit
@@ -137,11 +136,11 @@ def race(workers: dict[str, Worker], options: argparse.Namespace) -> tuple[dict[
         found, others = {}, 0.0
         for name, worker in workers.items():
             own = f"/proc/{worker.process.pid}/stat"
-            before, mine, begin = worked("/proc/stat"), worked(own), time.perf_counter()
+            before, mine, begin = cpu_seconds("/proc/stat"), cpu_seconds(own), time.perf_counter()
             found[name] = worker.train(options.steps)
-            foreign = worked("/proc/stat") - before - (worked(own) - mine)
-            others = max(others, foreign / (time.perf_counter() - begin))
-        if others < OTHERS:
+            other = cpu_seconds("/proc/stat") - before - (cpu_seconds(own) - mine)
+            others = max(others, other / (time.perf_counter() - begin))
+        if others < MAX_OTHER_LOAD:
             quiet.append(found)
         else:
             noisy.append((others, found))
@@ -168,13 +167,13 @@ def main() -> None:
             workers[name] = Worker(name, options.text.resolve(), folders, options.threads)
         except (RuntimeError, OSError) as error:
             print(f"{name}: not measured, {error}")
-    times, noisy = race(workers, options)
+    times, noisy = measure(workers, options)
     for worker in workers.values():
         worker.close()
-    speed = rate(options.threads)
-    limit = TOKENS / (operations() / speed)
+    speed = matmul_flops_per_second(options.threads)
+    limit = TOKENS / (step_flops() / speed)
     print(f"products here {speed / 1e9:.0f} GFLOP/s: {limit / 1e3:.1f} k tokens/s if there were nothing else")
-    print(f"one core reads what another wrote at {handover() / 1e9:.0f} GB/s")
+    print(f"one core reads what another wrote at {core_to_core_bandwidth() / 1e9:.0f} GB/s")
     if noisy:
         print("others were at work all the time: these are the rounds in which they were least")
     columns = f"{'ms a step':>11}{'best':>8}{'k tokens/s':>12}{'of limit':>10}{'x nanogpt':>11}{'start s':>9}"

@@ -1,11 +1,11 @@
-"""Training GPT-2 124M on a GPU, side by side: tokens per second of heedful's Trainer and nanoGPT, one after the other.
+"""Training GPT-2 124M on a GPU: tokens per second of heedful's Trainer and nanoGPT.
 
     python benchmarks/training_gpu.py --nanogpt FOLDER [--batch 32] [--rounds 4] [--steps 10]
 
-Both: 1,024 tokens a row, bfloat16 where it may be, torch.compile, AdamW (fused), gradients clipped at 1, no dropout, no
-evaluation. nanoGPT is as its train.py has it (no biases, vocabulary padded to 50,304), and once more with GPT-2's
-biases, which heedful's model has; heedful has GPT-2's own vocabulary of 50,257. Tokens are random: the time does not
-depend on them. Each in a process of its own; the median of the rounds.
+Both: 1,024 tokens a row, bfloat16 autocast, torch.compile, fused AdamW, gradients clipped at 1, no dropout, no
+evaluation. nanoGPT runs as in its train.py (no biases, vocabulary padded to 50,304), and once more with GPT-2's biases,
+which heedful's model has; heedful has GPT-2's vocabulary of 50,257. Tokens are random, which does not affect the time.
+Each runs in its own process, one after the other; medians of the rounds.
 """
 
 from __future__ import annotations

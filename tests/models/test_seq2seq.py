@@ -113,7 +113,7 @@ def test_one_vector_holds_four_symbols(reversal):
 
 def test_with_attention_twenty_symbols_are_reversed_along_the_anti_diagonal(reversal):
     """The lecture's exercise."""
-    run = reversal.Run("exercise", "general", **reversal.LOOKING, **reversal.LONG | {"epochs": 10})
+    run = reversal.Run("exercise", "general", **reversal.ATTENTIVE, **reversal.LONG | {"epochs": 10})
     source, test = reversal.sequences(run)
     model = reversal.train(run, source)
     assert reversal.accuracy(model, test) >= 0.99
