@@ -3,8 +3,9 @@
     python benchmarks/loading.py [--runs 9]
 
 safetensors memory-maps a file, so `load_file` alone reads nothing; it is timed with every byte read once, and with all
-tensors copied to memory of their own, as heedful does. Runs alternate between the programs; the file is in the page cache.
-GPT-2's matrices are stored transposed: heedful's time includes transposing them, transformers leaves them transposed.
+tensors copied to memory of their own, as heedful does. Runs alternate between the programs, with the file in the page
+cache. GPT-2's matrices are stored transposed: heedful's time includes transposing them, transformers leaves them
+transposed.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Engine:
             raise ValueError(f"state {state!r} is neither contiguous nor paged")
         if state == "paged" and cache_tokens is None:
             cache_tokens = min(max_rows * (model.context_length or DEFAULT_POOL), DEFAULT_POOL)
-        if model.device.type == "cpu":
+        if any(p.is_cpu for p in model.parameters()):
             prepare()  # compile the C kernels here rather than in the first step
         self.model, self.tokenizer = model, tokenizer
         self.runner = ModelRunner(model, cache_tokens if state == "paged" else None, block)
