@@ -253,7 +253,7 @@ def read_image_folder(folder: Path, *, size: int | None = None) -> ImageSet:
 
 
 def decode_image(path: Path, size: int | None = None) -> np.ndarray:
-    """One image as (H, W, 3), resized to a square if asked for; refused before decoding if it is too large."""
+    """One image as (H, W, 3), resized to a square of `size`; ValueError before decoding if it is too large."""
     try:
         pillow = import_module("PIL.Image")
     except ImportError:

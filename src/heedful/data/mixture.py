@@ -122,7 +122,7 @@ def _stacked(values: list[Tensor], name: str, rows: Tensor) -> Tensor:
 
 
 def _filled(batch: Batch, name: str) -> Tensor:
-    """The field's value, or what its absence stands for."""
+    """The field's value, or the default that None stands for."""
     value: Tensor | None = getattr(batch, name)
     if value is not None:
         return value

@@ -85,7 +85,7 @@ class TextSource:
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
-    # --- which files -----------------------------------------------------------------------------------------------
+    # --- finding files ---------------------------------------------------------------------------------------------
 
     def _in_folder(self) -> list[Path]:
         inside = self.path.resolve()
@@ -149,7 +149,7 @@ class TextSource:
         made_of = json.dumps([self.field, names, digests])
         return hashlib.blake2b(made_of.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
-    # --- what is in them -------------------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------------------------------
 
     def texts(self) -> Iterator[str]:
         """The text of all pieces, for training a tokenizer."""

@@ -184,11 +184,11 @@ def read_squad(path: Path) -> tuple[list[str], list[Question], list[str]]:
     for paragraph in _paragraphs(path, found):
         passage = _text(path, paragraph, "context")
         passages.append(passage)
-        for asked in paragraph.get("qas", []):
-            text = _text(path, asked, "question")
-            answers = [a for a in asked.get("answers", []) if isinstance(a, dict)]
-            if "answer" in asked:
-                answers.append({"text": asked["answer"]})
+        for qa in paragraph.get("qas", []):
+            text = _text(path, qa, "question")
+            answers = [a for a in qa.get("answers", []) if isinstance(a, dict)]
+            if "answer" in qa:
+                answers.append({"text": qa["answer"]})
             places = [_place(path, passage, text, a) for a in answers]
             if answers and places[0] is None:
                 n_missing += 1
@@ -196,7 +196,7 @@ def read_squad(path: Path) -> tuple[list[str], list[Question], list[str]]:
             place = places[0] if places else None
             begin, end = place if place is not None else (None, None)
             right = tuple(dict.fromkeys(_text(path, a, "text") for a in answers))
-            name = str(asked.get("id", len(questions)))
+            name = str(qa.get("id", len(questions)))
             questions.append(Question(name, text, len(passages) - 1, right, begin, end))
     notes = [f"{n_missing} answers do not stand in their passages: these questions are left out"] if n_missing else []
     return passages, questions, notes

@@ -1,4 +1,4 @@
-"""`accelerate` replaces modules of a model by faster ones, in place; `restore` undoes it for training.
+"""`accelerate` replaces modules of a model by faster ones, in place; `restore` undoes those for training.
 
 For **inference** the weight matrices of the blocks and of the language head are packed one by one, each freed once it
 is packed; the query, key and value projections become one product, and so do gate and up; on a CPU the blocks of a

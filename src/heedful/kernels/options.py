@@ -33,7 +33,7 @@ MASK = frozenset({"n_queries", "n_keys", "causal", "starts", "lengths", "documen
 ROTATION = frozenset({"cos", "sin", "layout"})
 
 
-def understands(module: nn.Module | None, kind: type[nn.Module], known: Collection[str]) -> bool:
+def has_only(module: nn.Module | None, kind: type[nn.Module], known: Collection[str]) -> bool:
     """Whether the module is exactly of this class, not a subclass, and has no options beside `known`."""
     if type(module) is not kind:
         return False
@@ -45,40 +45,40 @@ def understands(module: nn.Module | None, kind: type[nn.Module], known: Collecti
 
 def is_linear(module: nn.Module | None) -> bool:
     """A plain linear layer."""
-    return understands(module, nn.Linear, LINEAR)
+    return has_only(module, nn.Linear, LINEAR)
 
 
 def is_norm(module: nn.Module | None) -> bool:
     """A LayerNorm with a weight, or an RMSNorm, with supported options only."""
     if type(module) is nn.LayerNorm:
         known = {"normalized_shape", "eps", "elementwise_affine", "weight", "bias"}
-        return module.weight is not None and understands(module, nn.LayerNorm, known)
-    return understands(module, RMSNorm, {"eps", "offset", "weight"})
+        return module.weight is not None and has_only(module, nn.LayerNorm, known)
+    return has_only(module, RMSNorm, {"eps", "offset", "weight"})
 
 
 def is_dropout(module: nn.Module | None) -> bool:
     """A plain dropout layer."""
-    return understands(module, nn.Dropout, DROPOUT)
+    return has_only(module, nn.Dropout, DROPOUT)
 
 
 def is_attention(module: nn.Module | None, kind: type[nn.Module] = Attention) -> bool:
     """Attention with supported options only."""
-    return understands(module, kind, ATTENTION)
+    return has_only(module, kind, ATTENTION)
 
 
 def is_feedforward(module: nn.Module | None, kind: type[nn.Module] = FeedForward) -> bool:
     """A feed-forward layer with supported options only."""
-    return understands(module, kind, FEEDFORWARD)
+    return has_only(module, kind, FEEDFORWARD)
 
 
 def is_head(module: nn.Module | None) -> bool:
     """A language head with supported options only."""
-    return understands(module, LanguageHead, {"scale", "softcap", "weight", "bias"})
+    return has_only(module, LanguageHead, {"scale", "softcap", "weight", "bias"})
 
 
 def is_embedding(module: nn.Module | None) -> bool:
     """An embedding table with supported options only."""
-    return understands(module, Embedding, {"scale", "weight"})
+    return has_only(module, Embedding, {"scale", "weight"})
 
 
 def is_info(info: AttentionInfo) -> bool:

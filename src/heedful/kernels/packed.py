@@ -1,4 +1,4 @@
-"""Linear layers for inference, with weights packed for the processor and optionally quantized (weight-only).
+"""Linear layers for inference, with weights packed for the processor and optionally quantized.
 
     kind      stored weight                             CPU, C kernels   CPU, without them      GPU
     float32   w                                         yes              oneDNN                 plain

@@ -86,7 +86,7 @@ SCALINGS: dict[str, tuple[str, ...]] = {
 class Rotary(nn.Module):
     """RoPE: rotates pairs of dimensions by position x frequency; `scaling` is the `rope_scaling` of a hub config.
 
-    `layout` says which dimensions pair up: i with i + R/2 (LLaMA, NeoX) or 2i with 2i + 1 (GPT-J, the paper).
+    `layout` is which dimensions form a pair: i with i + R/2 (LLaMA, NeoX) or 2i with 2i + 1 (GPT-J, the paper).
     `d_rotary` < head size rotates only the first dimensions (GPT-J, NeoX, Phi). `max_len` is the trained length
     unless `scaling` has it.
     """

@@ -31,20 +31,20 @@ class KernelBlock(PreNormBlock):
     def forward(self, x: Tensor, info: AttentionInfo, cache: Cache | None = None, cross: Cross | None = None) -> Tensor:
         """x (B, T, E) -> (B, T, E)."""
         if cache is None and cross is None and self.training and torch.is_grad_enabled() and supports_input(x):
-            if _understands_info(info) and _understands(self):
+            if _supports_info(info) and _supports(self):
                 return _run(self, x, info)
         return super().forward(x, info, cache, cross)
 
 
-def _understands_info(info: AttentionInfo) -> bool:
+def _supports_info(info: AttentionInfo) -> bool:
     return options.is_info(info) and info.bias is None and info.memory is None
 
 
-def _understands(block: KernelBlock) -> bool:
+def _supports(block: KernelBlock) -> bool:
     """Whether the operator supports every module of the block and all their options."""
     attention, network = block.attention, block.feedforward
     if not (
-        options.understands(block, KernelBlock, options.BLOCK - {"cross"})
+        options.has_only(block, KernelBlock, options.BLOCK - {"cross"})
         and options.is_attention(attention, JointAttention)
         and options.is_feedforward(network)
         and options.is_dropout(block.dropout)

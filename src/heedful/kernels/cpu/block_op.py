@@ -62,7 +62,7 @@ def fused_block(
     weights       weight and bias of each of PARTS, None where there is none; without a gate weight, no gate
     mask          (B or 1, 1, T or 1, T) bool, True where attention is allowed, or None
     cos, sin      (B or 1, 1, T, R/2) rotary embedding, or None
-    causal        whether a position attends only to itself and those before it, beside what the mask says
+    causal        whether to apply a causal mask in addition to `mask`
     activation    0 ReLU, 1 GELU, 2 GELU by tanh, 3 SiLU
     """
     if mask is not None:

@@ -51,7 +51,7 @@ class KernelStack(Stack):
     @classmethod
     def replace(cls, stack: Stack) -> None:
         """Turn a stack of packed blocks into this class, in place, if the library supports all its modules."""
-        if not options.understands(stack, Stack, options.STACK) or not stack.causal:
+        if not options.has_only(stack, Stack, options.STACK) or not stack.causal:
             return
         try:
             decoder = DecodeBlocks([block for block in stack.blocks if isinstance(block, Block)])
@@ -175,13 +175,13 @@ class DecodeBlocks:
 
     def _layer(self, block: Block) -> DecodeLayer:
         attention, cross, network = block.attention, block.cross, block.feedforward
-        if type(block) not in RESIDUALS or not options.understands(block, type(block), options.BLOCK | {"shares_norm"}):
+        if type(block) not in RESIDUALS or not options.has_only(block, type(block), options.BLOCK | {"shares_norm"}):
             raise UnsupportedModule
         layer = DecodeLayer()
         layer.residual = RESIDUALS.index(type(block))
         layer.window = attention.window or 0
         layer.n_heads, layer.n_kv_heads, layer.d_head = attention.n_heads, attention.n_kv_heads, attention.d_head
-        if not options.understands(attention, PackedAttention, (options.ATTENTION | {"joint"}) - {"softcap"}):
+        if not options.has_only(attention, PackedAttention, (options.ATTENTION | {"joint"}) - {"softcap"}):
             raise UnsupportedModule
         layer.scale = self._scale(attention)
         assert isinstance(attention, PackedAttention)
@@ -199,8 +199,8 @@ class DecodeBlocks:
         return layer
 
     def _set_feedforward(self, layer: DecodeLayer, network: nn.Module) -> None:
-        gated = options.understands(network, PackedFeedForward, (options.FEEDFORWARD | {"joint"}) - {"gate", "up"})
-        if not gated and not options.understands(network, FeedForward, options.FEEDFORWARD - {"gate"}):
+        gated = options.has_only(network, PackedFeedForward, (options.FEEDFORWARD | {"joint"}) - {"gate", "up"})
+        if not gated and not options.has_only(network, FeedForward, options.FEEDFORWARD - {"gate"}):
             raise UnsupportedModule
         assert isinstance(network, FeedForward)
         if network.act not in ACTIVATIONS:
@@ -213,7 +213,7 @@ class DecodeBlocks:
         """Cross-attention; it must have the head sizes of self-attention, and no norms or window."""
         sizes = [(a.n_heads, a.n_kv_heads, a.d_head) for a in (attention, cross)]
         known = options.PROJECTIONS | options.SHAPE - {"softcap", "window"}
-        if not options.understands(cross, Attention, known) or sizes[0] != sizes[1]:
+        if not options.has_only(cross, Attention, known) or sizes[0] != sizes[1]:
             raise UnsupportedModule
         layer.cross_scale, layer.cross_query = self._scale(cross), self._matrix(cross.query)
         layer.cross_output = self._matrix(cross.output)

@@ -3,7 +3,7 @@
 They need Linux, an x86-64 processor with AVX-512 (with BF16 and VNNI) and a C compiler; elsewhere `library()` is None
 and PyTorch's operators are used. `status()` tells which and why. docs/kernels.md lists the environment variables.
 
-The cached file is named by a hash of what it depends on: sources, flags, compiler and its version, processor. It ends
+The cached file is named by a hash of its inputs: sources, flags, compiler and its version, processor. It ends
 with the SHA-256 of the rest: a truncated or changed file is not loaded but compiled again.
 
 The kernels share PyTorch's threads: both use the OpenMP runtime that ships with PyTorch.
@@ -87,8 +87,8 @@ def _loaded() -> tuple[ctypes.CDLL | None, Status]:
         lib = _load(compiler, version)
     except (OSError, ValueError, AttributeError, subprocess.SubprocessError, CompileError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
-        told = next((line for line in lines if "error" in line.lower()), lines[0])
-        failed = Status(False, f"{shlex.join(compiler)}: {told}", str(error))
+        summary = next((line for line in lines if "error" in line.lower()), lines[0])
+        failed = Status(False, f"{shlex.join(compiler)}: {summary}", str(error))
         logging.getLogger("heedful.kernels").warning("%s (PyTorch's operators are used instead)", failed)
         return None, failed
     return lib, Status(True, f"{INSTRUCTIONS}, compiled by {version}")
