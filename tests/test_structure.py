@@ -19,7 +19,7 @@ C = structure.files(SOURCE, ".c", ".h", ".cu")
 WEB = structure.files(ROOT / "web", ".ts", ".svelte", ".css", without=["node_modules"])
 del WEB["src/lib/schema.ts"]  # generated
 
-# What each package or root module may import beside itself: every edge of the picture in CONTRIBUTING.md.
+# What each package or root module may import beside itself: every edge of the table in ARCHITECTURE.md.
 EDGES: dict[str, set[str]] = {
     "paths": set(),
     "plotting": set(),
