@@ -93,8 +93,9 @@ def is_info(info: AttentionInfo) -> bool:
     )
 
 
-def _only(thing: object, known: Collection[str]) -> bool:
-    return all(name in known or value is None for name, value in vars(thing).items())
+def _only(thing: object, known: frozenset[str]) -> bool:
+    options = vars(thing)
+    return options.keys() <= known or all(name in known or value is None for name, value in options.items())
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -191,11 +191,12 @@ class GenerativeModel(Model, Generic[S]):
         if state is None:
             self.check_length(n)
             return position_ids(0, n, device) if batch.documents is None else positions_in_documents(batch.documents)
-        counts = [n] * state.n_rows if batch.lengths is None else batch.lengths.tolist()
-        longest = max(at + count for at, count in zip(state.lengths, counts, strict=True))
+        if batch.lengths is None:
+            self.check_length(max(state.lengths) + n)
+            return position_ids(state.starts, n, device)
+        longest = max(at + count for at, count in zip(state.lengths, batch.lengths.tolist(), strict=True))
         self.check_length(longest)
-        found = position_ids(state.starts, n, device)
-        return found if batch.lengths is None else found.clamp(max=longest - 1)  # padding may be beyond the last
+        return position_ids(state.starts, n, device).clamp(max=longest - 1)  # padding may be beyond the last
 
 
 class DecoderModel(GenerativeModel[KeyValueState]):

@@ -77,8 +77,10 @@ class DecodeBlocks:
         self.tensors: list[Tensor] = []  # referenced by the structs only: kept alive here
         self.layers = (DecodeLayer * len(blocks))(*[self._layer(block) for block in blocks])
         modules = [m for block in blocks for m in block.modules()]
-        self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.watches = [m.watch for m in modules if isinstance(m, Attention)]
+        unused = {m for watch in self.watches for m in watch.modules()}  # called only while its watch is on
+        called = [m for m in modules if m not in unused]
+        self.hooks = [hooks for m in called for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.cross = blocks[0].cross is not None
 
     def supports(self, x: Tensor, info: AttentionInfo, state: KeyValueState) -> bool:
