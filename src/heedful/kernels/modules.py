@@ -35,6 +35,14 @@ def pack_linear(layers: Sequence[nn.Module], precision: Precision, dtype: torch.
     return pack_weight(weight, torch.cat(biases).detach().to(dtype), precision)  # type: ignore[arg-type]
 
 
+def _split_joint(layer: Attention, product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The product of the three projections (B, T, ...) as queries (B, H, T, D), keys and values (B, G, T, D)."""
+    widths = [n * layer.d_head for n in (layer.n_heads, layer.n_kv_heads, layer.n_kv_heads)]
+    q, k, v = product.split(widths, dim=-1)
+    q, k = layer._split(q, layer.query_norm, layer.n_heads), layer._split(k, layer.key_norm, layer.n_kv_heads)
+    return q, k, layer._heads(v, layer.n_kv_heads)
+
+
 class PackedAttention(Attention):
     """Attention with packed weights, whose query, key and value projections are one product; on a CPU a C kernel
     computes a single query per row (one new token)."""
@@ -52,10 +60,7 @@ class PackedAttention(Attention):
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, D), keys and values (B, G, T, D) of x (B, T, E), by one product."""
-        widths = [n * self.d_head for n in (self.n_heads, self.n_kv_heads, self.n_kv_heads)]
-        q, k, v = self.joint(x).split(widths, dim=-1)
-        q, k = self._split(q, self.query_norm, self.n_heads), self._split(k, self.key_norm, self.n_kv_heads)
-        return q, k, self._heads(v, self.n_kv_heads)
+        return _split_joint(self, self.joint(x))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, *, causal: bool
@@ -76,10 +81,7 @@ class JointAttention(Attention):
         if not (x.is_cuda and self.training and plain):
             return super().queries_keys_values(x)
         bias = None if self.query.bias is None else torch.cat([m.bias for m in layers])
-        widths = [m.out_features for m in layers]
-        q, k, v = F.linear(x, torch.cat([m.weight for m in layers]), bias).split(widths, dim=-1)
-        q, k = self._split(q, self.query_norm, self.n_heads), self._split(k, self.key_norm, self.n_kv_heads)
-        return q, k, self._heads(v, self.n_kv_heads)
+        return _split_joint(self, F.linear(x, torch.cat([m.weight for m in layers]), bias))
 
 
 class PackedFeedForward(FeedForward):
