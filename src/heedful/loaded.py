@@ -42,6 +42,7 @@ from heedful.tasks.tag import TaggedSpan, tag_spans
 from heedful.tasks.translate import translation_options
 from heedful.text.chat import Messages
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.unknown import warn_if_unknown
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import is_run
@@ -198,6 +199,7 @@ class Loaded:
         elif not isinstance(prompt, str):
             raise ValueError("a conversation needs chat=True")
         else:
+            warn_if_unknown(tokenizer, [prompt])
             ids = tokenizer.encode(prompt, add_special=True)
         ids = ids or self._empty_prompt()
         if not ids:

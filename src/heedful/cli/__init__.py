@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; a mistake of the user's is one line on stderr and exit code 2."""
     command, options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
     try:
-        code: int = command.run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = print_warning
+            code: int = command.run(options)
         return code
     except (ValueError, FileNotFoundError) as problem:
         print(f"heedful: {problem}", file=sys.stderr)
@@ -47,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         sys.stderr.close()
         return 0
+
+
+def print_warning(message: Warning | str, category: type[Warning], filename: str, *_: object, **__: object) -> None:
+    """A warning as one line on stderr, in place of the line of code that it comes from."""
+    print(f"heedful: warning: {message}", file=sys.stderr)
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:

@@ -29,6 +29,7 @@ from heedful.models.encoder import EncoderModel
 from heedful.models.heads import MaskedHead
 from heedful.observe.template import Sentence, Template, parse_template
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.unknown import warn_if_unknown
 
 RESCORED = 200  # more candidates than this are not scored with the text after the blank: each is a row of its own
 MAX_WORDS = 1_000  # given by the user
@@ -113,6 +114,7 @@ def fill_template(
     given = None if words is None else _checked(words)
     if n is not None and n < 1:
         raise ValueError(f"n is {n}: it must be 1 or more, or None for all words")
+    warn_if_unknown(tokenizer, (f"{sentence.before} {sentence.after}" for sentence in found.sentences))
     if isinstance(model, EncoderModel) and isinstance(model.head, MaskedHead):
         if rescore:
             raise ValueError("a masked model sees what follows the blank anyway: leave rescore out")

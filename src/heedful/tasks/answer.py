@@ -18,6 +18,7 @@ from heedful.models.base import Batch
 from heedful.models.encoder import EncoderModel
 from heedful.observe.inputs import has_segments
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.unknown import warn_if_unknown
 
 MAX_ANSWER = 30  # tokens, as in BERT's code
 MAX_WINDOW = 384  # tokens of question and passage, likewise
@@ -39,6 +40,7 @@ def extract_answer(model: EncoderModel, tokenizer: Tokenizer, question: str, pas
     """The likeliest span of at most MAX_ANSWER tokens."""
     if not question.strip() or not passage.strip():
         raise ValueError("give a question and a passage to find its answer in")
+    warn_if_unknown(tokenizer, [question, passage])
     asked = Question("", question, 0, (), None, None)
     longest = min(MAX_WINDOW, model.context_length)
     stride, segments = min(OVERLAP, longest // 4), has_segments(model)

@@ -11,6 +11,7 @@ from heedful.models.base import Batch, Model
 from heedful.models.vit import ViT
 from heedful.observe.inputs import has_segments
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.unknown import warn_if_unknown
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def predict_labels(
 def _encode(model: Model, tokenizer: Tokenizer | None, text: str, second: str | None) -> Batch:
     if tokenizer is None:
         raise ValueError("this model has no tokenizer: give it token ids yourself")
+    warn_if_unknown(tokenizer, [text, second or ""])
     segments = None
     if second is None:
         ids = tokenizer.encode(text, add_special=True)

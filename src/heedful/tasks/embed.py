@@ -29,6 +29,7 @@ from torch import Tensor
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model, last_of_each
 from heedful.models.encoder import EncoderModel
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.unknown import warn_if_unknown
 from heedful.weights.folder import LARGEST_CONFIG, allowed_roots
 
 POOLS = ("mean", "first", "last")
@@ -168,6 +169,7 @@ def tokenize_texts(tokenizer: Tokenizer, texts: Sequence[str], most: int | None)
     # Some decoders have no special tokens around a text: an empty one is the token that begins or ends a text.
     empty = around or [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
     rows = [row or empty for row in tokenizer.encode_batch(texts, add_special=True)]
+    warn_if_unknown(tokenizer, (text for text, row in zip(texts, rows, strict=True) if tokenizer.unk_id in row))
     if not all(rows):
         raise ValueError("a text is empty, and this model has no token that stands for nothing")
     if most is not None and most <= len(around):

@@ -13,6 +13,7 @@ from heedful.data.tagging import tokenize_tagged_words
 from heedful.models.base import Batch
 from heedful.models.encoder import EncoderModel
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.unknown import warn_if_unknown
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ def tag_spans(model: EncoderModel, tokenizer: Tokenizer, text: str) -> list[Tagg
     words = list(re.finditer(r"\w+|[^\w\s]", text))
     if not words:
         return []
+    warn_if_unknown(tokenizer, [text])
     ids, word_of_token = tokenize_tagged_words(tokenizer, [m.group() for m in words], list(range(len(words))))
     frame = SpecialTokenTemplate(tokenizer)
     row = frame.wrap(ids).tolist()

@@ -11,11 +11,13 @@ from heedful.text.train import (
     train_wordpiece,
     words,
 )
+from heedful.text.unknown import UnknownTextWarning, unknown_share, warn_if_unknown
 
 __all__ = [
     "Merge",
     "Tokenizer",
     "Trace",
+    "UnknownTextWarning",
     "byte_tokens",
     "characters",
     "render_template",
@@ -23,5 +25,7 @@ __all__ = [
     "train_bpe",
     "train_unigram",
     "train_wordpiece",
+    "unknown_share",
+    "warn_if_unknown",
     "words",
 ]

@@ -130,6 +130,11 @@ class Tokenizer:
         index: int | None = self.backend.token_to_id(token)
         return index if index is None or index < self.vocab_size else None
 
+    @property
+    def knows_bytes(self) -> bool:
+        """Whether it has tokens for single bytes, and so for every text."""
+        return self._bytes is not None
+
     def __repr__(self) -> str:
         model = type(self.backend.model).__name__
         return f"Tokenizer({model}, {self.vocab_size} tokens, {len(self.special_tokens)} of them special)"
