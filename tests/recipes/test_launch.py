@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -221,6 +223,42 @@ def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_used(here, run, fi
     assert "step-0000010 is damaged" in said and file in said and "using step-0000005" in said
     assert "going on from step 5" in said
     assert_same_run(here / "whole", run, 20)
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Every file of a run but its lock, which has the number of the process that held it last."""
+    return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_alone(here, run, capfd):
+    for step in (5, 10):
+        (checkpoint(run, step) / "training.safetensors").write_bytes(b"")
+    before = contents(run)
+    assert main(["train", "--resume", str(run)]) == 2
+    said = capfd.readouterr().err
+    assert "left as it is" in said and "step-0000010: training.safetensors has 0 bytes" in said
+    assert f"`heedful train --resume {run} --restart`" in said
+    assert contents(run) == before
+    shutil.rmtree(run / "checkpoints")
+    (run / "summary.json").write_text("{}")  # of a run that had ended, so it had checkpoints
+    with pytest.raises(ValueError, match="its checkpoints are gone"):
+        resume(run, quiet=True)
+
+
+def test_starting_anew_is_a_flag_and_loses_nothing(here, run, capfd):
+    train(here / "recipe.toml", folder=here / "whole", quiet=True)
+    (checkpoint(run, 5) / "config.json").unlink()
+    (checkpoint(run, 10) / "config.json").unlink()
+    before = contents(run)
+    with pytest.raises(ValueError, match="began with other"):
+        resume(run, {"train": {"seed": 3}}, restart=True, quiet=True)
+    assert contents(run) == before
+    assert main(["train", "--resume", str(run), "--restart"]) == 0
+    assert f"what was there is in {run / 'before-1'}" in capfd.readouterr().err
+    assert_same_run(here / "whole", run, 20)
+    kept = {name: content for name, content in before.items() if name.startswith(("checkpoints/", "log"))}
+    assert contents(run / "before-1") == kept
+    assert main(["train", "recipe.toml", "--restart"]) == 2 and "--resume RUN" in capfd.readouterr().err
 
 
 def test_a_run_belongs_to_one_process_at_a_time(here, run):

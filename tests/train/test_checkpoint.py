@@ -173,8 +173,9 @@ def test_lost_and_cut_files_are_found(file, tmp_path):
 def test_every_damaged_one_is_told_of(tmp_path):
     for step in (1, 2, 3):
         (save(tmp_path, step) / "config.json").write_text("{}")
-    step, told = found(tmp_path)
-    assert step is None and len(told) == 3 and all("there is no other one" in t for t in told)
+    with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged") as refused:
+        found(tmp_path)
+    assert all(f"step-000000{step}: config.json" in str(refused.value) for step in (1, 2, 3))
     save(tmp_path, 3)  # a save of the same step takes the place of the damaged one
     assert found(tmp_path) == (3, [])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,10 +194,46 @@ def test_a_damaged_best_is_not_loaded(tmp_path):
     save(run, 300)
     good = weights.read_bytes()
     weights.write_bytes(good[:-1] + b"\xff")
-    assert value(run.folder) == 300
+    for _ in range(2):  # told every time, which Python's own default is not
+        with pytest.warns(UserWarning, match="step-0000200, the best, is damaged .*; using step-0000300 instead"):
+            assert value(run.folder) == 300
     weights.write_bytes(good)
     (run.checkpoints / "step-0000200" / "training.safetensors").write_bytes(b"")  # not a part of the model
     assert value(run.folder) == 200
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "manifest.json", None])
+def test_the_best_one_is_missed_however_it_was_lost(tmp_path, file):
+    """The newest checkpoint, which says which is the best, is the best and damaged or lost itself."""
+    run = made(tmp_path)
+    save(run, 100, best=True)
+    path = save(run, 200, best=True)
+    if file is None:
+        save(run, 300)
+        shutil.rmtree(path)
+    else:
+        (path / file).write_bytes(b"")
+    instead = "step-0000300" if file is None else "step-0000100"
+    with pytest.warns(UserWarning, match=f"step-0000200.*; using {instead} instead"):
+        assert run.best == run.checkpoints / instead
+    save(run, 400, best=True)
+    assert value(run.folder) == 400  # a warning would be an error here
+
+
+@pytest.mark.filterwarnings("always")  # as outside of the tests, where a warning is no error
+def test_commands_tell_which_checkpoint_they_use_instead(tmp_path, capsys, monkeypatch):
+    from heedful.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    run, tokenizer = made(tmp_path), characters(["to be"])
+    for step in (100, 200):
+        path = run.save(step, model_of(step), tokenizer, {}, {}, step == 200)
+    (path / "model.safetensors").write_bytes(b"")
+    for command, *more in (["info"], ["generate", "to", "--max-tokens", "1"], ["tokenize", "a"], ["export", "folder"]):
+        assert main([command, str(run.folder), *more]) == 0
+        said = capsys.readouterr().err
+        assert said.count("step-0000200, the best, is damaged") == said.count("\n") == 1, said
+        assert said.startswith(f"heedful: warning: {run.folder}") and said.endswith("; using step-0000100 instead\n")
 
 
 def test_a_resumed_run_remembers_the_best_of_its_own_past(tmp_path):

@@ -14,6 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_set(parser, "change one setting of the recipe, as train.steps=200; repeatable")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run, as if it had never stopped")
+    parser.add_argument(
+        "--restart",
+        action="store_true",
+        help="with --resume: start the run anew at step 1; its checkpoints and logs so far go to RUN/before-1",
+    )
     parser.add_argument("--init-from", metavar="MODEL", help="begin from the weights of a model instead of fresh ones")
     parser.add_argument("--list", action="store_true", help="list the recipes that ship, with their results and times")
     parser.add_argument("--quiet", action="store_true", help="no progress, only errors")
@@ -35,8 +40,10 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError("--resume goes on with a run as it is: give it no data, recipe, --init-from or --out")
         from heedful.recipes.launch import resume
 
-        resume(options.resume, changes, quiet=options.quiet)
+        resume(options.resume, changes, restart=options.restart, quiet=options.quiet)
         return 0
+    if options.restart:
+        raise ValueError("--restart starts a run anew: say which with --resume RUN")
     if options.what is None:
         raise ValueError("what to train on? Give a text file, a folder or a recipe (`heedful train --list`)")
     from heedful.recipes.launch import train

@@ -68,10 +68,16 @@ def train(
     return _run(Recipe.from_dict(given), folder or name, quiet)
 
 
-def resume(folder: str | Path, changes: Mapping[str, Any] | None = None, *, quiet: bool = False) -> Loaded:
-    """Resume a run from its newest checkpoint; the result is that of a run never interrupted."""
+def resume(
+    folder: str | Path, changes: Mapping[str, Any] | None = None, *, restart: bool = False, quiet: bool = False
+) -> Loaded:
+    """Resume a run from its newest checkpoint; the result is that of a run never interrupted.
+
+    A run whose checkpoints are all damaged is refused and left as it is. `restart` starts any run anew at step 1: what
+    was there is moved to a subfolder before-1, -2 and so on.
+    """
     run = Run.open(Path(folder))
-    return _run(Recipe.from_dict(merge_tables(run.recipe, changes or {})), run.folder, quiet, run)
+    return _run(Recipe.from_dict(merge_tables(run.recipe, changes or {})), run.folder, quiet, run, restart)
 
 
 def resolve_recipe(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -> tuple[str, dict[str, Any]]:
@@ -89,7 +95,7 @@ def resolve_recipe(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -
     return path.name.partition(".")[0] or "run", merge_tables(automatic, {"data": {"source": str(path)}})
 
 
-def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None) -> Loaded:
+def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None, restart: bool = False) -> Loaded:
     """Set up and train in a new folder, or in that of `run`; a name (str) becomes a new folder runs/NAME-N."""
     if "lora" in recipe.adapter.kind and "init_from" not in recipe.model:
         raise ValueError(
@@ -103,7 +109,7 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
                 if processes.main:
                     run.lock()
                     ending.callback(run.unlock)  # also after an error: a notebook may try again
-                saved = run.newest(say)
+                saved = None if restart else run.newest(say)
                 tokenizer = run.tokenizer() if saved is None else _tokenizer(saved.path)
             setup = build_training(recipe, tokenizer)
         for note in setup.notes:
@@ -125,6 +131,8 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
         else:
             run.check_same(plain, _facts(setup))
             if processes.main:
+                if restart and (aside := run.set_aside()) is not None:
+                    say(f"starting anew at step 1; what was there is in {aside}")
                 run.rewrite_recipe(to_toml(plain))
         summary = _train(setup, run, folder, saved, processes, quiet)
         say("")

@@ -127,8 +127,9 @@ def write_checkpoint(
 
 
 def newest_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint | None:
-    """The newest undamaged checkpoint; damaged ones are skipped and reported. May move back what a killed save had
-    moved, so only the process that owns the run may call it."""
+    """The newest undamaged checkpoint, None if there is none at all; damaged ones are skipped and reported, and if no
+    other is left a ValueError. May move back what a killed save had moved, so only the process that owns the run may
+    call it."""
     if not folder.is_dir():
         return None
     _put_back(folder)
@@ -140,9 +141,12 @@ def newest_checkpoint(folder: Path, report: Callable[[str], None]) -> Checkpoint
             found = _open(path)
             break
         damaged.append((path, problem))
-    instead = f"using {found.path.name}" if found else "there is no other one"
+    if damaged and found is None:
+        listed = "".join(f"\n  {path.name}: {problem}" for path, problem in damaged)
+        raise ValueError(f"every checkpoint in {folder} is damaged:{listed}")
     for path, problem in damaged:
-        report(f"{path.name} is damaged: {problem}; {instead}")
+        assert found is not None
+        report(f"{path.name} is damaged: {problem}; using {found.path.name}")
     return found
 
 

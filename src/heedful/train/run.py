@@ -4,6 +4,7 @@
     facts.json                                     the data's fingerprint, versions, device
     tokenizer.json ...                             as in every checkpoint, if there is one
     log.jsonl  loss.png  samples/  summary.json    see train/runlog.py
+    before-1/                                      checkpoints and logs from before the run was started anew
     checkpoints/step-0000200                       see train/checkpoint.py
 
 One process owns a run while it trains (`lock`); any number may read it.
@@ -34,6 +35,8 @@ except ImportError:  # Windows: runs are not locked there
     fcntl = None  # type: ignore[assignment]
 
 RECIPE, FACTS, TOKENIZER, LOCK = "recipe.toml", "facts.json", "tokenizer.json", ".lock"
+SUMMARY = "summary.json"
+LOGS = ("log.jsonl", "loss.png", "samples", SUMMARY)  # train/runlog.py writes them
 
 # Settings that may change when a run is resumed: they say how or where a step is computed, or what is shown, not what
 # is learned. More steps are allowed too.
@@ -165,8 +168,32 @@ class Run:
         return path
 
     def newest(self, report: Callable[[str], None]) -> Checkpoint | None:
-        """The newest undamaged checkpoint, None if there is none; damaged ones are reported."""
-        return checkpoint.newest_checkpoint(self.checkpoints, report)
+        """The newest undamaged checkpoint, None of a run that was stopped before its first one; damaged ones are
+        reported. ValueError if those it had are lost: going on without them would overwrite the run."""
+        try:
+            found = checkpoint.newest_checkpoint(self.checkpoints, report)
+            if found is None and (self.folder / SUMMARY).exists():
+                raise ValueError(f"its checkpoints are gone: there is none in {self.checkpoints}")
+        except ValueError as problem:
+            raise ValueError(
+                f"{self.folder} cannot be resumed, and was left as it is: {problem}\n"
+                f"To start it anew at step 1: `heedful train --resume {self.folder} --restart`, which keeps what is "
+                "there in a subfolder"
+            ) from None
+        return found
+
+    def set_aside(self) -> Path | None:
+        """Move the checkpoints and logs so far into a new subfolder before-1, -2 and so on, for a run that starts
+        anew; None if there is nothing to move."""
+        there = [path for name in (*LOGS, CHECKPOINTS) if (path := self.folder / name).exists()]
+        if not there:
+            return None
+        aside = self.next_name(self.folder, "before")
+        aside.mkdir()
+        for path in there:
+            path.rename(aside / path.name)
+        self.checkpoints.mkdir()
+        return aside
 
     @property
     def best(self) -> Path | None:

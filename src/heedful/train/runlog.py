@@ -26,10 +26,10 @@ from typing import Any, Self
 
 from heedful.train import loss_plot
 from heedful.train.progress import ProgressDisplay, format_clock, format_count
-from heedful.train.run import write_atomic
+from heedful.train.run import SUMMARY, write_atomic
 from heedful.train.trackers import Tracker, make_trackers
 
-LOG, PLOT, SUMMARY, SAMPLES = "log.jsonl", "loss.png", "summary.json", "samples"
+LOG, PLOT, SAMPLES = "log.jsonl", "loss.png", "samples"
 BASELINES = "baselines.json"
 WRITE_EVERY, SHOW_EVERY, PLOT_EVERY = 1.0, 0.25, 60.0  # seconds at least
 DECAY = 0.97  # of the exponential moving averages of loss and speed that are shown

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -103,15 +104,37 @@ def is_run(folder: Path) -> bool:
     return (folder / "recipe.toml").is_file() and not (folder / "config.json").exists()
 
 
+class DamagedCheckpointWarning(UserWarning):
+    """A run's best checkpoint is damaged, and another one stands in for it."""
+
+
+warnings.filterwarnings("always", category=DamagedCheckpointWarning, append=True)  # not only the first time
+
+
 def best_checkpoint(folder: Path) -> Path | None:
-    """The best checkpoint of a run, or the newest if none is marked as the best, whose model files are intact; None if
-    there is none."""
-    usable = [
-        p for p in checkpoints(folder / CHECKPOINTS) if integrity_error(p, skip=TRAINING, sizes_only=True) is None
-    ]
-    if usable and (best := read_manifest(usable[0]).get("best")) is not None:
-        usable.sort(key=lambda p: step_of(p) != best)  # stable: the others stay in their order
-    return next((p for p in usable if integrity_error(p, skip=TRAINING) is None), None)
+    """The best checkpoint of a run, or the newest if none is marked as the best; None if there is none whose model
+    files are intact. A DamagedCheckpointWarning tells if one is used in place of a damaged or lost one."""
+    found = checkpoints(folder / CHECKPOINTS)
+    best, wrong = None, list[str]()
+    for path in found:  # the newest manifest that can be read says which step is the best
+        try:
+            best = read_manifest(path).get("best")
+            break
+        except ValueError as error:
+            wrong.append(f"{path.name} is damaged ({error}) and may have been the best")
+    if best is not None and step_name(best) not in {path.name for path in found}:
+        wrong.append(f"{step_name(best)}, the best, is not there")
+    found.sort(key=lambda p: step_of(p) != best)  # stable: the others stay in their order
+    for path in found:
+        problem = integrity_error(path, skip=TRAINING)
+        if problem is None:
+            if wrong:
+                told = f"{folder}: {'; '.join(wrong)}; using {path.name} instead"
+                warnings.warn(told, DamagedCheckpointWarning, stacklevel=2)
+            return path
+        if not any(line.startswith(path.name) for line in wrong):
+            wrong.append(f"{path.name}{', the best,' * (step_of(path) == best)} is damaged ({problem})")
+    return None
 
 
 def _pairs(folder: Path, files: dict[str, Any]) -> tuple[Iterable[Path], Iterable[str]]:

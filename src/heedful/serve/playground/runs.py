@@ -20,8 +20,8 @@ from starlette.responses import Response
 
 from heedful.serve.errors import ApiError
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
-from heedful.train.run import LOCK, RECIPE
-from heedful.train.runlog import BASELINES, LOG, SAMPLES, SUMMARY
+from heedful.train.run import LOCK, RECIPE, SUMMARY
+from heedful.train.runlog import BASELINES, LOG, SAMPLES
 from heedful.weights.resolve import resolve_model_in
 
 router = APIRouter()
