@@ -3,6 +3,7 @@
 import errno
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -228,9 +229,12 @@ def test_a_full_disk(text_file, cache, monkeypatch):
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
-def test_nowhere_to_keep_it(text_file):
+def test_nowhere_to_keep_it(text_file, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     train, _ = prepare_corpus(TextSource(text_file), byte_tokens(), cache=text_file / "no folder")
-    assert len(train.tokens) == len(TEXT.encode())
+    assert byte_tokens().decode(train.tokens.tolist()) == TEXT
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_large_vocabularies_have_larger_tokens(tmp_path):

@@ -54,15 +54,15 @@ def prepare_corpus(
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "share": share,
     }
-    folder = _writable(cache_folder() / "data" if cache is None else cache)
-    place = folder / json_digest(made_of)
-    found = _load_cached(place, made_of)
-    if found is None:
-        with _lock(folder):
-            found = _load_cached(place, made_of)  # another process may have built it meanwhile
-            if found is None:
-                _build(place, source, tokenizer, made_of)
-                found = _load_cached(place, made_of)
+    with _writable(cache_folder() / "data" if cache is None else cache) as folder:
+        place = folder / json_digest(made_of)
+        found = _load_cached(place, made_of)
+        if found is None:
+            with _lock(folder):
+                found = _load_cached(place, made_of)  # another process may have built it meanwhile
+                if found is None:
+                    _build(place, source, tokenizer, made_of)
+                    found = _load_cached(place, made_of)
     assert found is not None, "the files just written are valid"
     return found
 
@@ -76,14 +76,16 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
-def _writable(folder: Path) -> Path:
-    try:
+@contextmanager
+def _writable(folder: Path) -> Iterator[Path]:
+    """The folder, or if it cannot be written to a temporary one, removed at the end: files stay mapped."""
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="heedful-"))  # no cache folder: for this process only
+    if os.access(folder, os.W_OK):
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="heedful-", ignore_cleanup_errors=True) as temporary:
+            yield Path(temporary)
 
 
 @contextmanager
