@@ -246,8 +246,18 @@ class Loaded:
         vectors = embed_texts(self.model, self.tokenizer, [texts] if isinstance(texts, str) else texts, pooling)
         return vectors[0] if isinstance(texts, str) else vectors
 
-    def classify(self, what: str | Tensor, second: str | None = None) -> list[Label]:
-        """The labels of a text, of a pair of texts, or of an image (C, height, width) from -1 to 1, likeliest first."""
+    @overload
+    def classify(self, what: str | Tensor, second: str | None = None) -> list[Label]: ...
+    @overload
+    def classify(self, what: list[str] | tuple[str, ...], second: Sequence[str] | None = None) -> list[list[Label]]: ...
+    def classify(
+        self, what: str | list[str] | tuple[str, ...] | Tensor, second: str | Sequence[str] | None = None
+    ) -> list[Label] | list[list[Label]]:
+        """The labels of a text, of a pair of texts, or of an image (C, height, width), likeliest first; of several
+        texts or pairs, a list of such lists.
+
+        An image has floats from -1 to 1, or uint8. A text that is longer than the context is cut, with a warning.
+        """
         self.require("classify")
         return predict_labels(self.model, self.tokenizer, what, second)
 

@@ -211,6 +211,7 @@ def test_reversal_translates_numbers(page, beams):
     assert array(found["weights"]).shape == (6, 6)
 
 
+@pytest.mark.filterwarnings("ignore::heedful.models.base.TruncationWarning")
 def test_classify_answer_and_tag(page, folders):
     text, question = "anna saw the whale in berlin", "the house ?"
     expected = heedful.load(folders["classify"]).classify(text)
@@ -229,6 +230,17 @@ def test_classify_answer_and_tag(page, folders):
         (s.text, s.begin, s.end, s.label) for s in spans
     ]
     assert asked(page, "tag", model="tag", text="")["words"] == []
+    assert found["note"] is None
+    assert "reads 64: its end is cut" in asked(page, "classify", model="classify", text=PROSE * 4)["note"]
+    assert asked(page, "tag", model="tag", text=PROSE * 4)["words"][-1]["end"] > 3 * len(PROSE)
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\u200b", "\0", "\ufe0f"])
+def test_a_text_without_anything_to_read_is_the_clients_mistake(page, nothing):
+    assert "is empty" in assert_error(page.post("/api/classify", {"model": "classify", "text": nothing}), 400)
+    for question, passage in (("who?", nothing), (nothing, PROSE)):
+        body = {"model": "answer", "question": question, "passage": passage}
+        assert "one of them is empty" in assert_error(page.post("/api/answer", body), 400)
 
 
 @pytest.mark.parametrize("path", ["translate", "classify", "tag", "next", "fill/token"])

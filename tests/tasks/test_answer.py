@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from heedful.models.base import TruncationWarning
+
 
 @pytest.mark.parametrize("repeat", [1, 9])
 def test_an_answer_stands_in_its_passage(bert, passage, repeat: int):
@@ -12,3 +14,16 @@ def test_an_answer_stands_in_its_passage(bert, passage, repeat: int):
     assert passage[found.begin : found.end] == found.text and found.text and 0 < found.score <= 1
     with pytest.raises(ValueError, match="a question and a passage"):
         bert("answer").answer("", passage)
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "\u200b", "\0", "\ufe0f"])
+def test_a_question_or_a_passage_without_anything_to_read_is_refused(bert, passage, nothing):
+    for question, text in ((nothing, passage), ("Where?", nothing)):
+        with pytest.raises(ValueError, match="a question and a passage"):
+            bert("answer").answer(question, text)
+
+
+def test_that_a_long_question_is_cut_is_told(bert, passage):
+    loaded = bert("answer", max_len=128)
+    with pytest.warns(TruncationWarning, match="longer than 64 tokens: their ends are cut"):
+        loaded.answer("where is the cat " * 20, passage)

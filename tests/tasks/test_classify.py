@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 import heedful
 from heedful.loaded import Loaded
-from heedful.models.base import Batch
+from heedful.models.base import Batch, TruncationWarning
 from heedful.observe.inputs import text_input
 from support.tiny import tiny
+
+INVISIBLE = ["", "  \n", "\u200b", "\0"]
 
 
 def test_digits_are_told_apart():
@@ -40,3 +43,54 @@ def test_two_texts_for_a_model_that_does_not_tell_them_apart(tokenizer):
     model = tiny("distilbert", vocab_size=len(tokenizer), head="classify", n_labels=2).eval()
     assert len(Loaded(model, tokenizer, "small").classify("the cat", "the dog")) == 2
     assert text_input(model, tokenizer, "the cat", second="the dog").batch.segments is None
+
+
+@pytest.mark.parametrize("text", INVISIBLE)
+def test_a_text_without_anything_to_read_is_refused(bert, text):
+    for loaded in bert("classify", n_labels=2), heedful.load("languages"):  # with and without special tokens
+        for given in ((text,), (["the cat", text],), ("the cat", text)):
+            with pytest.raises(ValueError, match="is empty: give a text to classify"):
+                loaded.classify(*given)
+
+
+def test_several_texts_are_classified_as_each_alone(bert):
+    loaded = bert("classify", n_labels=3)
+    texts, seconds = ["the cat", "the dog of John Smith slept in Rome", "red"], ["the mat", "Paris", "the red cat"]
+    for given in ((texts,), (texts, seconds)):
+        alone = [loaded.classify(*pair) for pair in zip(*given, strict=True)]
+        for one, other in zip(loaded.classify(*given), alone, strict=True):
+            assert [x.name for x in one] == [x.name for x in other]
+            assert [x.score for x in one] == pytest.approx([x.score for x in other], abs=1e-6)
+    assert loaded.classify([]) == []
+    for wrong in (("the cat", ["the mat"]), (texts, "the mat"), (texts, seconds[:2])):
+        with pytest.raises(ValueError, match="two lists of the same length"):
+            loaded.classify(*wrong)
+
+
+def test_a_long_text_is_cut_as_transformers_cuts_it_and_that_is_told(bert, tokenizer, tmp_path, recwarn):
+    loaded = bert("classify", n_labels=3)
+    most = loaded.model.context_length
+    loaded.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    for given in (("the cat sat on the mat " * 40,), ("the cat sat " * 40, "the dog slept " * 60)):
+        inputs = theirs(*given, truncation=True, max_length=most, return_tensors="pt", return_token_type_ids=True)
+        with torch.no_grad():
+            expected = model(**inputs).logits[0].softmax(-1).sort(descending=True).values
+        found = loaded.classify(*given)
+        assert [x.score for x in found] == pytest.approx(expected.tolist(), abs=1e-5)
+        assert f"this model reads {most}: its end is cut" in str(recwarn.pop(TruncationWarning).message)
+        recwarn.clear()
+    loaded.classify("the cat")
+    assert not recwarn.list
+
+
+def test_pixels_are_scaled_or_refused():
+    loaded = heedful.load("digits-vit")
+    levels = torch.arange(64, dtype=torch.uint8).view(1, 8, 8) * 4
+    scaled = levels.float() / 255 * 2 - 1
+    found, expected = loaded.classify(levels), loaded.classify(scaled)
+    assert [x.score for x in found] == pytest.approx([x.score for x in expected], abs=1e-5)
+    for wrong in (levels.float(), levels.long(), scaled.masked_fill(scaled > 0.9, torch.nan)):
+        with pytest.raises(ValueError, match="pixels are floats from -1 to 1, or uint8 from 0 to 255"):
+            loaded.classify(wrong)

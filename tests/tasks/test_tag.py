@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 import torch
 
 from heedful.models.base import Batch
+from heedful.tasks import tag
 
 
 def test_entities_are_put_together(bert, tokenizer, monkeypatch):
@@ -29,3 +33,25 @@ def test_entities_are_put_together(bert, tokenizer, monkeypatch):
     assert [(x.text, x.label) for x in found] == [("John Smith", "PER"), ("Rome", "LOC")]
     assert [text[x.begin : x.end] for x in found] == ["John Smith", "Rome"]
     assert loaded.tag("  ") == []
+
+
+@pytest.mark.parametrize("windows", [1, 8])
+def test_a_long_text_is_tagged_in_windows(bert, monkeypatch, windows):
+    """A tag that depends on the token alone is the same wherever the windows begin and end."""
+    loaded = bert("tag", n_labels=3, labels=("O", "B-X", "B-Y"))
+    monkeypatch.setattr(tag, "WINDOWS", windows)
+    lengths = []
+
+    def said(batch: Batch):
+        lengths.append(batch.ids.shape[1])
+        return type("Said", (), {"logits": torch.nn.functional.one_hot(batch.ids % 3, 3) * 9.0})
+
+    monkeypatch.setattr(loaded.model, "forward", said)
+    text = "the cat sat on the mat in Paris red dog slept Rome and " * 30
+    expected = []
+    for match in re.finditer(r"\w+", text):
+        label = loaded.tokenizer.encode(match.group())[0] % 3
+        expected += [(match.start(), match.end(), "OXY"[label])] if label else []
+    assert [(x.begin, x.end, x.label) for x in loaded.tag(text)] == expected
+    assert len(lengths) > 1 or windows == 8
+    assert max(lengths) == loaded.model.context_length

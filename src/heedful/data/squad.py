@@ -68,7 +68,8 @@ class SquadWindows:
         self.question_ids = RaggedArray(ids[:LONGEST_QUESTION] for ids in question_ids)
         n_long = sum(len(ids) > LONGEST_QUESTION for ids in question_ids)
         if n_long:
-            self.notes.append(f"{n_long} questions are longer than {LONGEST_QUESTION} tokens: their ends are cut")
+            which = f"{n_long} of {len(questions)} questions"
+            self.notes.append(f"{which} are longer than {LONGEST_QUESTION} tokens: their ends are cut")
         self.windows = self._cut(max_length, stride)  # (B, 3): question, first token, last token + 1
         self.targets = np.array([self._find(*w) for w in self.windows.tolist()], dtype=np.int64)
 

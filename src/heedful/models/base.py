@@ -136,6 +136,10 @@ class Model(nn.Module):
             )
 
 
+class TruncationWarning(UserWarning):
+    """A text or a completion is cut because the model's context ends."""
+
+
 def as_batch(batch: Batch | Tensor) -> Batch:
     """Token ids (B, T) as a batch; a batch unchanged."""
     return Batch(tokens=batch) if isinstance(batch, Tensor) else batch

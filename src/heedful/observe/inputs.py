@@ -21,6 +21,7 @@ from heedful.text.tokenizer import Tokenizer
 
 VISIBLE_BLANKS = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
 MAX_CHARACTERS = 100_000  # characters: more is a mistake, or an attack
+LARGEST_PIXEL = 3.0  # pixels are from -1 to 1; ImageNet's mean and deviation, which some models expect, give up to 2.64
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,25 @@ def text_input(
 
 
 def image_input(model: Model, image: Tensor) -> ModelInput:
-    """The input for an image (C, height, width) from -1 to 1, of a ViT; the positions are [CLS] and the patches."""
+    """The input for an image (C, height, width) from -1 to 1, or uint8, of a ViT; the positions are [CLS] and the
+    patches."""
     if not isinstance(model, ViT):
         raise ValueError(f"a {model.family} model does not read images as they are")
     size = model.config.patch_size
     rows, columns = image.shape[-2] // size, image.shape[-1] // size
     places = [f"{r + 1},{c + 1}" for r in range(rows) for c in range(columns)]
-    return ModelInput(Batch(images=image[None].to(model.device)), ["[CLS]", *places])
+    return ModelInput(Batch(images=scale_images(image[None]).to(model.device)), ["[CLS]", *places])
+
+
+def scale_images(images: Tensor) -> Tensor:
+    """Images as floats from -1 to 1: uint8 from 0 to 255 is scaled; ValueError for other numbers outside."""
+    if images.dtype == torch.uint8:
+        return images.float() / 127.5 - 1
+    if not images.is_floating_point() or not bool((images.abs() <= LARGEST_PIXEL).all()):
+        values = f"{images.min():g} to {images.max():g}" if images.numel() else "nothing"
+        kind = str(images.dtype).removeprefix("torch.")
+        raise ValueError(f"pixels are floats from -1 to 1, or uint8 from 0 to 255; these are {kind} from {values}")
+    return images
 
 
 def has_segments(model: Model) -> bool:

@@ -8,15 +8,17 @@ A long passage is read in overlapping windows; the best span of all windows is t
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 
 from heedful.data.dataset import Draw
 from heedful.data.squad import Question, SquadWindows
-from heedful.models.base import Batch
+from heedful.models.base import Batch, TruncationWarning
 from heedful.models.encoder import EncoderModel
 from heedful.observe.inputs import has_segments
+from heedful.text.blank import is_blank
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
 
@@ -38,13 +40,15 @@ class AnswerSpan:
 @torch.no_grad()
 def extract_answer(model: EncoderModel, tokenizer: Tokenizer, question: str, passage: str) -> AnswerSpan:
     """The likeliest span of at most MAX_ANSWER tokens."""
-    if not question.strip() or not passage.strip():
-        raise ValueError("give a question and a passage to find its answer in")
-    warn_if_unknown(tokenizer, [question, passage])
     asked = Question("", question, 0, (), None, None)
     longest = min(MAX_WINDOW, model.context_length)
     stride, segments = min(OVERLAP, longest // 4), has_segments(model)
     windows = SquadWindows([passage], [asked], tokenizer, max_length=longest, stride=stride, segments=segments)
+    if is_blank(question) or is_blank(passage) or not len(windows.question_ids[0]) or not len(windows.ids[0]):
+        raise ValueError("give a question and a passage to find its answer in: one of them is empty")
+    warn_if_unknown(tokenizer, [question, passage])
+    for note in windows.notes:
+        warnings.warn(note, TruncationWarning, stacklevel=2)
     best, highest = AnswerSpan("", 0, 0, 0.0), -torch.inf
     before = windows.passage_offset(0)
     for i, (_, first, last) in enumerate(windows.windows.tolist()):

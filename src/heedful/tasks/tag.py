@@ -1,11 +1,19 @@
-"""Token classification: the entities of a text; with tags of another kind, as parts of speech, every word."""
+"""Token classification: the entities of a text; with tags of another kind, as parts of speech, every word.
+
+A text that is longer than the model's context is read in overlapping windows, and a token of two windows has its tag
+from the one where it is farther from the edge.
+
+    B windows, T tokens, C labels
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from heedful.data.dataset import IGNORED
 from heedful.data.special_tokens import SpecialTokenTemplate
@@ -14,6 +22,8 @@ from heedful.models.base import Batch
 from heedful.models.encoder import EncoderModel
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
+
+WINDOWS = 8  # of a long text in one batch
 
 
 @dataclass(frozen=True)
@@ -36,15 +46,14 @@ def tag_spans(model: EncoderModel, tokenizer: Tokenizer, text: str) -> list[Tagg
     warn_if_unknown(tokenizer, [text])
     ids, word_of_token = tokenize_tagged_words(tokenizer, [m.group() for m in words], list(range(len(words))))
     frame = SpecialTokenTemplate(tokenizer)
-    row = frame.wrap(ids).tolist()
-    model.check_length(len(row))
-    logits = model(Batch(torch.tensor([row], device=model.device))).logits
-    assert logits is not None, "the ability promises a head"
-    scores, best = logits[0].float().softmax(dim=-1).max(dim=-1)  # (T,) each
+    if not ids:
+        return []
+    logits = _token_logits(model, frame, ids)  # (T, C)
+    scores, best = logits.float().softmax(dim=-1).max(dim=-1)  # (T,) each
     names = model.config.labels or tuple(str(i) for i in range(model.config.n_labels))
     spans: list[TaggedSpan] = []
     previous = -1  # the last word with a label
-    for position, word in enumerate(word_of_token, start=len(frame.before)):
+    for position, word in enumerate(word_of_token):
         if word == IGNORED or names[int(best[position])] == "O":
             continue
         name, score, match = names[int(best[position])], float(scores[position]), words[word]
@@ -56,3 +65,20 @@ def tag_spans(model: EncoderModel, tokenizer: Tokenizer, text: str) -> list[Tagg
             spans.append(TaggedSpan(match.group(), match.start(), match.end(), score, label))
         previous = word
     return spans
+
+
+def _token_logits(model: EncoderModel, template: SpecialTokenTemplate, ids: list[int]) -> Tensor:
+    """Logits (T, C) of the tokens of a text of any length."""
+    size = min(len(ids), model.context_length - len(template.before) - len(template.after))
+    starts = [*range(0, len(ids) - size, (size + 1) // 2), len(ids) - size]  # windows overlap by a half
+    found: list[Tensor] = []
+    for i in range(0, len(starts), WINDOWS):
+        rows = [template.wrap(ids[start : start + size]) for start in starts[i : i + WINDOWS]]
+        logits = model(Batch(torch.from_numpy(np.stack(rows)).to(model.device))).logits  # (B, T, C)
+        assert logits is not None, "the ability promises a head"
+        found += logits[:, len(template.before) :]
+    whole = found[0].new_empty(len(ids), found[0].shape[-1])
+    for start, before, logits in zip(starts, [-size, *starts], found, strict=False):
+        begin = max(start, (start + before + size) // 2)  # the middle of the overlap with the window before
+        whole[begin : start + size] = logits[begin - start : size]
+    return whole

@@ -1090,6 +1090,11 @@ export interface components {
             labels: components["schemas"]["LabelProbability"][];
             /** Tokens */
             tokens: components["schemas"]["Token"][];
+            /**
+             * Note
+             * @description What was cut of a text that is longer than the model's context
+             */
+            note: string | null;
         };
         /**
          * CompletionChoice

@@ -31,6 +31,7 @@ from heedful.serve.playground.wire import (
     encode_response,
 )
 from heedful.serve.request_schema import Count, RequestBody
+from heedful.tasks.classify import cut_note
 
 router = APIRouter()
 
@@ -63,6 +64,7 @@ class ClassificationResponse(PlaygroundModel):
 
     labels: list[LabelProbability]
     tokens: list[Token]
+    note: str | None = Field(description="What was cut of a text that is longer than the model's context")
 
 
 class AnswerInPassage(PlaygroundModel):
@@ -167,7 +169,9 @@ def text_classification(inspector: Inspector, text: str) -> dict[str, Any]:
     if isinstance(inspector.model, ViT):
         raise ValueError(f"{inspector.loaded.name} classifies images: see /api/image/classify")
     labels = [{"label": label.name, "probability": label.score} for label in inspector.loaded.classify(text)]
-    return {"labels": labels, "tokens": tokens_of(inspector, text)}
+    tokens, limit = tokens_of(inspector, text), inspector.model.context_length
+    note = cut_note(len(tokens), limit) if limit is not None and len(tokens) > limit else None
+    return {"labels": labels, "tokens": tokens, "note": note}
 
 
 def extracted_answers(inspector: Inspector, question: str, passage: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ export class Counted {
   constructor(
     private readonly given: () => { model: Model; text: string },
     readonly answer: Live<Read>,
+    private readonly anyLength: boolean,
   ) {}
 
   /** Why it cannot be read, in words for the person at the page. */
@@ -22,7 +23,7 @@ export class Counted {
     if (unreadable(model, text))
       return `${model.id} reads numbers from 0 to ${model.vocabulary! - 1}, such as 3 1 4 1 5.`
     const n = this.answer.value?.tokens.length ?? 0
-    if (model.context !== null && n > model.context)
+    if (!this.anyLength && model.context !== null && n > model.context)
       return `This text has ${n} tokens, and ${model.id} reads at most ${model.context}. Shorten it.`
     return ''
   }
@@ -38,7 +39,8 @@ const unreadable = (model: Model, text: string) =>
   model.reads === 'numbers' &&
   (/[^\d\s,]/.test(text) || text.split(/[\s,]+/).some((number) => Number(number) >= model.vocabulary!))
 
-export function counted(given: () => { model: Model; text: string }): Counted {
+/** With `anyLength`, a text may be longer than the model's context: it is read in windows, or cut. */
+export function counted(given: () => { model: Model; text: string }, { anyLength = false } = {}): Counted {
   const answer = live(
     () => {
       const { model, text } = given()
@@ -46,5 +48,5 @@ export function counted(given: () => { model: Model; text: string }): Counted {
     },
     async (body, signal) => ({ ...body, tokens: (await api.tokens(body, signal)).tokens }),
   )
-  return new Counted(given, answer)
+  return new Counted(given, answer, anyLength)
 }
