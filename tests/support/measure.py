@@ -10,6 +10,7 @@ import torch
 from heedful.generate.batch import greedy_batch
 from heedful.models.mapping import to_hub
 from support.case import Case, error
+from support.tokenizer_parity import check_exported_tokenizer, tokenizer_of
 
 
 def logits(case: Case, path: str = "plain") -> float:
@@ -68,15 +69,19 @@ def cached(case: Case, path: str = "plain") -> float:
 
 @torch.no_grad()
 def round_trip(case: Case) -> float:
-    """Our export, read by the reference's own from_pretrained: its logits against the original's."""
+    """Our export, read by the reference's own from_pretrained: its logits against the original's. The tokenizer that
+    goes with it must be the same too."""
     from heedful.weights.save import save
 
-    reference, batch = case.reference(), case.batch()
+    reference, batch, ours = case.reference(), case.batch(), case.model()
+    tokenizer = tokenizer_of(ours.family)
     with tempfile.TemporaryDirectory() as folder:
-        save(case.model(), Path(folder))
+        save(ours, Path(folder), tokenizer)
         kind = reference.config._attn_implementation  # the same arithmetic on both sides
         again, info = type(reference).from_pretrained(folder, output_loading_info=True, attn_implementation=kind)
         assert not info["missing_keys"] and not info["unexpected_keys"], info
         again.eval()
+        if tokenizer is not None:
+            check_exported_tokenizer(Path(folder), tokenizer, ours, again)
         counted = case.counted(batch)
         return error(case.reference_logits(again, batch)[counted], case.reference_logits(reference, batch)[counted])

@@ -25,6 +25,6 @@ def run(options: argparse.Namespace) -> int:
 
     dtype = getattr(torch, options.dtype) if options.dtype else None
     loaded = heedful.load(options.model, dtype=dtype)
-    heedful.save(loaded.model, options.folder, tokenizer=loaded.tokenizer)
+    loaded.save(options.folder)
     print(f"{loaded.name} written to {options.folder}")
     return 0

@@ -45,10 +45,11 @@ class SpecialTokenTemplate:
         return _joined(self.before, ids, self.after)
 
     def wrap_pair(self, first: Ids, second: Ids, max_length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """A pair with its special tokens, and each token's segment; the longer text is truncated first, as in BERT."""
+        """A pair with its special tokens, and each token's segment. The longer text is truncated first, as in BERT;
+        of an odd number of tokens it keeps one more (the second, where both were equally long), as in transformers."""
         if max_length is not None:
             room = max(0, max_length - self.n_pair)
-            half = room // 2
+            half = room // 2 + (room % 2 if len(first) > len(second) else 0)
             n_first = max(half, room - len(second))
             first = first[:n_first]
             second = second[: room - len(first)]

@@ -177,3 +177,9 @@ def bert_rules(base: str) -> list[Rule]:
         rule(ours + "feedforward.down", theirs + "output.dense"),
         rule(ours + "feedforward_norm", theirs + "output.LayerNorm"),
     ]
+
+
+def has_segments(model: Model) -> bool:
+    """Whether the model has segment embeddings for sentence A and B; DistilBERT and RoBERTa have none."""
+    segment = getattr(model, "segment", None)
+    return segment is not None and len(segment.weight) > 1

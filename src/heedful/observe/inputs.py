@@ -12,7 +12,7 @@ from torch import Tensor
 from heedful.generate.batch import generate_batch
 from heedful.generate.request import Sampling
 from heedful.models.base import Batch, EncoderDecoderModel, GenerativeModel, Model
-from heedful.models.encoder import EncoderModel
+from heedful.models.encoder import EncoderModel, has_segments
 from heedful.models.image_gpt import ImageGPT
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
@@ -104,12 +104,6 @@ def scale_images(images: Tensor) -> Tensor:
         kind = str(images.dtype).removeprefix("torch.")
         raise ValueError(f"pixels are floats from -1 to 1, or uint8 from 0 to 255; these are {kind} from {values}")
     return images
-
-
-def has_segments(model: Model) -> bool:
-    """Whether the model has segment embeddings for sentence A and B; DistilBERT and RoBERTa have none."""
-    segment = getattr(model, "segment", None)
-    return segment is not None and len(segment.weight) > 1
 
 
 def token_label(tokenizer: Tokenizer | None, id: int) -> str:

@@ -29,7 +29,7 @@ from heedful.train.run import Run, to_toml
 from heedful.train.runlog import RunLog
 from heedful.train.trainer import Summary, Trainer, trainable_parameters
 from heedful.weights.adapter import load_adapter
-from heedful.weights.save import write_config
+from heedful.weights.save import save_tokenizer, write_config
 from heedful.weights.save_adapter import write_adapter
 
 # Settings of `heedful train my.txt`: tuned on 1 MB of text, good for more.
@@ -245,7 +245,7 @@ class _Saver:
         write_adapter(folder, model, str(Path(base).resolve()) if Path(base).exists() else base)
         write_config(folder, model)
         if tokenizer is not None:
-            tokenizer.save(folder)
+            save_tokenizer(folder, tokenizer, model)
 
 
 class _Sampler:

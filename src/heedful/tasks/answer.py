@@ -16,8 +16,7 @@ import torch
 from heedful.data.dataset import Draw
 from heedful.data.squad import Question, SquadWindows
 from heedful.models.base import Batch, TruncationWarning
-from heedful.models.encoder import EncoderModel
-from heedful.observe.inputs import has_segments
+from heedful.models.encoder import EncoderModel, has_segments
 from heedful.text.blank import is_blank
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown

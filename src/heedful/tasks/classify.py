@@ -15,8 +15,9 @@ from torch import Tensor
 from heedful.data.ragged import Ids, lengths_if_padded, pad_ids
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch, Model, TruncationWarning
+from heedful.models.encoder import has_segments
 from heedful.models.vit import ViT
-from heedful.observe.inputs import has_segments, scale_images
+from heedful.observe.inputs import scale_images
 from heedful.tasks.embed import MAX_BATCH, batch_by_length
 from heedful.text.blank import is_blank
 from heedful.text.tokenizer import Tokenizer

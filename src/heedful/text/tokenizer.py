@@ -276,15 +276,16 @@ class Tokenizer:
 
         return tokenizer_from_gguf(fields)
 
-    def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json, which `from_folder` and transformers read."""
+    def save(self, folder: str | Path, **model: Any) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which `from_folder` and transformers read.
+
+        `model` says which model it is for, in the arguments of heedful.text.tokenizer_config.
+        """
+        from heedful.text.tokenizer_config import tokenizer_config
+
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config: dict[str, Any] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **{f"{role}_token": name for role, name in self.roles.items()},
-        }
+        config = tokenizer_config(self, **model)
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
         if self._unknown_from is not None:
@@ -292,7 +293,7 @@ class Tokenizer:
         _write(folder / "tokenizer.json", self.backend.to_str(pretty=True))
         _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False))
         if self.target is not self:
-            self.target.save(folder / "target")
+            self.target.save(folder / "target", **model)
 
     def __getstate__(self) -> dict[str, Any]:
         target = None if self.target is self else self.target

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from heedful.models.base import Model
+from heedful.models.encoder import has_segments
 from heedful.models.mapping import Entry, WeightMap, identity
 from heedful.nn.lora import refuse_adapted
 from heedful.text.tokenizer import Tokenizer
@@ -97,7 +98,13 @@ def write_folder(folder: Path, model: Model, tokenizer: Tokenizer | None = None,
         _write_json(folder / "model.safetensors.index.json", index)
     write_config(folder, model)
     if tokenizer is not None:
-        tokenizer.save(folder)
+        save_tokenizer(folder, tokenizer, model)
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, model: Model) -> None:
+    """Write a model's tokenizer: with the inputs that transformers' class of the model takes, and its context."""
+    kind = hub_config(model)["model_type"]
+    tokenizer.save(folder, model_type=kind, segments=has_segments(model), max_length=model.context_length)
 
 
 def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
