@@ -3,7 +3,9 @@
 import pytest
 import torch
 from transformers import T5Config as HubConfig
+from transformers import T5ForConditionalGeneration
 
+import heedful
 from heedful.models.base import Batch
 from heedful.models.t5 import T5, T5Config
 from heedful.weights.folder import load_folder
@@ -98,6 +100,24 @@ def test_an_untied_model_saved_anew_by_the_reference_is_still_untied():
     hub = HubConfig(feed_forward_proj="gated-gelu", tie_word_embeddings=False).to_dict()
     assert hub["tie_word_embeddings"] is True, "the reference forgets it, and says scale_decoder_outputs"
     assert not T5Config.from_hub(hub).tied
+
+
+@pytest.mark.parametrize("changes", [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}])
+def test_a_new_model_of_the_reference_is_loaded_and_saved(changes, tmp_path):
+    """Its v1.1 is tied and not scaled, which its config.json does not tell from untied: the tensors do."""
+    torch.manual_seed(0)
+    settings = dict(d_model=16, d_kv=4, d_ff=24, num_layers=1, num_heads=4, vocab_size=40, decoder_start_token_id=0)
+    reference = T5ForConditionalGeneration(HubConfig(**settings, **changes)).eval()
+    reference.save_pretrained(tmp_path / "theirs")
+    loaded = heedful.load(tmp_path / "theirs")
+    source, target = torch.randint(3, 40, (1, 7)), torch.randint(3, 40, (1, 5))
+    with torch.no_grad():
+        wanted = reference(input_ids=source, decoder_input_ids=target).logits
+        assert (loaded.model(Batch(target, source=source)).logits - wanted).abs().max() < 1e-5
+        loaded.save(tmp_path / "ours")
+        again = T5ForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
+        assert (again(input_ids=source, decoder_input_ids=target).logits - wanted).abs().max() < 1e-5
+    assert heedful.load(tmp_path / "ours").model.config == loaded.model.config
 
 
 def test_old_files_repeat_tensors_that_carry_nothing():

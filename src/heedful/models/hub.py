@@ -7,7 +7,7 @@ config as one, and gives the map between our tensors' names and the hub's (`heed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from heedful.models.mapping import WeightMap
@@ -41,6 +41,10 @@ class HubLayout:
 
     def check(self, config: Any, hub: Mapping[str, Any]) -> None:
         """ValueError if config.json says something else than the config read from it."""
+
+    def fit(self, config: Any, tensors: Collection[str]) -> Any:
+        """The config of a file with these tensors, where config.json leaves something open."""
+        return config
 
     def write(self, config: Any) -> dict[str, Any]:
         """The config.json that the reference implementation reads; ValueError if it has none for such a model."""

@@ -13,7 +13,8 @@ Where we differ: the reference clamps fp16 overflows after every sublayer. T5 wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,8 @@ class T5Config(Config):
     max_distance: int = 128  # greater distances share the last bucket
     act: str = "relu"
     gated: bool = False  # the feed-forward, from v1.1 on
-    tied: bool = True  # the head's matrix is the embedding, and its input is scaled by 1/√d_model
+    tied: bool = True  # the head's matrix is the embedding
+    scaled: bool | None = None  # the head's input, by 1/√d_model; None: where it is tied
     norm_eps: float = 1e-6
     dropout: float = 0.1
     start_id: int = 0  # the target begins with padding
@@ -63,6 +65,11 @@ class T5Config(Config):
             )
         if not 0 <= self.start_id < self.vocab_size:
             raise ValueError(f"start_id is {self.start_id}, and the vocabulary has {self.vocab_size} tokens")
+
+    @property
+    def scales_head(self) -> bool:
+        """Whether the head's input is scaled."""
+        return self.tied if self.scaled is None else self.scaled
 
 
 class T5(EncoderDecoderModel):
@@ -83,7 +90,7 @@ class T5(EncoderDecoderModel):
             c.d_model,
             c.vocab_size,
             tied=self.embed.weight if c.tied else None,
-            scale=c.d_model**-0.5 if c.tied else None,
+            scale=c.d_model**-0.5 if c.scales_head else None,
         )
         self.start_id = c.start_id
 
@@ -202,8 +209,14 @@ class T5Layout(HubLayout):
             "dense_act_fn": config.act,
             "is_gated_act": config.gated,
             "tie_word_embeddings": config.tied,
-            "scale_decoder_outputs": config.tied,
+            "scale_decoder_outputs": config.scales_head,
         }
+
+    def fit(self, config: T5Config, tensors: Collection[str]) -> T5Config:
+        """transformers 5 makes new models tied and, from v1.1 on, not scaled; config.json is that of an untied one."""
+        if config.tied or "lm_head.weight" in tensors:
+            return config
+        return dataclasses.replace(config, tied=True, scaled=False)
 
     def weight_map(self, model: T5) -> WeightMap:
         """Blocks are lists of numbered sublayers; the table of position biases is in the first."""

@@ -83,7 +83,8 @@ def base_of(folder: Path) -> str:
 def with_adapter(model: Model, folder: Path) -> Model:
     """The model with an adapter merged into its weights, and with the head that the adapter was trained with."""
     if (folder / "config.json").exists():
-        config = meta_model(read_config(folder)).config
+        entries = model.weight_map().entries(dict(model.named_parameters()))
+        config = meta_model(read_config(folder), {name for entry in entries for name in entry.theirs}).config
         model = model if config == model.config else with_config(model, config)[0]
     load_adapter(clone_parameters(model), folder)
     return merge(model).eval()

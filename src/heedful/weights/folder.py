@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ HOW_TO_CONVERT = (
 def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
     """The model in a folder, in evaluation mode."""
     hub = read_config(folder)
-    model = meta_model(hub)
     with SafetensorsFiles(weight_files(folder)) as source:
+        model = meta_model(hub, set(source.names()))
         load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
     model.generation = read_json(folder, "generation_config.json", missing={})
     model.special = special_token_ids(hub) | special_token_ids(model.generation)
@@ -59,14 +59,16 @@ def read_config(folder: Path) -> dict[str, Any]:
     return hub
 
 
-def meta_model(hub: Mapping[str, Any]) -> Model:
-    """The model that a config.json describes, on the meta device: shapes without memory."""
+def meta_model(hub: Mapping[str, Any], tensors: Collection[str] | None = None) -> Model:
+    """The model that a config.json describes, on the meta device: shapes without memory. `tensors` are the names in
+    its files, for what config.json leaves open."""
     try:
         family = for_hub(hub).load()
         if hub["model_type"] == OWN:
             config = family.config_class.from_dict(own_settings(hub))
         else:
             config = family.config_class.from_hub(hub)
+            config = config if tensors is None or config.hub is None else config.hub.fit(config, tensors)
         with torch.device("meta"), SkipInit():
             return family(config)
     except KeyError as error:
