@@ -22,6 +22,7 @@ from heedful.generate.options import (
     beam_arguments,
     build_requests,
     make_drafter,
+    prompt_options,
     refuse_result_options,
 )
 from heedful.generate.request import Request, Result
@@ -41,8 +42,8 @@ from heedful.tasks.embed import Pooling, embed_texts
 from heedful.tasks.tag import TaggedSpan, tag_spans
 from heedful.tasks.translate import translation_options
 from heedful.text.chat import Messages
+from heedful.text.prompt import PromptOptions, tokenize_prompt
 from heedful.text.tokenizer import Tokenizer
-from heedful.text.unknown import warn_if_unknown
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import is_run
@@ -190,18 +191,11 @@ class Loaded:
         self.require("translate")
         return translation_options(self.model, options)
 
-    def encode_prompt(self, prompt: Prompt, chat: bool = False) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    def encode_prompt(
+        self, prompt: Prompt, **options: Unpack[PromptOptions]
+    ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """The token ids that the decoder continues, and those that the encoder reads (None of a decoder)."""
-        tokenizer = self._text_tokenizer
-        if chat:
-            turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            ids = tokenizer.chat(turns)
-        elif not isinstance(prompt, str):
-            raise ValueError("a conversation needs chat=True")
-        else:
-            warn_if_unknown(tokenizer, [prompt])
-            ids = tokenizer.encode(prompt, add_special=True)
-        ids = ids or self._empty_prompt()
+        ids = tokenize_prompt(self._text_tokenizer, prompt, options) or self._empty_prompt()
         if not ids:
             raise ValueError("the prompt is empty, and this model has no token to begin a text with")
         return (tuple(ids), None) if self.continues_prompt else ((), tuple(ids))
@@ -214,7 +208,8 @@ class Loaded:
         return special[:1] or (line if self._text_tokenizer.decode(line) == "\n" else [])
 
     def _requests(self, prompts: Sequence[Prompt], options: GenerationOptions) -> list[Request]:
-        encoded = [self.encode_prompt(prompt, options.get("chat", False)) for prompt in prompts]
+        given = prompt_options(options, self.model.context_length)
+        encoded = [self.encode_prompt(prompt, **given) for prompt in prompts]
         return build_requests(encoded, options, stop_ids=self.eos_ids, banned_ids=self.banned_ids)
 
     def _engine(self) -> Engine:

@@ -141,6 +141,17 @@ def test_frequency_and_presence_penalties_count_what_was_said():
     torch.testing.assert_close(apply_penalties(logits, samplers), expected)
 
 
+def test_no_stop_token_before_the_minimum_as_in_transformers():
+    logits, ends = random_logits(2, 50).float(), [3, 7, 600]  # 600: read, never generated
+    samplers = [Sampler(Sampling(temperature=0), min_tokens=2, stop_ids=ends), Sampler(Sampling(temperature=0))]
+    process = theirs.MinNewTokensLengthLogitsProcessor(4, 2, ends[:2], device="cpu")
+    for n_new in range(4):
+        expected = process(torch.zeros(1, 4 + n_new, dtype=torch.long), logits[:1].clone())
+        assert torch.equal(apply_penalties(logits, samplers), torch.cat([expected, logits[1:]]))
+        sample(logits, samplers)
+    assert sample(torch.eye(8)[3:4], [Sampler(Sampling(temperature=0), min_tokens=1, stop_ids=[3])]) != [3]
+
+
 def test_a_penalized_row_remembers_what_it_says():
     how = Sampling(temperature=0, frequency_penalty=1.0)
     logits = torch.tensor([[3.0, 2.5, 0.0]])

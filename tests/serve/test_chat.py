@@ -49,7 +49,7 @@ def test_an_answer_is_that_of_complete(inside, loaded):
     assert (choice.message.role, choice.message.refusal, choice.logprobs) == ("assistant", None, None)
     assert choice.finish_reason == expected.choices[0].finish_reason
     assert (reply.object, reply.id[:9], reply.model) == ("chat.completion", "chatcmpl-", "small")
-    assert reply.usage.prompt_tokens == len(loaded.encode_prompt("the cat", True)[0])
+    assert reply.usage.prompt_tokens == len(loaded.encode_prompt("the cat", chat=True)[0])
     assert reply.usage.completion_tokens == len(expected.choices[0].tokens)
 
 
@@ -127,7 +127,6 @@ def test_refusals(inside):
     for body, param in (
         (dict(max_tokens=300), "messages"),
         (dict(n=7, max_tokens=100), "max_completion_tokens"),
-        (dict(continue_final_message=True), "continue_final_message"),
         (dict(tools=[{"type": "function"}]), "tools"),
     ):
         answer = inside.chat("the cat", model="small", **body)

@@ -29,7 +29,7 @@ def tokenizer() -> Tokenizer:
 def test_more_answers_than_rows_are_asked_for_in_parts(tokenizer, settings, sizes):
     worker = Worker(Loaded(tiny_gpt(vocab_size=len(tokenizer)), tokenizer, "small"), **settings)
     spec = GenerationSpec([((1, 2), None), ((3,), None)], Sampling(seed=4), 30, n=128, best_of=128)
-    subrequests = split_requests(spec, worker, frozenset())
+    subrequests = split_requests(spec, worker)
     assert [sub.n for sub in subrequests] == [sub.request.n for sub in subrequests] == sizes * 2
     firsts = [sum(sizes[:i]) for i in range(len(sizes))]
     assert [sub.request.first for sub in subrequests] == firsts * 2
@@ -40,5 +40,5 @@ def test_more_answers_than_rows_are_asked_for_in_parts(tokenizer, settings, size
 def test_without_a_seed_every_prompt_has_its_own(tokenizer):
     worker = Worker(Loaded(tiny_gpt(vocab_size=len(tokenizer)), tokenizer, "small"), max_rows=2)
     spec = GenerationSpec([((1,), None), ((1,), None)], Sampling(), 5, n=3, best_of=3)
-    seeds = [sub.request.sampling.seed for sub in split_requests(spec, worker, frozenset())]
+    seeds = [sub.request.sampling.seed for sub in split_requests(spec, worker)]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]

@@ -125,7 +125,11 @@ def test_top_k_can_be_switched_off_as_elsewhere(off):
         ({"n": 3, "best_of": 2}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"suffix": "the end"}, "suffix"),
+        ({"suffix": "the end", "prompt": ["a", "b"]}, "suffix"),
+        ({"suffix": "the end", "echo": True}, "suffix"),
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"use_beam_search": True}, "use_beam_search"),
     ],
@@ -141,9 +145,45 @@ def test_what_changes_nothing_passes():
     CompletionRequest.model_validate({"best_of": 1, "stream": True})
 
 
+NEUTRAL = {
+    # Defaults of other servers, as user interfaces send them with every request.
+    "dry_multiplier": 0.0, "dry_base": 1.75, "xtc_probability": 0, "xtc_threshold": 0.1, "dynatemp_range": 0,
+    "tfs_z": 1.0, "top_a": 0, "num_beams": 1, "logits_processors": [], "min_tokens": 0, "skip_special_tokens": True,
+    "mirostat": 0, "mirostat_tau": 5.0, "cache_prompt": True, "samplers": None, "priority": 0, "length_penalty": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dry_multiplier", 0.8), ("xtc_probability", 0.5), ("dynatemp_range", 0.3), ("tfs_z", 0.9), ("top_a", 0.2),
+        ("num_beams", 4), ("length_penalty", 1.5), ("logits_processors", [{"qualname": "x"}]), ("n_predict", 50),
+        ("max_new_tokens", 50), ("do_sample", False), ("allowed_token_ids", [1]), ("stop_sequences", ["x"]),
+        ("skip_special_tokens", False), ("prompt_logprobs", 0), ("no_repeat_ngram_size", 3), ("mirostat", 2),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_another_server_is_refused_by_name_where_it_would_change_the_answer(field, value):
+    for kind, body in ((CompletionRequest, {"prompt": "x"}), (ChatRequest, HELLO)):
+        error = refusal(kind, {**body, field: value})
+        assert error["param"] == field and field in error["message"]
+        kind.model_validate({**body, **NEUTRAL})
+
+
+def test_options_of_embeddings_that_are_not_implemented_are_refused_by_name():
+    for field, value in {"truncate_prompt_tokens": 8, "add_special_tokens": False, "input_type": "query"}.items():
+        assert refusal(EmbeddingRequest, {"input": "x", field: value})["param"] == field
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
+        ({"echo": True}, "echo"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"x": "\ud800"}}, "chat_template_kwargs"),
+        ({"documents": ["x"]}, "documents.0"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
@@ -171,6 +211,20 @@ def test_a_chat_that_cannot_be_held_names_the_field(more, param):
     assert error["param"] == param and param.split(".")[-1] in error["message"]
 
 
+def test_an_assistants_message_may_have_no_content():
+    for message in ({"role": "assistant"}, {"role": "assistant", "content": None, "tool_calls": []}):
+        chat = ChatRequest.model_validate({"messages": [*HELLO["messages"], message, *HELLO["messages"]]})
+        assert chat.turns[1] == {"role": "assistant", "content": ""}
+
+
+def test_values_for_a_template_are_nested_a_little():
+    deep: object = "x"
+    for _ in range(500):
+        deep = {"a": [deep]}
+    error = refusal(ChatRequest, {**HELLO, "chat_template_kwargs": {"x": deep}})
+    assert error["param"] == "chat_template_kwargs" and "nested" in error["message"]
+
+
 def test_text_parts_are_joined_and_others_named():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     chat = ChatRequest.model_validate({"messages": [{"role": "developer", "content": parts}], "max_tokens": 7})
@@ -192,5 +246,5 @@ def test_the_json_schema_has_the_limits_and_the_nulls():
         "anyOf": [{"type": "integer", "minimum": 1, "maximum": 128}, {"type": "null"}], "default": 1, "title": "N",
     }  # fmt: skip
     assert all({"type": "null"} in field.get("anyOf", ()) or None in field["enum"] for field in schema.values())
-    assert schema["suffix"]["enum"] == [None, ""]
+    assert schema["num_beams"]["enum"] == [None, 1]
     assert "messages" in ChatRequest.model_json_schema()["required"]

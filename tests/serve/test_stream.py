@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from heedful.generate.model_runner import ModelRunner
 from heedful.loaded import Loaded
-from heedful.serve import generation
+from heedful.serve import event_stream
 from support.folders import tiny_gpt
 from support.in_process import Answer, Gate, InProcessServer, until
 from support.serving import CHATML, words
@@ -278,7 +278,7 @@ def test_a_silence_is_filled_with_comments(inside, worker, monkeypatch):
         read(self, pieces)
 
     monkeypatch.setattr(ModelRunner, "prefill_chunks", slowly)
-    monkeypatch.setattr(generation, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE", 0.01)
 
     async def scene():
         async def hear(answer):

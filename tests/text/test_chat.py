@@ -161,3 +161,21 @@ def test_the_sandbox_holds(template, tmp_path, monkeypatch):
         render_template(template, messages=messages)
     assert messages == [{"role": "user", "content": "x"}]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML.replace("content'] ", "content'] | trim "), LLAMA])
+@pytest.mark.parametrize("content", ["we see", "  we see  ", "<|im_end|> torn <|im", "user user"])
+def test_the_last_message_is_left_open_as_in_transformers(tokenizer, template, content):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    talk = [*TALK[:2], {"role": "user", "content": "bye"}, {"role": "assistant", "content": content}]
+    names = {"bos_token": "<s>", "eos_token": "</s>"}
+    (expected,), _ = render_jinja_template([talk], chat_template=template, continue_final_message=True, **names)
+    tokenizer.chat_template = template
+    ids = tokenizer.chat(talk, continue_final_message=True)
+    assert tokenizer.decode(ids, skip_special=False) == expected
+    parts = [*talk[:-1], {"role": "assistant", "content": [{"type": "text", "text": content}]}]
+    with pytest.raises(ValueError, match="no text to continue"):
+        tokenizer.chat([*talk[:-1], {"role": "assistant", "content": None}], continue_final_message=True)
+    tokenizer.chat_template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}."
+    assert tokenizer.decode(tokenizer.chat(parts[-1:], continue_final_message=True), skip_special=False) == content

@@ -25,6 +25,11 @@ def parse_logit_bias(text: str) -> dict[int, float]:
     return {int(token): float(bias) for token, _, bias in pairs}
 
 
+def parse_token_ids(text: str) -> list[int]:
+    """ "50256,11" -> [50256, 11]"""
+    return [int(token) for token in text.split(",")]
+
+
 def parse_early_stopping(text: str) -> bool | str:
     """ "true" -> True, "false" -> False, and "never" as it is"""
     known: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
@@ -36,6 +41,7 @@ def parse_early_stopping(text: str) -> bool | str:
 # Name: how its text is parsed, help. An option that is not given has the default of the request, except where said.
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "max_tokens": (int, "at most this many new tokens (default 200)"),
+    "min_tokens": (int, "at least this many: until then nothing ends the answer"),
     "temperature": (float, "0 is greedy (default 0.8)"),
     "top_k": (int, "choose among the K most likely"),
     "top_p": (float, "choose within this mass of probability"),
@@ -45,6 +51,9 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "frequency_penalty": (float, "-2 to 2, per time a token was said"),
     "presence_penalty": (float, "-2 to 2, once if a token was said"),
     "logit_bias": (parse_logit_bias, "added to tokens' logits: ID=BIAS,ID=BIAS"),
+    "stop_token_ids": (parse_token_ids, "end the answer before these tokens too: ID,ID"),
+    "truncate_prompt_tokens": (int, "keep the last N tokens of the prompt; -1: as many as the context has room for"),
+    "chat_template_kwargs": (json.loads, 'with --chat: variables of the template as JSON, {"enable_thinking": false}'),
     "seed": (int, "the same seed gives the same text"),
     "n": (int, "how many answers"),
     "best_of": (int, "choose them from this many, by mean log-probability"),
@@ -55,6 +64,10 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "beam_groups": (int, "with beams: groups that each look for something else"),
     "diversity": (float, "with groups: what a token costs that the groups before have chosen"),
     "draft": (str, "guess tokens ahead, for speed: lookup (copy from the prompt), or a smaller model"),
+}
+FLAGS = {
+    "ignore_eos": "go on where the model ends its text, up to --max-tokens",
+    "include_stop_str_in_output": "what ends the answer is part of it",
 }
 NOT_STREAMED = ("n", "best_of", "logprobs", "echo")  # known when the completion is finished
 HELP = (
@@ -72,6 +85,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=parse, metavar=name.rpartition("_")[2].upper(), help=about)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before this; may be repeated")
+    for name, about in FLAGS.items():
+        parser.add_argument("--" + name.replace("_", "-"), action="store_true", help=about)
     parser.add_argument("--echo", action="store_true", help="with --json: the prompt is part of the answer")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--json", action="store_true", help="print everything there is to know of the answers")
@@ -83,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     from heedful.kernels.accelerate import accelerate_as_stored, packed_precision
 
     given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
-    given |= {name: True for name in ("chat", "echo") if getattr(options, name)}
+    given |= {name: True for name in ("chat", "echo", *FLAGS) if getattr(options, name)}
     given |= {"stop": tuple(options.stop)} if options.stop else {}
     loaded = heedful.load(options.model, quantize=options.quantize)
     if packed_precision(loaded.model) is None:

@@ -281,7 +281,8 @@ def run_beam_search(
     results: dict[int, Result] = {}
     for groups, batch in request_batches(model, tokenizer, requests, max(1, ROWS // max(1, beams))):
         one = groups[0].request
-        found = beam_search(model, batch, beams=beams, n=one.n, max_tokens=one.max_tokens, eos=one.stop_ids, **options)
+        options |= {"max_tokens": one.max_tokens, "min_tokens": one.min_tokens, "eos": one.stop_ids}
+        found = beam_search(model, batch, beams=beams, n=one.n, **options)
         for group, hypotheses in zip(groups, found, strict=True):
             results[group.id] = Result([_choice(group, i, h) for i, h in enumerate(hypotheses)])
     return [results[i] for i in range(len(requests))]

@@ -70,11 +70,14 @@ def stream_pieces(tokens: Iterable[int], tokenizer: SupportsDecode) -> Iterator[
 
 
 class StopMatcher:
-    """Lets text through up to the first stop string: the one that is complete first, however the text is divided."""
+    """Lets text through up to the first stop string: the one that is complete first, however the text is divided.
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    With `include` up to its end, else up to its beginning.
+    """
+
+    def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         assert "" not in stop
-        self.stop = tuple(stop)
+        self.stop, self.include = tuple(stop), include
         self.found = False
         self._held = ""
 
@@ -86,7 +89,8 @@ class StopMatcher:
         ends = [(at + len(s), at) for s in self.stop if (at := text.find(s)) >= 0]
         if ends:
             self.found, self._held = True, ""
-            return text[: min(ends)[1]]
+            end, at = min(ends)
+            return text[: end if self.include else at]
         keep = max((self._overlap(text, s) for s in self.stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -106,20 +110,30 @@ class StopMatcher:
 class StoppingDetokenizer:
     """A `Detokenizer` that ends at stop strings; without a tokenizer its text stays empty."""
 
-    def __init__(self, tokenizer: SupportsDecode | None, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: SupportsDecode | None,
+        stop: Sequence[str] = (),
+        context: Sequence[int] = (),
+        *,
+        include_stop: bool = False,
+    ) -> None:
         if stop and tokenizer is None:
             raise ValueError("stop texts need a tokenizer: give the engine one, or use stop_ids")
         self._text = None if tokenizer is None else Detokenizer(tokenizer, context)
-        self._matcher = StopMatcher(stop)
+        self._matcher = StopMatcher(stop, include_stop)
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found."""
         return self._matcher.found
 
-    def push(self, token: int) -> str:
-        """New text that later tokens cannot change; may be empty."""
-        return "" if self._text is None else self._matcher.push(self._text.push(token))
+    def push(self, token: int, *, search: bool = True) -> str:
+        """New text that later tokens cannot change; may be empty. Without `search` no stop string is looked for."""
+        if self._text is None:
+            return ""
+        piece = self._text.push(token)
+        return self._matcher.push(piece) if search else piece
 
     def flush(self) -> str:
         """The rest, when no more tokens come."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypedDict, cast
+from typing import Any, Literal, Protocol, cast
 
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
 from heedful.generate.request import Request, Sampling
 from heedful.models.base import DecoderModel, GenerativeModel, Model
+from heedful.text.prompt import PromptOptions
 from heedful.text.tokenizer import Tokenizer
 
 
@@ -21,10 +22,12 @@ class ModelWithTokenizer(Protocol):
     name: str
 
 
-class GenerationOptions(TypedDict, total=False):
-    """How to generate; what is not given is the default. See `heedful.generate.request` for what each means."""
+class GenerationOptions(PromptOptions, total=False):
+    """How to generate; what is not given is the default. See `heedful.generate.request` for what each means, and
+    `heedful.text.prompt` for the options of a prompt."""
 
     max_tokens: int  # 200
+    min_tokens: int
     temperature: float
     top_k: int | None
     top_p: float
@@ -36,7 +39,9 @@ class GenerationOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     seed: int | None
     stop: str | Sequence[str]  # texts that end the completion and are not part of it
-    chat: bool  # put the prompt into the model's chat template
+    stop_token_ids: Collection[int]  # tokens that end it, beside those of the model
+    ignore_eos: bool  # the model's own end of a text does not end it
+    include_stop_str_in_output: bool  # the stop text or token that ends it is part of it
     n: int  # completions of each prompt; for `complete` alone, as the next three
     best_of: int | None
     logprobs: int | None
@@ -96,14 +101,27 @@ def build_requests(
     never generated."""
     rest: dict[str, Any] = dict(options)
     stop, max_tokens = rest.pop("stop", ()), rest.pop("max_tokens", 200)
-    more = {name: rest.pop(name) for name in RESULT_OPTIONS if name in rest}
-    rest = {name: value for name, value in rest.items() if name not in (*BEAM_OPTIONS, "chat", "draft")}
+    ends = frozenset() if rest.pop("ignore_eos", False) else frozenset(stop_ids)
+    ends |= frozenset(rest.pop("stop_token_ids", ()))
+    names = (*RESULT_OPTIONS, "min_tokens", "include_stop_str_in_output")
+    more = {name: rest.pop(name) for name in names if name in rest}
+    others = (*BEAM_OPTIONS, *PromptOptions.__annotations__, "draft")
+    rest = {name: value for name, value in rest.items() if name not in others}
     if banned_ids:
         rest["logit_bias"] = dict.fromkeys(banned_ids, -100.0) | rest.get("logit_bias", {})
     sampling = Sampling(**rest)
     more["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-    more["stop_ids"] = frozenset(stop_ids)
+    more["stop_ids"] = ends
     return [Request(*ids, max_tokens, sampling, **more) for ids in prompts]
+
+
+def prompt_options(options: GenerationOptions, context_length: int | None) -> PromptOptions:
+    """Those that `tokenize_prompt` takes; a truncation of -1 becomes what max_tokens leaves of the context."""
+    found = {name: value for name, value in options.items() if name in PromptOptions.__annotations__}
+    if found.get("truncate_prompt_tokens") == -1:
+        left = None if context_length is None else max(1, context_length - options.get("max_tokens", 200))
+        found["truncate_prompt_tokens"] = left
+    return cast(PromptOptions, found)
 
 
 def make_drafter(target: ModelWithTokenizer, draft: Literal["lookup"] | ModelWithTokenizer | None) -> Drafter | None:

@@ -58,13 +58,15 @@ class Request:
     source: tuple[int, ...] | None = None  # the encoder's input
     max_tokens: int = 16
     sampling: Sampling = Sampling()
-    stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
+    stop: tuple[str, ...] = ()  # strings that end a sequence
     stop_ids: frozenset[int] = frozenset()  # tokens that end a sequence
     n: int = 1  # how many sequences
     best_of: int | None = None  # generate this many and keep the n of highest mean log-probability
     logprobs: int | None = None  # log-probabilities of each token and of this many likeliest ones
     echo: bool = False  # include the prompt in the text, and its scores
     first: int = 0  # index of the first sequence in the seed's streams: n sequences may be split over several requests
+    min_tokens: int = 0  # no stop token before this many, and their text is not searched for stop strings
+    include_stop_str_in_output: bool = False  # the stop string or stop token that ends a sequence is part of it
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0 or (self.max_tokens == 0 and not self.echo):
@@ -73,6 +75,8 @@ class Request:
             raise ValueError(f"n is {self.n} and best_of {self.best_of}: n is 1 or more, best_of at least n")
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs is {self.logprobs}: it must be 0 or more")
+        if not 0 <= self.min_tokens <= max(self.max_tokens, 0):
+            raise ValueError(f"min_tokens is {self.min_tokens}: it must be from 0 to max_tokens, {self.max_tokens}")
         if self.first < 0:
             raise ValueError(f"first is {self.first}: answers are counted from 0")
         if "" in self.stop:

@@ -1,9 +1,9 @@
 """Choosing the next token: logit processors (bias and penalties), temperature, then filters, then one random draw.
 
 Each rule is a small pure function from logits to logits. They act in the order of transformers: logit bias, repetition
-penalty, frequency and presence penalty, temperature, top-k, top-p, min-p, typical; each filter sees the distribution
-that the one before left. Ties at the border: top-k and min-p look at a token's own logit only and keep all that equal
-the last one kept; top-p and typical keep the fewest tokens, of equals those with the lowest ids.
+penalty, frequency and presence penalty, minimum length, temperature, top-k, top-p, min-p, typical; each filter sees the
+distribution that the one before left. Ties at the border: top-k and min-p look at a token's own logit only and keep all
+that equal the last one kept; top-p and typical keep the fewest tokens, of equals those with the lowest ids.
 
 A row never depends on the others. It has a random stream of its own, seeded by the seed and the sequence's index, and
 takes the same count of numbers from it for every token. An id is drawn bit by bit, the highest first: one number per
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,22 @@ class InvalidLogits(ValueError):
 
 
 class Sampler:
-    """The sampling state of one sequence: its parameters, its random stream, and the tokens that penalties count."""
+    """The sampling state of one sequence: its parameters, its random stream, and the tokens that penalties count.
 
-    def __init__(self, params: Sampling, prompt: Sequence[int] = (), index: int = 0) -> None:
+    `stop_ids` are not sampled before `min_tokens` others were.
+    """
+
+    def __init__(
+        self,
+        params: Sampling,
+        prompt: Sequence[int] = (),
+        index: int = 0,
+        *,
+        min_tokens: int = 0,
+        stop_ids: Collection[int] = frozenset(),
+    ) -> None:
         self.params = params
+        self._n_missing, self._stop_ids = min_tokens, sorted(stop_ids)
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self.penalizes = penalties != (1, 0, 0)
         # Only the repetition penalty counts the prompt's tokens; the others count generated ones alone.
@@ -77,12 +89,18 @@ class Sampler:
 
     def record(self, token: int) -> None:
         """Count a generated token. `sample` does it; callers do it for tokens that were chosen otherwise."""
+        self._n_missing -= 1
         if self.penalizes:
             slot = self._slots.setdefault(token, len(self._ids))
             if slot == len(self._ids):
                 self._ids.append(token)
                 self._counts.append(0)
             self._counts[slot] += 1
+
+    @property
+    def banned(self) -> list[int]:
+        """The tokens that may not be next: stop tokens of a sequence that is too short."""
+        return self._stop_ids if self._n_missing > 0 else []
 
     def counts(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The ids that penalties apply to, and how often each was generated."""
@@ -103,10 +121,11 @@ def penalize_counts(logits: Tensor, counts: Tensor, frequency: Tensor | float, p
 
 
 def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    """The logits (B, V) in fp32 with each row's bias and penalties, computed only at the tokens they concern."""
+    """The logits (B, V) in fp32 with each row's bias, penalties and minimum length, at the tokens they concern."""
     biased = [row for row, sampler in enumerate(samplers) if sampler.params.logit_bias]
     penalized = [row for row, sampler in enumerate(samplers) if sampler.penalizes]
-    if not biased and not penalized:
+    short = [row for row, sampler in enumerate(samplers) if sampler.banned]
+    if not (biased or penalized or short):
         return logits.float()
     logits = logits.to(torch.float32, copy=True)
     n_tokens, device = logits.shape[-1], logits.device
@@ -127,6 +146,8 @@ def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
         rows, ids, counts, factors = rows[known], ids[known], counts[known], factors[known]
         at = penalize_repetition(logits[rows, ids], factors[:, 0])
         logits[rows, ids] = penalize_counts(at, counts, factors[:, 1], factors[:, 2])
+    for row in short:
+        logits[row, [token for token in samplers[row].banned if token < n_tokens]] = -torch.inf
     return logits
 
 

@@ -35,8 +35,16 @@ class GeneratedSequence:
     def __init__(self, group: SequenceGroup, index: int, tokenizer: SupportsDecode | None) -> None:
         request = group.request
         self.group, self.index = group, index
-        self.sampler = Sampler(request.sampling, request.prompt, request.first + index)
-        self.detokenizer = StoppingDetokenizer(tokenizer, request.stop, request.prompt)
+        self.sampler = Sampler(
+            request.sampling,
+            request.prompt,
+            request.first + index,
+            min_tokens=request.min_tokens,
+            stop_ids=request.stop_ids,
+        )
+        self.detokenizer = StoppingDetokenizer(
+            tokenizer, request.stop, request.prompt, include_stop=request.include_stop_str_in_output
+        )
         self.tokens: list[int] = []
         self.text = ""
         self.scores: list[TokenScore] = []  # of all sampled tokens, a stop token too
@@ -61,13 +69,14 @@ class GeneratedSequence:
         """Append a sampled token, check the stop conditions, detokenize; `full`: the model has no position for it."""
         if score is not None:
             self.scores.append(score)
-        if token in self.group.request.stop_ids:
+        request, ends = self.group.request, token in self.group.request.stop_ids
+        if ends and not request.include_stop_str_in_output:
             self.finish_reason = "stop"
             return self._event(None, self.detokenizer.flush(), score)
         self.tokens.append(token)
-        piece = self.detokenizer.push(token)
-        if not self.detokenizer.stopped and (full or len(self.tokens) >= self.group.request.max_tokens):
-            self.finish_reason = "length"
+        piece = self.detokenizer.push(token, search=len(self.tokens) > request.min_tokens)
+        if not self.detokenizer.stopped and (ends or full or len(self.tokens) >= request.max_tokens):
+            self.finish_reason = "stop" if ends else "length"
             piece += self.detokenizer.flush()
         if self.detokenizer.stopped:
             self.finish_reason = "stop"

@@ -211,10 +211,11 @@ def run_speculative(
             "best_of": (r.best_of or 1) > 1,
             "logprobs": r.logprobs is not None,
             "echo": r.echo,
+            "min_tokens": r.min_tokens > 0,
         }
         if any(wanted.values()):
             wrong = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
-            raise ValueError(f"speculation gives one answer without scores: leave out {wrong}, or the draft")
+            raise ValueError(f"speculation gives one answer, without scores: leave out {wrong}, or the draft")
     return _run(model, request_batches(model, tokenizer, requests, ROWS), drafter)
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from heedful.generate.request import Choice, Result
 from heedful.generate.sequence import Event
-from heedful.serve.errors import client_errors
+from heedful.serve.errors import ApiError, client_errors
 from heedful.serve.generation import (
     ChoiceState,
     EncodedPrompt,
@@ -23,13 +23,16 @@ from heedful.serve.generation import (
     check_context_length,
     check_token_budget,
     generate_response,
+    prompt_limit,
     require_generation,
     sampling_params,
+    stopping,
 )
 from heedful.serve.logprobs import TokenLogprob, answer_logprobs, chat_logprobs
 from heedful.serve.request_schema import ChatRequest
 from heedful.serve.response_schema import ChatResponse, json_or_event_stream
 from heedful.serve.worker import Worker
+from heedful.text.prompt import PromptOptions
 
 router = APIRouter()
 # max_completion_tokens where a client gives none: some models never end their turn.
@@ -58,7 +61,7 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
     loaded = worker.loaded
     require_generation(loaded)
     with client_errors("messages"):  # a template is a program: not on the event loop
-        encoded = await asyncio.to_thread(loaded.encode_prompt, body.turns, True)
+        encoded = await asyncio.to_thread(loaded.encode_prompt, body.turns, **chat_prompt_options(body, worker))
     max_tokens = body.max_completion_tokens or default_max_tokens(worker, encoded, most // body.n)
     check_context_length(worker, encoded, max_tokens, "messages")
     with client_errors():
@@ -68,9 +71,33 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
             max_tokens,
             body.n,
             body.n,
-            body.stop,
-            (body.top_logprobs or 0) if body.logprobs else None,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            **stopping(body, loaded) | {"min_tokens": min(body.min_tokens, max_tokens)},
         )
+
+
+def chat_prompt_options(body: ChatRequest, worker: Worker) -> PromptOptions:
+    """How the conversation becomes token ids; ApiError for documents that the template has no place for."""
+    tokenizer, begins = worker.loaded.tokenizer, body.add_generation_prompt
+    variables = dict(body.chat_template_kwargs)
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.documents:
+        if tokenizer is None or "documents" not in (tokenizer.chat_template or ""):
+            raise ApiError(
+                400, f"the chat template of {worker.loaded.name} has no place for documents: put them into a message",
+                param="documents",
+            )  # fmt: skip
+        variables["documents"] = body.documents
+    room = body.max_completion_tokens or min(DEFAULT_MAX_TOKENS, (worker.max_context or 0) // 4)
+    return {
+        "chat": True,
+        "add_special_tokens": body.add_special_tokens,
+        "truncate_prompt_tokens": prompt_limit(body, worker, room),
+        "continue_final_message": body.continue_final_message,
+        "add_generation_prompt": not body.continue_final_message if begins is None else begins,
+        "chat_template_kwargs": variables,
+    }
 
 
 def default_max_tokens(worker: Worker, encoded: EncodedPrompt, most: int) -> int:

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -20,6 +21,7 @@ from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import ApiError, client_errors
+from heedful.serve.field_types import Prompts
 from heedful.serve.generation import (
     ChoiceState,
     EncodedPrompt,
@@ -29,13 +31,16 @@ from heedful.serve.generation import (
     check_context_length,
     check_token_budget,
     generate_response,
+    prompt_limit,
     require_generation,
     sampling_params,
+    stopping,
 )
 from heedful.serve.logprobs import TokenLogprob, answer_logprobs, completion_logprobs, prompt_logprobs
-from heedful.serve.request_schema import CompletionRequest, Prompts
+from heedful.serve.request_schema import CompletionRequest
 from heedful.serve.response_schema import CompletionResponse, json_or_event_stream
 from heedful.serve.worker import Worker
+from heedful.text.prompt import PromptOptions, encode_fill_in_the_middle
 
 router = APIRouter()
 LONG = 4096  # characters or tokens: more are encoded in a thread, beside the event loop
@@ -77,10 +82,16 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
             f"{loaded.name} answers its prompt instead of continuing it, and cannot echo it: leave out echo",
             param="echo",
         )
-    prompts = prompt_list(body.prompt)
-    long = sum(map(len, prompts)) > LONG
-    with client_errors("prompt"):
-        encoded = await asyncio.to_thread(encode_prompts, loaded, prompts) if long else encode_prompts(loaded, prompts)
+    ends = stopping(body, loaded)
+    limit = prompt_limit(body, worker, body.max_tokens)
+    if body.suffix:
+        encoded, end = fill_in_the_middle(loaded, body, limit)
+        ends["stop_ids"] |= frozenset() if end is None or body.ignore_eos else {end}
+    else:
+        prompts = prompt_list(body.prompt)
+        encode = partial(encode_prompts, loaded, prompts, add_special_tokens=body.add_special_tokens, limit=limit)
+        with client_errors("prompt"):
+            encoded = await asyncio.to_thread(encode) if sum(map(len, prompts)) > LONG else encode()
     for prompt in encoded:
         check_context_length(worker, prompt, body.max_tokens, "prompt" if body.max_tokens == 0 else "max_tokens")
     with client_errors():
@@ -90,10 +101,25 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
             body.max_tokens,
             body.n,
             max(body.n, body.best_of or 1),
-            body.stop,
-            body.logprobs,
-            body.echo,
+            logprobs=body.logprobs,
+            echo=body.echo,
+            **ends,
         )
+
+
+def fill_in_the_middle(
+    loaded: Loaded, body: CompletionRequest, limit: int | None
+) -> tuple[list[EncodedPrompt], int | None]:
+    """The prompt for what stands between `prompt` and `suffix`, and the token that ends it; ApiError if the model
+    cannot do that."""
+    assert loaded.tokenizer is not None and not isinstance(body.prompt, list)
+    with client_errors("suffix"):
+        if not loaded.continues_prompt:
+            raise ValueError(f"{loaded.name} answers its prompt and cannot fill in the middle: leave out suffix")
+        ids, end = encode_fill_in_the_middle(loaded.tokenizer, body.prompt or "", body.suffix)
+        if limit is not None and len(ids) > limit:
+            raise ValueError(f"prompt and suffix have {len(ids)} tokens, and with a suffix nothing is truncated")
+    return [(tuple(ids), None)], end
 
 
 def prompt_list(given: Prompts | None) -> Sequence[str | list[int]]:
@@ -105,15 +131,20 @@ def prompt_list(given: Prompts | None) -> Sequence[str | list[int]]:
     return given
 
 
-def encode_prompts(loaded: Loaded, prompts: Sequence[str | list[int]]) -> list[EncodedPrompt]:
-    """Texts encoded as `Loaded.complete` does it; token ids as they are, if the vocabulary has them."""
+def encode_prompts(
+    loaded: Loaded, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True, limit: int | None = None
+) -> list[EncodedPrompt]:
+    """Texts encoded as `Loaded.complete` does it; token ids as they are, if the vocabulary has them. Of more than
+    `limit` tokens, the last."""
     encoded: list[EncodedPrompt] = []
     for i, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            encoded.append(loaded.encode_prompt(prompt))
+            options: PromptOptions = {"add_special_tokens": add_special_tokens, "truncate_prompt_tokens": limit}
+            encoded.append(loaded.encode_prompt(prompt, **options))
         else:
             check_token_ids(prompt, vocab_sizes(loaded.model)[0], f"prompt {i}", loaded.name)
-            encoded.append((tuple(prompt), None) if loaded.continues_prompt else ((), tuple(prompt)))
+            ids = tuple(prompt if limit is None else prompt[-limit:])
+            encoded.append((ids, None) if loaded.continues_prompt else ((), ids))
     return encoded
 
 

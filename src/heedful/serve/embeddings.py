@@ -24,8 +24,9 @@ from torch import Tensor
 from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
+from heedful.serve.field_types import Prompts
 from heedful.serve.handle import HandleGroup
-from heedful.serve.request_schema import EmbeddingRequest, Prompts
+from heedful.serve.request_schema import EmbeddingRequest
 from heedful.serve.response_schema import EmbeddingResponse
 from heedful.serve.worker import Worker
 from heedful.tasks.embed import embed_token_ids, pooling_mode, tokenize_texts, truncation_length

@@ -3,12 +3,7 @@ and back.
 
     GenerationSpec      what to generate, checked against the model
     generate_response   submits it to the model's worker; a full JSON response, or a stream of server-sent events
-    EventStream         that stream
     ResponseFormatter   the bodies and chunks of the response, in OpenAI's format
-
-Nothing is sent before the engine's first event, so that what fails until then has its own HTTP status; what fails later
-is the last event but [DONE] of the stream. A server-sent message carries all tokens since the last one: a slow client
-delays only itself. A comment now and then keeps proxies from closing a connection that is silent during a long prefill.
 """
 
 from __future__ import annotations
@@ -21,31 +16,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from heedful.generate.request import Choice, Request, Result, Sampling
 from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
-from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors, execution_error, request_id
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
+from heedful.serve.event_stream import EventStream
 from heedful.serve.handle import GenerationHandle, HandleGroup, empty_result
 from heedful.serve.logprobs import LogprobBuffer, token_text_of
 from heedful.serve.request_schema import SamplingRequest
 from heedful.serve.worker import Worker
 
 LARGE = 4096  # log-probabilities: a body with more is made in a thread, beside the event loop
-KEEP_ALIVE = 15.0  # seconds without an event until a comment is sent
-DONE = "data: [DONE]\n\n"
-COMMENT = b": keep-alive\n\n"
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would buffer it
-]
 
 EncodedPrompt = tuple[tuple[int, ...], tuple[int, ...] | None]  # token ids for the decoder, and for the encoder
 
@@ -65,6 +52,9 @@ class GenerationSpec:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     echo: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
 
     @property
     def n_prompt_tokens(self) -> int:
@@ -87,7 +77,7 @@ class SubRequest:
     n: int
 
 
-def split_requests(spec: GenerationSpec, worker: Worker, stop_ids: frozenset[int]) -> list[SubRequest]:
+def split_requests(spec: GenerationSpec, worker: Worker) -> list[SubRequest]:
     """The engine requests: one per prompt, or several where it has more answers than fit into a batch."""
     if not spec.max_tokens and not spec.scores_prompt:
         return [SubRequest(None, i, i * spec.n, spec.n) for i in range(len(spec.prompts))]
@@ -97,8 +87,9 @@ def split_requests(spec: GenerationSpec, worker: Worker, stop_ids: frozenset[int
         # Torch's own random state is the same whenever a server starts.
         seed = secrets.randbits(63) if spec.sampling.seed is None else spec.sampling.seed
         whole = Request(
-            prompt, source, spec.max_tokens, replace(spec.sampling, seed=seed), spec.stop, stop_ids,
-            logprobs=logprobs, echo=spec.scores_prompt,
+            prompt, source, spec.max_tokens, replace(spec.sampling, seed=seed), spec.stop, spec.stop_ids,
+            logprobs=logprobs, echo=spec.scores_prompt, min_tokens=spec.min_tokens,
+            include_stop_str_in_output=spec.include_stop_str_in_output,
         )  # fmt: skip
         most = worker.max_answers(whole)
         for first in range(0, spec.best_of, most):
@@ -116,12 +107,34 @@ def sampling_params(body: SamplingRequest, loaded: Loaded) -> Sampling:
         top_k=body.top_k,
         top_p=body.top_p,
         min_p=body.min_p,
+        typical_p=body.typical_p,
         repetition_penalty=body.repetition_penalty,
         frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
         logit_bias=dict.fromkeys(loaded.banned_ids, -100.0) | body.logit_bias,
         seed=body.seed,
     )
+
+
+def stopping(body: SamplingRequest, loaded: Loaded) -> dict[str, Any]:
+    """The fields of a GenerationSpec that say when an answer ends."""
+    with client_errors("stop_token_ids"):
+        check_token_ids(body.stop_token_ids, vocab_sizes(loaded.model)[1], "stop_token_ids", loaded.name)
+    own = () if body.ignore_eos else loaded.eos_ids
+    return {
+        "stop": body.stop,
+        "stop_ids": frozenset([*own, *body.stop_token_ids]),
+        "min_tokens": body.min_tokens,
+        "include_stop_str_in_output": body.include_stop_str_in_output,
+    }
+
+
+def prompt_limit(body: SamplingRequest, worker: Worker, max_tokens: int) -> int | None:
+    """truncate_prompt_tokens as a number of tokens; -1 is what an answer of max_tokens leaves of the context."""
+    longest = worker.max_context
+    if body.truncate_prompt_tokens != -1 or longest is None:
+        return None if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
+    return max(1, longest - max_tokens) if worker.loaded.continues_prompt else longest
 
 
 def require_generation(loaded: Loaded) -> None:
@@ -175,7 +188,7 @@ async def generate_response(
 ) -> Response:
     """Submit to the worker, and return the full response or a stream, which keeps the resources until it ends."""
     with client_errors():
-        subrequests = split_requests(spec, worker, frozenset(worker.loaded.eos_ids))
+        subrequests = split_requests(spec, worker)
         group = submit(worker, subrequests, stream=stream)
     if stream:
         return EventStream(group, subrequests, formatter, resources.pop_all())
@@ -202,98 +215,6 @@ def n_logprobs(results: Sequence[Result]) -> int:
     """How many log-probabilities a response with these results has."""
     answers = sum(len(choice.scores or ()) for result in results for choice in result.choices)
     return answers + sum(len(result.prompt_scores or ()) * len(result.choices) for result in results)
-
-
-# --- server-sent events -----------------------------------------------------------------------------------------------
-
-
-class ChunkFormatter(Protocol):
-    """What an EventStream needs of a formatter."""
-
-    def chunk(self, sub: SubRequest, event: Event) -> str:
-        """The server-sent events for one event of the engine; may be empty."""
-
-    def final_chunk(self) -> str:
-        """What comes last before [DONE]; may be empty."""
-
-
-class EventStream(Response):
-    """A response of server-sent events; it closes its resources at the end."""
-
-    def __init__(
-        self,
-        group: HandleGroup[GenerationHandle],
-        subrequests: Sequence[SubRequest],
-        formatter: ChunkFormatter,
-        resources: AsyncExitStack,
-    ) -> None:
-        super().__init__()
-        self.group, self.subrequests, self.formatter, self.resources = group, subrequests, formatter, resources
-        self._started = self._failed = False
-        self._last_sent = 0.0
-        self._request_id: str | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they come until all handles are done, one has failed, or the client disconnects."""
-        self._request_id, self._last_sent = request_id(scope), asyncio.get_running_loop().time()
-        heartbeat = asyncio.create_task(self._heartbeat())
-        async with self.resources, self.group.cancelled_on_disconnect(receive):
-            try:
-                await self._stream(send)
-            finally:
-                heartbeat.cancel()
-
-    async def _heartbeat(self) -> None:
-        """Wake `_stream` now and then, so that it notices a silence."""
-        while True:
-            await asyncio.sleep(KEEP_ALIVE / 4)
-            if self._silent:
-                self.group.wakeup.set()
-
-    @property
-    def _silent(self) -> bool:
-        return asyncio.get_running_loop().time() - self._last_sent >= KEEP_ALIVE
-
-    async def _stream(self, send: Send) -> None:
-        group, over = self.group, False
-        while not over:
-            await group.wakeup.wait()
-            group.wakeup.clear()
-            if group.disconnected:
-                return
-            chunks = self._new_chunks()
-            over = self._failed or all(handle.done for handle in group.handles)
-            if over:
-                chunks += DONE if self._failed else self.formatter.final_chunk() + DONE
-            if chunks:
-                await self._send(send, chunks.encode(), more=not over)
-            elif self._silent:
-                await self._send(send, COMMENT, more=True)
-
-    def _new_chunks(self) -> str:
-        """Chunks for the events of all handles since the last call."""
-        chunks = list[str]()
-        for sub, handle in zip(self.subrequests, self.group.handles, strict=True):
-            for event in handle.take_events():
-                if event.error is not None:
-                    before = "".join(chunks)
-                    return before + self._error_chunk(event.error, started=self._started or bool(before))
-                chunks.append(self.formatter.chunk(sub, event))
-        return "".join(chunks)
-
-    def _error_chunk(self, error: Exception, *, started: bool) -> str:
-        problem = execution_error(error, self._request_id)
-        if not started:
-            raise problem
-        self._failed = True
-        return f"data: {problem.encoded().decode()}\n\n"
-
-    async def _send(self, send: Send, body: bytes, *, more: bool) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        await send({"type": "http.response.body", "body": body, "more_body": more})
-        self._last_sent = asyncio.get_running_loop().time()
 
 
 # --- the format -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response
 from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import ApiError, client_errors
-from heedful.serve.request_schema import Count, Flag, RequestBody, Text
+from heedful.serve.field_types import Count, Flag, Text
+from heedful.serve.request_schema import RequestBody
 from heedful.serve.response_schema import ResponseModel
 from heedful.text.tokenizer import Tokenizer
 

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jinja2
@@ -127,7 +128,7 @@ def _count_loops(template: jinja2.nodes.Template) -> None:
         loop.body.insert(0, jinja2.nodes.ExprStmt(step).set_lineno(loop.lineno))
 
 
-def render_template(template: str, **variables: Any) -> str:
+def render_template(template: str, /, **variables: Any) -> str:
     """Run a chat template in the sandbox. `variables` are what the reference passes: messages, bos_token ...
 
     A template that is broken, refuses the conversation or exceeds its budget is a ValueError that says so.
@@ -140,7 +141,7 @@ def render_template(template: str, **variables: Any) -> str:
     try:
         tree = sandbox.parse(template)
         _count_loops(tree)
-        for part in sandbox.from_string(tree).generate(**variables):
+        for part in sandbox.from_string(tree).generate(variables):
             size += len(part)
             if size > MAX_OUTPUT:
                 raise jinja2.TemplateError(f"it writes more than {MAX_OUTPUT:,} characters")
@@ -168,20 +169,57 @@ class Rendered:
         return any(start < mark < end for mark in self.marks)
 
 
-def render_chat(template: str, messages: Messages, special: Iterable[str], variables: Mapping[str, Any]) -> Rendered:
-    """Render `messages`, marking what looks like a special token inside them."""
+def render_chat(
+    template: str,
+    messages: Messages,
+    special: Iterable[str],
+    variables: Mapping[str, Any],
+    /,
+    *,
+    continue_final_message: bool = False,
+    **constants: Any,
+) -> Rendered:
+    """Render `messages`, marking what looks like a special token inside them or in the user's `variables`.
+
+    `constants` are the variables that no user wrote. With `continue_final_message` the text ends with the content of
+    the last message, which the model continues.
+    """
     check_messages(messages)
     special = [name for name in special if name]
-    mark = _unused_character([template, *_strings(messages), *_strings(variables)])
-    shielded = [_shield(message, special, mark) for message in messages]
-    tools = {"tools": _shield(variables["tools"], special, mark)} if variables.get("tools") else {}
-    text = render_template(template, **{**variables, **tools, "messages": shielded})
+    mark, end = _unused_characters([template, *_strings(messages), *_strings(variables)], 2)
+    turns = [_shield(message, special, mark) for message in messages]
+    if continue_final_message:
+        turns[-1]["content"] = _mark_end(turns[-1].get("content"), end + " ")
+    given = {name: _shield(value, special, mark) for name, value in variables.items()}
+    text = render_template(template, **{**constants, **given, "messages": turns})
+    if continue_final_message:
+        text = _cut_at(text, end)
     pieces = text.split(mark)
     marks, position = [], 0
     for piece in pieces[:-1]:
         position += len(piece)
         marks.append(position)
     return Rendered("".join(pieces), tuple(marks))
+
+
+def _mark_end(content: Any, mark: str) -> Any:
+    """The content of a message, with the mark behind its text."""
+    if isinstance(content, str):
+        return content + mark
+    texts = [i for i, part in enumerate(content or ()) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    if not texts:
+        raise ValueError("the last message has no text to continue")
+    last = texts[-1]
+    return [{**part, "text": part["text"] + mark} if i == last else part for i, part in enumerate(content)]
+
+
+def _cut_at(text: str, mark: str) -> str:
+    """The rendered text up to the mark; a template that strips messages strips the last one too, as in transformers."""
+    at = text.rfind(mark)
+    if at < 0:
+        raise ValueError("the chat template leaves out the last message, which cannot be continued then")
+    cut = text[:at] if text.startswith(mark + " ", at) else text[:at].rstrip()
+    return cut.replace(mark + " ", "").replace(mark, "")  # where the template writes the message twice
 
 
 def check_messages(messages: Messages) -> None:
@@ -208,12 +246,13 @@ def _strings(value: Any) -> list[str]:
     return []
 
 
-def _unused_character(texts: list[str]) -> str:
+def _unused_characters(texts: list[str], n: int) -> list[str]:
     used = set().union(*texts)
-    for code in (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)):
-        if chr(code) not in used:
-            return chr(code)
-    raise ValueError("the conversation uses every private character of Unicode")
+    private = map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)))
+    found = list(islice((character for character in private if character not in used), n))
+    if len(found) < n:
+        raise ValueError("the conversation uses every private character of Unicode")
+    return found
 
 
 def _shield(value: Any, special: list[str], mark: str) -> Any:

@@ -240,18 +240,33 @@ class Tokenizer:
 
     # --- conversations ---------------------------------------------------------------------------------------------
 
-    def chat(self, messages: Messages, add_generation_prompt: bool = True, **variables: Any) -> list[int]:
+    def chat(
+        self,
+        messages: Messages,
+        /,
+        add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> list[int]:
         """The ids of a conversation ([{"role": "user", "content": "Hello"}]) in the model's own chat format.
 
         Special tokens come from the template alone: what looks like one inside a message is ordinary text.
-        `variables` go to the template (tools=[...], enable_thinking=False).
+        `variables` go to the template (tools=[...], enable_thinking=False). With `continue_final_message` the last
+        message stays open, for the model to continue.
         """
         if self.chat_template is None:
             raise ValueError('this model has no chat template; use a chat ("instruct") model, or plain text')
         names = {f"{role}_token": name for role, name in self.roles.items()}
-        variables = {"tools": None, "documents": None, **names, **variables}
-        variables["add_generation_prompt"] = add_generation_prompt
-        rendered = render_chat(self.chat_template, messages, self.special_tokens, variables)
+        rendered = render_chat(
+            self.chat_template,
+            messages,
+            self.special_tokens,
+            {"tools": None, "documents": None, **variables},
+            continue_final_message=continue_final_message,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            **names,
+        )
         ids: list[int] = []
         for index, start, end in self.encode_with_offsets(rendered.text, allow_special=True):
             if index in self._special_ids and rendered.user_made(start, end):

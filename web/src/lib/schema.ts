@@ -858,6 +858,11 @@ export interface components {
              */
             min_p?: number | null;
             /**
+             * Typical P
+             * @default 1
+             */
+            typical_p?: number | null;
+            /**
              * Repetition Penalty
              * @default 1
              */
@@ -887,6 +892,28 @@ export interface components {
              */
             stop?: (string | string[]) | null;
             /**
+             * Stop Token Ids
+             * @default []
+             */
+            stop_token_ids?: number[] | null;
+            /**
+             * Include Stop Str In Output
+             * @default false
+             */
+            include_stop_str_in_output?: boolean | null;
+            /**
+             * Ignore Eos
+             * @default false
+             */
+            ignore_eos?: boolean | null;
+            /**
+             * Min Tokens
+             * @default 0
+             */
+            min_tokens?: number | null;
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: -1 | number | null;
+            /**
              * N
              * @default 1
              */
@@ -912,6 +939,34 @@ export interface components {
             logprobs?: boolean | null;
             /** Top Logprobs */
             top_logprobs?: number | null;
+            /**
+             * Add Special Tokens
+             * @default false
+             */
+            add_special_tokens?: boolean | null;
+            /** Add Generation Prompt */
+            add_generation_prompt?: boolean | null;
+            /**
+             * Continue Final Message
+             * @default false
+             */
+            continue_final_message?: boolean | null;
+            /**
+             * Chat Template Kwargs
+             * @default {}
+             */
+            chat_template_kwargs?: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Documents
+             * @default []
+             */
+            documents?: {
+                [key: string]: unknown;
+            }[] | null;
+            /** Reasoning Effort */
+            reasoning_effort?: string | null;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -953,27 +1008,22 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            structured_outputs?: null;
+            structured_outputs?: null | Record<string, never>;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            bad_words?: null | never[];
+            regex?: null;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            stop_token_ids?: null | never[];
+            ebnf?: null;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            min_tokens?: null | 0;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            ignore_eos?: null | false;
+            format?: null | "";
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -983,12 +1033,22 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
+            num_beams?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
             length_penalty?: null | 1;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            typical_p?: null | 1;
+            early_stopping?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            penalty_alpha?: null | 0;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -998,7 +1058,267 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
+            encoder_repetition_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            no_repeat_ngram_size?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dry_multiplier?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            xtc_probability?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynatemp_range?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynamic_temperature?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            temperature_last?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            smoothing_factor?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs_z?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_a?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_n_sigma?: null | -1 | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            typical?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            epsilon_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            eta_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
             mirostat?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mirostat_mode?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            samplers?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            sampler_priority?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            do_sample?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guidance_scale?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            negative_prompt?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            logits_processors?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            allowed_token_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            custom_token_bans?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            banned_tokens?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            ban_eos_token?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            skip_special_tokens?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_new_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            min_new_tokens?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_length?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stop_sequences?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stopping_strings?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            rep_pen?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            options?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            prompt_logprobs?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_probs?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_tokens_as_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            t_max_predict_ms?: null | 0 | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            thinking_token_budget?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora_path?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mm_processor_kwargs?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            image_data?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_keep?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            best_of?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            echo?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            suffix?: null | "";
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -1040,22 +1360,12 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
+            verbosity?: null | "medium";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
             chat_template?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            chat_template_kwargs?: null | Record<string, never>;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            add_generation_prompt?: null | true;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            continue_final_message?: null | false;
         } & {
             [key: string]: unknown;
         };
@@ -1154,6 +1464,11 @@ export interface components {
              */
             min_p?: number | null;
             /**
+             * Typical P
+             * @default 1
+             */
+            typical_p?: number | null;
+            /**
              * Repetition Penalty
              * @default 1
              */
@@ -1182,6 +1497,28 @@ export interface components {
              * @default []
              */
             stop?: (string | string[]) | null;
+            /**
+             * Stop Token Ids
+             * @default []
+             */
+            stop_token_ids?: number[] | null;
+            /**
+             * Include Stop Str In Output
+             * @default false
+             */
+            include_stop_str_in_output?: boolean | null;
+            /**
+             * Ignore Eos
+             * @default false
+             */
+            ignore_eos?: boolean | null;
+            /**
+             * Min Tokens
+             * @default 0
+             */
+            min_tokens?: number | null;
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: -1 | number | null;
             /**
              * N
              * @default 1
@@ -1213,6 +1550,16 @@ export interface components {
              * @default false
              */
             echo?: boolean | null;
+            /**
+             * Add Special Tokens
+             * @default true
+             */
+            add_special_tokens?: boolean | null;
+            /**
+             * Suffix
+             * @default
+             */
+            suffix?: string | null;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -1254,27 +1601,22 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            structured_outputs?: null;
+            structured_outputs?: null | Record<string, never>;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            bad_words?: null | never[];
+            regex?: null;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            stop_token_ids?: null | never[];
+            ebnf?: null;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            min_tokens?: null | 0;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            ignore_eos?: null | false;
+            format?: null | "";
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -1284,12 +1626,22 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
+            num_beams?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
             length_penalty?: null | 1;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            typical_p?: null | 1;
+            early_stopping?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            penalty_alpha?: null | 0;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -1299,17 +1651,267 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
+            encoder_repetition_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            no_repeat_ngram_size?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dry_multiplier?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            xtc_probability?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynatemp_range?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynamic_temperature?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            temperature_last?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            smoothing_factor?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs_z?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_a?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_n_sigma?: null | -1 | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            typical?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            epsilon_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            eta_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
             mirostat?: null | 0;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
-            suffix?: null | "";
+            mirostat_mode?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            samplers?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            sampler_priority?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            do_sample?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guidance_scale?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            negative_prompt?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            logits_processors?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            allowed_token_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            custom_token_bans?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            banned_tokens?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            ban_eos_token?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            skip_special_tokens?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_new_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            min_new_tokens?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_length?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stop_sequences?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stopping_strings?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            rep_pen?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            options?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            prompt_logprobs?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_probs?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_tokens_as_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            t_max_predict_ms?: null | 0 | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            thinking_token_budget?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora_path?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mm_processor_kwargs?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            image_data?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_keep?: null | 0;
             /**
              * @description Not implemented
              * @enum {unknown}
              */
             prompt_embeds?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            input_extra?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            add_bos_token?: null | true;
         } & {
             [key: string]: unknown;
         };
@@ -1392,6 +1994,66 @@ export interface components {
             dimensions?: number | null;
             /** User */
             user?: string | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            truncate_prompt_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            add_special_tokens?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            truncate?: null | false | "NONE" | "none";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            normalize?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            pooling?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            prompt_name?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            instruction?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            input_type?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            task?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            late_chunking?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            embedding_type?: null | "float";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            embed_dtype?: null | "float32";
         } & {
             [key: string]: unknown;
         };

@@ -22,6 +22,7 @@ from heedful.observe.compare_models import compare_models
 from heedful.observe.fill import METHODS, RESCORED, Filled, fill_template
 from heedful.observe.template import MAX_SENTENCES, Template, parse_template
 from heedful.serve.errors import ApiError, client_errors
+from heedful.serve.field_types import Count
 from heedful.serve.playground.inspection import Inspector, run_in_slices, run_on_model
 from heedful.serve.playground.text import tokens_of
 from heedful.serve.playground.wire import (
@@ -35,7 +36,7 @@ from heedful.serve.playground.wire import (
     Token,
     encode_response,
 )
-from heedful.serve.request_schema import Count, RequestBody
+from heedful.serve.request_schema import RequestBody
 
 router = APIRouter()
 MAX_ALTERNATIVES = 30  # in place of a token

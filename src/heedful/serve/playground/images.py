@@ -28,7 +28,9 @@ from heedful.models.vit import ViT
 from heedful.observe import attention as observed
 from heedful.observe.inputs import image_input
 from heedful.serve.errors import client_errors
-from heedful.serve.generation import EventStream, SubRequest, submit
+from heedful.serve.event_stream import EventStream
+from heedful.serve.field_types import MAX_INT, Count, Number
+from heedful.serve.generation import SubRequest, submit
 from heedful.serve.playground.inspection import Inspector, run_on_model
 from heedful.serve.playground.wire import (
     ARRAYS_RESPONSE,
@@ -41,7 +43,7 @@ from heedful.serve.playground.wire import (
     check_response_size,
     encode_response,
 )
-from heedful.serve.request_schema import MAX_INT, Count, Number, RequestBody
+from heedful.serve.request_schema import RequestBody
 
 router = APIRouter()
 MAX_LEVELS = 256  # a larger palette is one of colours, and not in a model's files

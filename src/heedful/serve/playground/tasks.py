@@ -14,6 +14,7 @@ from heedful.models.base import GenerativeModel
 from heedful.models.vit import ViT
 from heedful.observe import attention as observed
 from heedful.observe.inputs import ModelInput, text_input
+from heedful.serve.field_types import Count
 from heedful.serve.playground.attention_view import generated_text
 from heedful.serve.playground.inspection import Inspector, run_on_model
 from heedful.serve.playground.text import MAX_ANSWER_TOKENS, model_input, tokens_by_role, tokens_of
@@ -30,7 +31,7 @@ from heedful.serve.playground.wire import (
     check_token_count,
     encode_response,
 )
-from heedful.serve.request_schema import Count, RequestBody
+from heedful.serve.request_schema import RequestBody
 from heedful.tasks.classify import cut_note
 
 router = APIRouter()

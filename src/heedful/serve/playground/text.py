@@ -16,6 +16,7 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.models.vit import ViT
 from heedful.observe.inputs import ModelInput, text_input, token_ids
 from heedful.observe.lens import logit_lens
+from heedful.serve.field_types import Count
 from heedful.serve.playground.inspection import Inspector, run_on_model
 from heedful.serve.playground.wire import (
     MAX_TOKENS,
@@ -26,7 +27,6 @@ from heedful.serve.playground.wire import (
     check_token_count,
     encode_response,
 )
-from heedful.serve.request_schema import Count
 
 router = APIRouter()
 MAX_ANSWER_TOKENS = 128  # that an encoder-decoder generates to be inspected

@@ -16,8 +16,9 @@ from starlette.responses import Response
 from torch import Tensor
 
 from heedful.serve.errors import ApiError
+from heedful.serve.field_types import Count, FieldError, Number, Text
 from heedful.serve.playground.inspection import Inspector, memory_size
-from heedful.serve.request_schema import Count, FieldError, Number, RequestBody, Text
+from heedful.serve.request_schema import RequestBody
 from heedful.serve.response_schema import ResponseModel
 
 MAX_CHARACTERS = 20_000  # of a text
