@@ -15,7 +15,7 @@ import heedful
 from heedful.kernels.accelerate import accelerate_as_stored
 from heedful.serve import embeddings
 from heedful.tasks.embed import Pooling
-from heedful.text import train_wordpiece
+from heedful.text import train_wordpiece, words
 from heedful.weights.save import save
 from support.application import async_client, sync_client
 from support.tiny import tiny
@@ -135,6 +135,17 @@ def test_what_cannot_be_embedded_is_refused(embed, body, param, words):
     error = reply["error"]
     assert status == 400 and error["type"] == "invalid_request_error"
     assert error["param"] == param and words in error["message"]
+
+
+def test_word_vectors_are_served(embed, tmp_path):
+    tokenizer = words(["the cat sat on the mat"])
+    model = tiny("cbow", vocab_size=len(tokenizer))
+    save(model, tmp_path / "cbow", tokenizer)
+    status, reply = embed(str(tmp_path / "cbow"), input=["cat", "the mat"])
+    assert status == 200
+    cat, text = (torch.tensor(item["embedding"]) for item in reply["data"])
+    vectors = model.vectors[tokenizer.encode("cat the mat")]
+    assert torch.equal(cat, vectors[0]) and torch.allclose(text, vectors[1:].mean(dim=0))
 
 
 def test_a_model_that_cannot_says_what_it_can(embed, tmp_path):

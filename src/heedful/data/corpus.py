@@ -147,8 +147,8 @@ def uniform_cross_entropy(vocab_size: int) -> float:
     return math.log(vocab_size)
 
 
-def unigram_entropy(tokens: np.ndarray, n_most: int = 2**24) -> float:
-    """Entropy of the token frequencies (unigram model), in nats per token; of a long text, from a sample."""
+def count_ids(tokens: np.ndarray, n_most: int = 2**24) -> np.ndarray:
+    """How often each token id occurs, from 0 to the highest; of a long text, in a sample of about `n_most` tokens."""
     n_blocks = -(-len(tokens) // 2**16)
     stride = max(1, n_blocks // (n_most // 2**16))  # blocks spread over the whole text
     counts = np.zeros(1, dtype=np.int64)
@@ -156,6 +156,16 @@ def unigram_entropy(tokens: np.ndarray, n_most: int = 2**24) -> float:
         found = np.bincount(tokens[block * 2**16 : (block + 1) * 2**16])
         counts = np.pad(counts, (0, max(0, len(found) - len(counts))))
         counts[: len(found)] += found
+    return counts
+
+
+def unigram_entropy(tokens: np.ndarray, n_most: int = 2**24) -> float:
+    """Entropy of the token frequencies (unigram model), in nats per token; of a long text, from a sample."""
+    return count_entropy(count_ids(tokens, n_most))
+
+
+def count_entropy(counts: np.ndarray) -> float:
+    """Entropy of the distribution that these counts estimate, in nats."""
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return float(-(shares * np.log(shares)).sum())
 

@@ -2,7 +2,9 @@
 
 Its embedding is what one trains it for: words that occur in the same contexts get similar vectors (`nearest`,
 `analogy` in `heedful.nn.embed`). It is a forerunner of attention: the mean over a window is attention with equal
-weights. Where we differ: a full softmax, where the paper has a hierarchical one to save time.
+weights. Where we differ: a full softmax, where the paper has a hierarchical one to save time, and a bias per word. The
+bias holds how frequent a word is (`init_unigram`). Without it the mean of any neighbours has to say so: all vectors
+first grow in that one direction, and stay near it for long.
 
     B batch, T positions, E width of the vectors, V vocabulary
 """
@@ -40,11 +42,12 @@ class CBOW(Model):
     family = "cbow"
     config_class = CBOWConfig
     config: CBOWConfig
+    abilities = ("embed", "fill", "capture")
 
     def __init__(self, config: CBOWConfig) -> None:
         super().__init__(config)
         self.embed = Embedding(config.vocab_size, config.d_model)
-        self.head = LanguageHead(config.d_model, config.vocab_size)
+        self.head = LanguageHead(config.d_model, config.vocab_size, bias=True)
 
     @property
     def vectors(self) -> Tensor:
@@ -77,4 +80,11 @@ class CBOW(Model):
         """As in the authors' code: the embedding uniform in ±1/2E, the head 0."""
         half = 0.5 / self.config.d_model
         nn.init.uniform_(self.embed.weight, -half, half)
-        nn.init.zeros_(self.head.weight)
+        for p in self.head.parameters():
+            nn.init.zeros_(p)
+
+    @torch.no_grad()
+    def init_unigram(self, counts: Tensor) -> None:
+        """Begin as a unigram model: the head's bias is the log of each token's frequency, from its count (V,)."""
+        smoothed = counts.to(self.head.get_parameter("bias")) + 1  # a token never seen is not impossible
+        self.head.get_parameter("bias").copy_((smoothed / smoothed.sum()).log())

@@ -3,6 +3,7 @@ alternatives.
 
     masked models   p(word | the sentence with [MASK]); a word of several tokens has as many masks, filled from left to
                     right (the chain rule)
+    CBOW            p(word | the words around the blank)
     causal models   p(word | the text before the blank); where text follows the blank, each candidate is scored together
                     with it, and probabilities are normalized over the candidates
 
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch, DecoderModel, Model
+from heedful.models.cbow import CBOW
 from heedful.models.encoder import EncoderModel
 from heedful.models.heads import MaskedHead
 from heedful.observe.template import Sentence, Template, parse_template
@@ -37,10 +39,11 @@ BUDGET = 2**25  # logits in one batch
 NO_WORD = re.compile(r"##|\[unused|<0x[0-9A-F]{2}>$")  # continuations, unused and byte tokens
 METHODS = {
     "masked": "probability at the mask",
+    "around": "probability between the words around the blank",
     "pieces": "probability at the mask; words of several pieces filled from left to right",
     "next": "probability after what stands before the blank",
     "both": "probability among these words, scored with what follows the blank",
-    "mixed": "probability at the mask by masked models, after what stands before the blank by causal ones",
+    "mixed": "probability by each model's own way: with the text on both sides of the blank, or with that before it",
 }
 
 
@@ -115,14 +118,15 @@ def fill_template(
     if n is not None and n < 1:
         raise ValueError(f"n is {n}: it must be 1 or more, or None for all words")
     warn_if_unknown(tokenizer, (f"{sentence.before} {sentence.after}" for sentence in found.sentences))
-    if isinstance(model, EncoderModel) and isinstance(model.head, MaskedHead):
+    if isinstance(model, CBOW) or (isinstance(model, EncoderModel) and isinstance(model.head, MaskedHead)):
         if rescore:
-            raise ValueError("a masked model sees what follows the blank anyway: leave rescore out")
+            raise ValueError("this model sees what follows the blank anyway: leave rescore out")
         return _fill_masked(model, tokenizer, found, given, n)
     if isinstance(model, DecoderModel):
         return _fill_causal(model, tokenizer, found, given, n, rescore)
     raise ValueError(
-        f"a {model.family} model of this kind cannot fill in a blank: masked models (BERT) and causal ones (GPT) can"
+        f"a {model.family} model of this kind cannot fill in a blank: masked models (BERT), causal ones (GPT) and "
+        "CBOW can"
     )
 
 
@@ -188,23 +192,27 @@ def _choose(scores: Tensor, tables: list[dict[int, str]], n: int | None) -> tupl
 
 
 def _fill_masked(
-    model: EncoderModel, tokenizer: Tokenizer, template: Template, words: list[str] | None, n: int | None
+    model: Model, tokenizer: Tokenizer, template: Template, words: list[str] | None, n: int | None
 ) -> Filled:
-    if tokenizer.mask_id is None:
+    method = "around" if isinstance(model, CBOW) else "masked"
+    mask = 0 if method == "around" else tokenizer.mask_id  # CBOW does not read the token that it predicts
+    if mask is None:
         raise ValueError("this tokenizer has no mask token")
-    blanks = _Blanks(model, tokenizer, template.sentences, tokenizer.mask_id)
-    single = blanks.logprobs([[tokenizer.mask_id]] * len(template.sentences), 0)  # (N, V)
+    blanks = _Blanks(model, tokenizer, template.sentences, mask)
+    single = blanks.logprobs([[mask]] * len(template.sentences), 0)  # (N, V)
     if words is None:
         tables = [candidate_tokens(tokenizer, s) for s in template.sentences]
-        return Filled(template, *_choose(single, tables, n), "masked")
+        return Filled(template, *_choose(single, tables, n), method)
     columns, several = [], False
     for word in words:
         pieces = [_pieces(tokenizer, s, word) for s in template.sentences]
         one = all(len(p) == 1 for p in pieces)
         several |= not one
+        if several and method == "around":
+            raise ValueError(f"{word!r} is several tokens of this model: CBOW fills in single words")
         ids = torch.tensor([p[:1] for p in pieces], device=single.device)
         columns.append(single.gather(1, ids)[:, 0] if one else blanks.chain(pieces))
-    return Filled(template, words, torch.stack(columns, dim=1).cpu(), "pieces" if several else "masked")
+    return Filled(template, words, torch.stack(columns, dim=1).cpu(), "pieces" if several else method)
 
 
 class _Blanks:

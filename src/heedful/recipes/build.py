@@ -96,6 +96,8 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     else:
         chosen = choose_model(recipe, data)
         model = new_model(chosen)
+        if isinstance(model, CBOW) and data.counts is not None:
+            model.init_unigram(torch.from_numpy(data.counts))
     check_objective_fits(recipe, model)
     model.special |= config_token_ids(tokenizer)
     notes.append(f"{model.family} of {model.n_parameters():,} parameters")

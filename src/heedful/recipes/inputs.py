@@ -19,7 +19,14 @@ import numpy as np
 
 from heedful.data import images
 from heedful.data.classification import LabelKind, LabelledTexts, read_labelled
-from heedful.data.corpus import Corpus, TokenWindows, uniform_cross_entropy, unigram_entropy
+from heedful.data.corpus import (
+    Corpus,
+    TokenWindows,
+    count_entropy,
+    count_ids,
+    uniform_cross_entropy,
+    unigram_entropy,
+)
 from heedful.data.corruption import CBOWWindows, MaskedWindows, SpanCorruption
 from heedful.data.dataset import Dataset
 from heedful.data.mixture import Mixture
@@ -44,6 +51,7 @@ class RecipeData:
     settings: dict[str, Any] = field(default_factory=dict)  # entries that the data implies for the model's config
     bytes_per_token: float | None = None
     baselines: dict[str, float] = field(default_factory=dict)  # reference losses in nats
+    counts: np.ndarray | None = None  # of each token id in a text, for a model that begins with them
     notes: list[str] = field(default_factory=list)
 
 
@@ -147,6 +155,7 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     if recipe.objective.name == "spans":
         settings["start_id"] = decoder_start_id(tokenizer)
     heaviest = max(parts, key=lambda part: part[2])[0]
+    counts = count_ids(heaviest.tokens)
     n_tokens, n_documents = (
         sum(len(x) for x in xs) for xs in zip(*[(p[0].tokens, p[0].starts) for p in parts], strict=True)
     )
@@ -157,7 +166,8 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
         n_tokens,
         settings,
         bytes_per_token if recipe.objective.name == "causal" else None,
-        {"uniform": uniform_cross_entropy(len(tokenizer)), "unigram": unigram_entropy(heaviest.tokens)},
+        {"uniform": uniform_cross_entropy(len(tokenizer)), "unigram": count_entropy(counts)},
+        np.pad(counts, (0, len(tokenizer) - len(counts))),
         notes,
     )
 

@@ -1,7 +1,7 @@
 """Text embeddings: the last layer's hidden states, pooled into one vector (Reimers & Gurevych 2019, section 3).
 
     pool    the vector is                        usual for
-    mean    the mean over a text's tokens        encoders, BERT's kin as well as T5's
+    mean    the mean over a text's tokens        encoders, BERT's kin as well as T5's; CBOW's word vectors
     first   the first token's state, [CLS]       encoders that were trained so
     last    the last token's state               decoders, of which it alone has seen the whole text
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model, last_of_each
+from heedful.models.cbow import CBOW
 from heedful.models.encoder import EncoderModel
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
@@ -218,7 +219,9 @@ def embed_batch(model: Model, rows: Sequence[Sequence[int]], pool: str) -> Tenso
 
 
 def last_hidden_states(model: Model, tokens: Tensor, lengths: Tensor | None) -> Tensor:
-    """The last layer's hidden states (B, T, E); of an encoder-decoder, the encoder's."""
+    """The last layer's hidden states (B, T, E); of an encoder-decoder, the encoder's; of CBOW, the words' vectors."""
+    if isinstance(model, CBOW):
+        return model.embed(tokens)
     if isinstance(model, EncoderDecoderModel):
         return model.encode(Batch(source=tokens, source_lengths=lengths))
     assert isinstance(model, EncoderModel | DecoderModel), "others do not have the ability"

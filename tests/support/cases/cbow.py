@@ -18,7 +18,7 @@ class Bag(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.EmbeddingBag(VOCAB, 16, mode="mean")
-        self.head = nn.Linear(16, VOCAB, bias=False)
+        self.head = nn.Linear(16, VOCAB)
 
     def forward(self, contexts):
         """One list of word ids per prediction."""

@@ -18,6 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from heedful.models.base import Batch, DecoderModel
+from heedful.models.cbow import CBOW
 from heedful.observe.compare_models import compare_models
 from heedful.observe.fill import METHODS, RESCORED, Filled, fill_template
 from heedful.observe.template import MAX_SENTENCES, Template, parse_template
@@ -210,9 +211,10 @@ def token_alternatives(inspector: Inspector, text: str, index: int) -> dict[str,
         if not context:
             raise ValueError("nothing stands before this token, and this model has none to begin a text with")
     else:
-        if tokens[index]["special"] or tokenizer.mask_id is None:
+        mask = ids[index] if isinstance(model, CBOW) else tokenizer.mask_id  # CBOW does not read what it predicts
+        if tokens[index]["special"] or mask is None:
             raise ValueError(f"{tokens[index]['raw']} stands around every text: choose one of the text's own")
-        context, position = [*ids[:index], tokenizer.mask_id, *ids[index + 1 :]], index
+        context, position = [*ids[:index], mask, *ids[index + 1 :]], index
     logits = model(Batch(torch.tensor([context], device=model.device))).logits
     assert logits is not None, "the ability promises a head"
     probabilities = logits[0, position].float().softmax(dim=-1)
