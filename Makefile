@@ -6,6 +6,9 @@
 # make real    installs packages with real weights (180 MB), for the tests that skip without them
 PYTHON ?= python3
 BIN := .venv/bin
+# Compiled modules are kept even where the environment says otherwise: the tests start a hundred processes, and each
+# would compile all of torch and transformers that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: play page screenshots test check lint types web real parity clean
 play: .venv/ready page
@@ -45,7 +48,7 @@ real: .venv/ready
 parity: .venv/ready
 	PYTHONPATH=tests $(BIN)/python -m support.table
 
-# Without --no-compile pip turns 21,000 modules into bytecode, most of which no test imports.
+# Without --no-compile pip turns 21,000 modules into bytecode, most of which are never imported.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
