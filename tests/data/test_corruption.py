@@ -127,9 +127,18 @@ def test_without_pairs_documents_share_rows_and_keep_apart(tokenizer):
     assert batch.documents[0].tolist() == [0] * 11 + [1] * 3 + [2] * 6
 
 
-def test_bert_needs_two_documents_and_a_mask(tokenizer):
-    with pytest.raises(ValueError, match="two documents"):
-        MaskedWindows(corpus(tokenizer, (100,)), tokenizer, 32)
+def test_the_parts_of_one_document_stand_for_documents(tokenizer):
+    """So that a plain text file is enough for next-sentence prediction."""
+    data = MaskedWindows(corpus(tokenizer, (2000,)), tokenizer, 32)
+    assert len(data.cuts.begins) == 2000 // (16 * 29)
+    labels = whole(data).next_sentence
+    assert 0.2 < labels.float().mean() < 0.8
+    assert len(MaskedWindows(corpus(tokenizer, (100,)), tokenizer, 32).cuts.begins) == 2
+
+
+def test_bert_needs_some_text_and_a_mask(tokenizer):
+    with pytest.raises(ValueError, match="two documents or more"):
+        MaskedWindows(corpus(tokenizer, (3,)), tokenizer, 32)
     with pytest.raises(ValueError, match=r"no \[(MASK|CLS)\]"):
         MaskedWindows(corpus(tokenizer), train_unigram([TEXT] * 5, 60), 32)
 

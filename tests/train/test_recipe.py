@@ -9,7 +9,7 @@ import pytest
 from heedful.models.registry import FAMILIES
 from heedful.recipes.build import choose_model, new_model, recipe_objective
 from heedful.recipes.inputs import RecipeData
-from heedful.recipes.launch import AUTOMATIC
+from heedful.recipes.resolve import AUTOMATIC
 from heedful.train import optimizers
 from heedful.train.adapters import adapt
 from heedful.train.recipe import TABLES, Recipe, merge_tables, parse_changes, read_recipe, shipped_recipes

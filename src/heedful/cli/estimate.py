@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from heedful.cli.arguments import RECIPE, add_set
 
@@ -16,9 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the estimate."""
     from heedful.recipes.estimate import estimate_report
-    from heedful.recipes.launch import resolve_recipe
-    from heedful.train.recipe import Recipe, merge_tables, parse_changes
+    from heedful.recipes.resolve import resolve_recipe
+    from heedful.train.recipe import parse_changes
 
-    _, recipe = resolve_recipe(options.what)
-    print(estimate_report(Recipe.from_dict(merge_tables(recipe, parse_changes(options.set)))))
+    found = resolve_recipe(options.what, parse_changes(options.set))
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    print(estimate_report(found.recipe))
     return 0

@@ -23,6 +23,8 @@ from heedful.data.ragged import content_digest
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
+WINDOWS_PER_PART = 16
+
 
 class DocumentWindows:
     """Documents cut into windows of `least` to `size` tokens that cover everything.
@@ -75,7 +77,8 @@ def _bits(seed: int, epoch: int, document: int) -> np.uint64:
 class MaskedWindows:
     """BERT's pre-training data (Devlin et al. 2019, section 3.1): [CLS] A [SEP] B [SEP] with masked tokens.
 
-    B follows A in the text, or comes from another document, half of the time each. A "sentence" is any span of text, as
+    B follows A in the text, or comes from another document, half of the time each; a text of one document is cut into
+    parts of WINDOWS_PER_PART windows that stand for documents. A "sentence" is any span of text, as
     in the paper: a window of a document is cut in two at a random place. 15 % of the tokens are chosen as targets; of
     these 80 % become [MASK], 10 % a random token, 10 % stay. One window in ten is shortened, as in the authors' code,
     so that a model sees short texts too.
@@ -111,12 +114,15 @@ class MaskedWindows:
         if room < 4:
             raise ValueError(f"rows of {length} tokens leave no room for a text: set data.length to 8 or more")
         starts = corpus.starts if pairs else np.zeros(1, dtype=np.int64)
+        if pairs and len(starts) == 1:  # the parts of one long document stand for documents
+            n_parts = max(2, len(self.tokens) // (WINDOWS_PER_PART * room))
+            starts = np.linspace(0, len(self.tokens), n_parts, endpoint=False).astype(np.int64)
         self.cuts = DocumentWindows(starts, len(self.tokens), room, least=2, shifted=shifted)
         self.documents = documents and not pairs and len(corpus.starts) > 1
         if pairs and len(self.cuts.begins) < 2:
             raise ValueError(
-                "next-sentence prediction needs two documents at least: separate them by a line with a form feed, "
-                "give a folder of files, or set data.pairs to false"
+                "next-sentence prediction needs two documents or more, or one of at least 4 tokens: give more text, or "
+                "set data.pairs to false"
             )
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
     read_images("mnist/train-images-idx3-ubyte.gz")    MNIST's idx files, labels from the file beside it
     read_images("photos/")                             a folder with a subfolder per class (needs Pillow)
-    load_digits()                                      1,797 digits of 8 x 8 that come with scikit-learn
+    load_digits()                                      1,797 digits of 8 x 8 that come with scikit-learn, or drawn ones
 
 Sizes are checked before decoding, since a header can claim gigabytes.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from heedful.data.dataset import Draw
 from heedful.data.ragged import content_digest
+from heedful.data.samples import draw_digits
 from heedful.models.base import Batch
 from heedful.models.image_gpt import find_clusters, quantize
 
@@ -197,11 +199,14 @@ def read_images(path: str | Path, *, size: int | None = None) -> ImageSet:
 
 
 def load_digits() -> ImageSet:
-    """The 8 x 8 digits of scikit-learn: 1,797 images in 17 levels of grey, of 10 classes."""
+    """The 8 x 8 digits of scikit-learn: 1,797 images in 17 levels of grey, of 10 classes. Without scikit-learn as many
+    digits are drawn in several fonts, and a warning tells."""
     try:
         sets = import_module("sklearn.datasets")
     except ImportError:
-        raise ValueError("the digits come with scikit-learn: pip install scikit-learn") from None
+        told = "handwritten digits come with scikit-learn, which is not installed: drawn ones are used instead"
+        warnings.warn(told, stacklevel=2)
+        return ImageSet.of(*draw_digits(), top=16)
     found = sets.load_digits()
     return ImageSet.of(found.images, found.target, top=16)
 

@@ -27,7 +27,8 @@ from heedful.models.encoder import EncoderModel
 from heedful.models.heads import PretrainingHead
 from heedful.models.registry import FAMILIES, size
 from heedful.paths import cache_folder
-from heedful.recipes.inputs import RecipeData, is_one_document, load_data, source_paths, tokenizer_texts
+from heedful.recipes.data_paths import source_paths
+from heedful.recipes.inputs import RecipeData, is_one_document, load_data, tokenizer_texts
 from heedful.text import Tokenizer, byte_tokens, characters, train_bpe, train_unigram, train_wordpiece, words
 from heedful.train import objectives
 from heedful.train.distill import halve

@@ -26,7 +26,8 @@ from heedful.recipes.build import (
     pretrained_config,
     recipe_objective,
 )
-from heedful.recipes.inputs import RecipeData, load_data, source_paths
+from heedful.recipes.data_paths import source_paths
+from heedful.recipes.inputs import RecipeData, load_data
 from heedful.text import byte_tokens
 from heedful.train.adapters import adapt
 from heedful.train.distill import halve

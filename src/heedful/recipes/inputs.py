@@ -8,7 +8,6 @@ pixels      images as sequences of colours                   reversal  synthetic
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -37,8 +36,9 @@ from heedful.data.sources import TextSource
 from heedful.data.squad import SquadWindows, read_squad
 from heedful.data.synthetic import Reversal
 from heedful.data.tagging import TaggedSentences, read_tagged
+from heedful.recipes.data_paths import resolve_data_path, resolve_target, single_source_path, source_paths
 from heedful.text import Tokenizer
-from heedful.train.recipe import DataSettings, Recipe
+from heedful.train.recipe import Recipe
 
 
 @dataclass
@@ -64,41 +64,6 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = T
     n_held = 0 if made.validation is None else len(made.validation)
     made.notes.append(f"{len(made.train):,} examples to train on, {n_held:,} to validate with")
     return made
-
-
-def source_paths(data: DataSettings) -> list[tuple[Path, float]]:
-    """The paths to read and their mixture weights."""
-    given: Sequence[Any] = [data.source] if isinstance(data.source, str) else data.source
-    found = []
-    for i, entry in enumerate(given):
-        entry = {"path": entry} if isinstance(entry, str) else entry
-        if not isinstance(entry, dict) or not entry.get("path") or entry.keys() - {"path", "weight"}:
-            raise ValueError(f"data.source is {entry!r}: give a path, or several as {{path = ..., weight = ...}}")
-        weight = entry.get("weight", 1.0)
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
-            raise ValueError(f"data.source, entry {i + 1}: the weight {weight!r} is not a number above 0")
-        found.append((resolve_data_path(entry["path"]), float(weight)))
-    return found
-
-
-def resolve_data_path(name: str) -> Path:
-    """A path as given, or else below the folder that HEEDFUL_DATA names."""
-    path = Path(name).expanduser()
-    data_root = os.environ.get("HEEDFUL_DATA")
-    if path.exists() or path.is_absolute():
-        return path
-    if data_root and (Path(data_root) / path).exists():
-        return Path(data_root) / path
-    where = f"nor in {data_root} (HEEDFUL_DATA)" if data_root else "and HEEDFUL_DATA names no folder of data to look in"
-    raise ValueError(f"there is no file {name} here, {where}: set data.source, or put it there")
-
-
-def single_source_path(data: DataSettings) -> Path:
-    """The path of data that cannot be a mixture."""
-    found = source_paths(data)
-    if len(found) != 1:
-        raise ValueError(f"data of the kind {data.kind!r} is read from one source, not {len(found)}")
-    return found[0][0]
 
 
 def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
@@ -147,7 +112,9 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
         parts.append((train, held_out, weight))
     held = [held_out for _, held_out, _ in parts if held_out is not None and len(held_out.tokens) > 1]
     if data.validation:
-        held = [prepare_corpus(TextSource(resolve_data_path(data.validation), field=data.text), tokenizer)[0]]
+        held = [
+            prepare_corpus(TextSource(resolve_data_path(data.validation, "validation"), field=data.text), tokenizer)[0]
+        ]
     examples = [(_examples(recipe, train, tokenizer, True, segments), weight) for train, _, weight in parts]
     told = held or [train for train, _, _ in parts]
     bytes_per_token = sum(c.n_bytes for c in told) / max(1, sum(len(c.tokens) for c in told))
@@ -214,15 +181,10 @@ def decoder_start_id(tokenizer: Tokenizer) -> int:
 def _held_out(recipe: Recipe, train: Any, again: Callable[[Path], Any]) -> tuple[Dataset, Dataset | None]:
     """Training and validation data: the latter from its own file, or a share of the examples."""
     if recipe.data.validation:
-        return train, again(resolve_data_path(recipe.data.validation))
+        return train, again(resolve_data_path(recipe.data.validation, "validation"))
     if recipe.data.share == 0:
         return train, None
     return random_split(train, recipe.data.share)
-
-
-def resolve_target(target: str) -> str:
-    """The target side of pairs: a file, resolved as all data paths, or the name of a column."""
-    return str(resolve_data_path(target)) if "/" in target or "." in target else target
 
 
 def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
@@ -315,7 +277,7 @@ def _image_sets(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None
     else:
         every = images.read_images(single_source_path(data))
     if data.validation:
-        return every, images.read_images(resolve_data_path(data.validation))
+        return every, images.read_images(resolve_data_path(data.validation, "validation"))
     if data.share == 0:
         return every, None
     order = np.random.default_rng(0).permutation(len(every))

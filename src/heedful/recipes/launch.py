@@ -7,10 +7,10 @@ model = train("my.txt", {"train": {"steps": 200}})
 
 from __future__ import annotations
 
-import difflib
+import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +20,18 @@ from heedful import __version__
 from heedful.loaded import Loaded, load
 from heedful.models.base import Model
 from heedful.recipes.build import TrainingSetup, build_training
+from heedful.recipes.resolve import resolve_recipe
 from heedful.text import Tokenizer
 from heedful.train.adapters import adapt, adapted
 from heedful.train.checkpoint import Checkpoint
 from heedful.train.distributed import Processes
-from heedful.train.recipe import Recipe, merge_tables, read_recipe, shipped_recipes
+from heedful.train.recipe import Recipe, merge_tables
 from heedful.train.run import Run, to_toml
 from heedful.train.runlog import RunLog
 from heedful.train.trainer import Summary, Trainer, trainable_parameters
 from heedful.weights.adapter import load_adapter
 from heedful.weights.save import save_tokenizer, write_config
 from heedful.weights.save_adapter import write_adapter
-
-# Settings of `heedful train my.txt`: tuned on 1 MB of text, good for more.
-AUTOMATIC: dict[str, Any] = {
-    "data": {"length": 128},
-    "train": {"steps": 1000, "batch_size": 16},
-    "optimizer": {"name": "muon", "lr": 0.01, "muon_lr": 0.025, "betas": [0.9, 0.95], "weight_decay": 0.0},
-    "schedule": {"name": "cosine", "warmup": 50, "final": 0.05},
-}
-# The same for fine-tuning: a low learning rate, or the model forgets.
-FINE_TUNING: dict[str, Any] = {
-    "data": {"length": 128},
-    "train": {"steps": 300, "batch_size": 8},
-    "optimizer": {"name": "adamw", "lr": 1e-4, "weight_decay": 0.0},
-    "schedule": {"name": "linear", "warmup": 20, "final": 0.0},
-}
 
 
 def train(
@@ -61,11 +47,8 @@ def train(
     `changes` are settings of the recipe, {"train": {"steps": 200}}; `init_from` is a model to fine-tune; `folder` is
     the run's folder, by default runs/NAME-1 and so on.
     """
-    name, given = resolve_recipe(what, AUTOMATIC if init_from is None else FINE_TUNING)
-    given = merge_tables(given, changes or {})
-    if init_from is not None:
-        given["model"] = {**(changes or {}).get("model", {}), "init_from": init_from}
-    return _run(Recipe.from_dict(given), folder or name, quiet)
+    found = resolve_recipe(what, changes, init_from=init_from)
+    return _run(found.recipe, folder or found.name, quiet, notes=found.notes)
 
 
 def resume(
@@ -80,22 +63,14 @@ def resume(
     return _run(Recipe.from_dict(merge_tables(run.recipe, changes or {})), run.folder, quiet, run, restart)
 
 
-def resolve_recipe(what: str | Path, automatic: Mapping[str, Any] = AUTOMATIC) -> tuple[str, dict[str, Any]]:
-    """A name for the run, and its recipe as plain data: a shipped one, a file, or `automatic` for a path to text."""
-    text, path = str(what), Path(what).expanduser()
-    if text in shipped_recipes():
-        return text, read_recipe(shipped_recipes()[text])
-    if path.suffix == ".toml" and path.is_file():
-        return path.stem, read_recipe(path)
-    if not path.exists():
-        near = difflib.get_close_matches(text, shipped_recipes(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        known = ", ".join(shipped_recipes())
-        raise ValueError(f"there is no file, folder or recipe {text!r}{hint}; recipes that ship: {known}")
-    return path.name.partition(".")[0] or "run", merge_tables(automatic, {"data": {"source": str(path)}})
-
-
-def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None, restart: bool = False) -> Loaded:
+def _run(
+    recipe: Recipe,
+    folder: Path | str,
+    quiet: bool,
+    run: Run | None = None,
+    restart: bool = False,
+    notes: Sequence[str] = (),
+) -> Loaded:
     """Set up and train in a new folder, or in that of `run`; a name (str) becomes a new folder runs/NAME-N."""
     if "lora" in recipe.adapter.kind and "init_from" not in recipe.model:
         raise ValueError(
@@ -112,7 +87,7 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
                 saved = None if restart else run.newest(say)
                 tokenizer = run.tokenizer() if saved is None else _tokenizer(saved.path)
             setup = build_training(recipe, tokenizer)
-        for note in setup.notes:
+        for note in (*notes, *setup.notes):
             say(note)
         if recipe.adapter.kind != "none":
             adapt(setup.model, setup.recipe.adapter)
@@ -122,8 +97,9 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
             folder = Path(processes.broadcast_text(str(Run.next_name(Path("runs"), folder))))
         plain = setup.recipe.to_dict()
         if run is None:
-            run = Run.create(folder, to_toml(plain), _facts(setup)) if processes.main else None
-            if run is not None:
+            if processes.main:
+                run = Run.create(folder, to_toml(plain), _facts(setup))
+                ending.enter_context(_removed_unless_begun(run))
                 run.lock()
                 ending.callback(run.unlock)
                 if setup.tokenizer is not None:
@@ -139,6 +115,17 @@ def _run(recipe: Recipe, folder: Path | str, quiet: bool, run: Run | None = None
     if summary.reason == "stopped":
         say(f"stopped at step {summary.step}; `heedful train --resume {folder}` goes on")
     return load(folder)
+
+
+@contextmanager
+def _removed_unless_begun(run: Run) -> Iterator[None]:
+    """Remove a new run's folder if it fails before its first step, so that the corrected command may use it."""
+    try:
+        yield
+    except BaseException:
+        if not run.has_begun():
+            shutil.rmtree(run.folder)
+        raise
 
 
 def _train(

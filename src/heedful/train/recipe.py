@@ -84,7 +84,7 @@ class DataSettings(Settings):
     """[data]: what is read."""
 
     kind: str = choice_field("text", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
-    source: str | tuple[Any, ...] = ""  # a path, or several tables {path, weight}
+    source: str | tuple[Any, ...] = ""  # a path, sample:NAME (data/samples.py), or several tables {path, weight}
     validation: str = ""  # a path; without one, `share` of the source is kept for validation
     share: float = number_field(0.1, 0, 0.9)
     length: int = number_field(256, 1, 2**20)  # tokens of an example at most

@@ -17,7 +17,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,11 +61,17 @@ class Run:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file: a run needs a folder")
         if folder.exists() and (found := [p.name for p in folder.iterdir() if p.name != LOCK]):
-            if RECIPE in found:
+            if RECIPE not in found:
+                listed = ", ".join(sorted(found)[:3])
+                raise ValueError(f"{folder} holds something else ({listed}): give another folder")
+            if checkpoints(folder / CHECKPOINTS) or not (folder / LOCK).exists():
                 raise ValueError(
                     f"{folder} is a run already: go on with `heedful train --resume {folder}`, or give another folder"
                 )
-            raise ValueError(f"{folder} holds something else ({', '.join(sorted(found)[:3])}): give another folder")
+            failed = cls(folder, {}, {})  # it ended before its first checkpoint
+            failed.lock()
+            failed.set_aside(set(found))
+            failed.unlock()
         recipe = tomllib.loads(recipe_text)
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -98,6 +104,12 @@ class Run:
         there = [p.name for p in Path(root).iterdir()] if Path(root).is_dir() else []
         highest = max((int(m[1]) for name in there if (m := taken.fullmatch(name))), default=0)
         return Path(root) / f"{stem}-{highest + 1}"
+
+    def has_begun(self) -> bool:
+        """Whether a step was made: the log has it, or there is a checkpoint."""
+        log = self.folder / LOGS[0]
+        steps = log.is_file() and '"kind": "step"' in log.read_text(encoding="utf-8", errors="replace")
+        return steps or bool(checkpoints(self.checkpoints))
 
     # --- resuming --------------------------------------------------------------------------------------------------
 
@@ -182,17 +194,16 @@ class Run:
             ) from None
         return found
 
-    def set_aside(self) -> Path | None:
-        """Move the checkpoints and logs so far into a new subfolder before-1, -2 and so on, for a run that starts
-        anew; None if there is nothing to move."""
-        there = [path for name in (*LOGS, CHECKPOINTS) if (path := self.folder / name).exists()]
+    def set_aside(self, names: Collection[str] = (*LOGS, CHECKPOINTS)) -> Path | None:
+        """Move files, by default the checkpoints and logs so far, into a new subfolder before-1, -2 and so on; None if
+        there is nothing to move."""
+        there = [path for name in names if (path := self.folder / name).exists() and not name.startswith("before-")]
         if not there:
             return None
         aside = self.next_name(self.folder, "before")
         aside.mkdir()
         for path in there:
             path.rename(aside / path.name)
-        self.checkpoints.mkdir()
         return aside
 
     @property
