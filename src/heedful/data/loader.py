@@ -17,6 +17,7 @@ Worker threads make batches ahead: they share the memory-mapped data and hand ov
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -192,6 +193,7 @@ class BatchLoader:
             yield from map(self.step, range(begin, end))
             return
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="heedful-loader")
+        python_ends = sys.is_finalizing  # kept here: the names of modules are gone by then
         try:
             made: Iterator[Future[list[Batch]]] = (pool.submit(self.step, s) for s in range(begin, end))
             ahead = deque(islice(made, AHEAD * self.workers))
@@ -200,7 +202,8 @@ class BatchLoader:
                 ahead.extend(islice(made, 1))
                 yield batches
         finally:  # also when the caller stops early
-            pool.shutdown(wait=True, cancel_futures=True)
+            if not python_ends():  # else the threads have ended already
+                pool.shutdown(wait=True, cancel_futures=True)
 
 
 def validation_batches(
