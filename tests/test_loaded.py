@@ -15,6 +15,7 @@ from torch import nn
 import heedful
 from heedful.cli import main
 from heedful.loaded import Loaded
+from heedful.models.base import TruncationWarning
 from heedful.text.tokenizer import Tokenizer
 from support.beams import prompts_of, reference_beams, softened
 from support.case import VOCAB, randomize
@@ -179,12 +180,92 @@ def test_translation_follows_the_models_own_settings(name):
     assert loaded.translate(some[0]) == loaded.generate(some[0], temperature=0)
 
 
+@pytest.mark.parametrize("name", ["t5", "marian"])
+def test_an_encoder_decoder_searches_as_transformers_does_by_the_same_file(name):
+    """Without options: the beams, length and penalty of generation_config.json."""
+    case, ends = case_of[name], [7, 11]
+    reference = softened(case, 0.5)
+    file = {"num_beams": 3, "length_penalty": 0.6, "early_stopping": True, "max_new_tokens": 9}
+    loaded = tiny(name, reference, ends)
+    loaded.model.generation = dict(file)
+    theirs = reference_beams(case, reference, prompts_of(case), num_return_sequences=1, eos_token_id=ends, **file)
+    found = loaded.complete(prompts(name))
+    assert [r.choices[0].score for r in found] == pytest.approx([hers[0][1] for hers in theirs], abs=1e-5)
+    assert loaded.translate(prompts(name)) == [r.choices[0].text for r in found]
+
+
+def test_defaults_follow_what_a_model_is():
+    translator, gpt, text, most = tiny("t5", ends=[7, 11]), tiny("gpt2"), prompts("t5")[0], {"max_tokens": 9}
+    assert translator.generate(text, **most) == translator.generate(text, beams=4, **most)
+    greedy = translator.complete(text, temperature=0, **most)[0].choices[0]
+    assert "".join(translator.stream(text, **most)) == greedy.text
+    assert translator.complete(text, logprobs=0, **most)[0].choices[0].tokens == greedy.tokens
+    assert len(translator.complete(text, n=6, **most)[0].choices) == 6
+    assert gpt.generation_options() == {"beams": 1}
+    assert gpt.generation_options(top_p=0.5, beams=2) == {"top_p": 0.5, "beams": 2}  # refused where it is used
+    assert translator.generation_options(top_p=0.5) == {"beams": 1, "top_p": 0.5}
+    assert translator.generation_options(seed=3) == {"beams": 1, "seed": 3, "temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"temperature": 0.7, "top_k": 20, "max_length": 30}, {"temperature": 0.7, "top_k": 20}),
+        (
+            {"do_sample": False, "temperature": 0.7, "repetition_penalty": 1.1},
+            {"temperature": 0.0, "repetition_penalty": 1.1},
+        ),
+        ({"max_new_tokens": 30, "min_p": None}, {"max_tokens": 30}),
+    ],
+)
+def test_a_decoder_samples_as_its_file_says(file, options):
+    loaded = tiny("gpt2")
+    loaded.model.generation = file
+    assert loaded.generation_options() == {"beams": 1, **options}
+    assert loaded.generation_options(temperature=0.3)["temperature"] == 0.3
+    how = {"max_tokens": 9, "seed": 1}
+    assert loaded.generate("w1 w2", **how) == loaded.generate("w1 w2", **{**options, **how})
+
+
+@pytest.mark.parametrize(
+    "file", [{"num_beams": 10**9}, {"top_p": "x"}, {"temperature": float("nan")}, {"max_new_tokens": 0}]
+)
+def test_a_file_that_makes_no_sense_is_named(file):
+    loaded = tiny("gpt2")
+    loaded.model.generation = file
+    with pytest.raises(ValueError, match=f"{next(iter(file))} is .* in generation_config.json"):
+        loaded.generate("w1")
+
+
+@pytest.mark.parametrize("nothing", ["", " \n", "\u200b"])
+def test_the_translation_of_nothing_is_nothing(nothing):
+    translator = heedful.load("translator", dtype=torch.float32)
+    text = "Ein Hund rennt."
+    assert translator.translate(nothing) == "" == "".join(translator.stream(nothing))
+    assert translator.translate([text, nothing, text]) == [translator.translate(text), "", translator.translate(text)]
+    assert main(["generate", "translator", nothing]) == 0
+
+
+def test_more_tokens_than_the_context_has_room_for_are_told():
+    loaded = heedful.load("tiny")
+    most = loaded.model.context_length
+    with pytest.warns(
+        TruncationWarning, match=f"the context of {most} tokens has room for {most - 4} after the prompt"
+    ):
+        (result,) = loaded.complete("To be", max_tokens=1000, temperature=0)
+    assert len(result.choices[0].tokens) == most - 4
+    loaded.complete("To be", max_tokens=most - 4, temperature=0)  # says nothing
+
+
 def test_the_command_line_searches_with_an_encoder_decoder(tmp_path, capsys):
     loaded = tiny("t5", ends=[7, 11])
     loaded.save(tmp_path / "t5")
     text = prompts("t5")[0]
     assert main(["generate", str(tmp_path / "t5"), text, "--beams", "3", "--max-tokens", "9"]) == 0
     assert capsys.readouterr().out == loaded.generate(text, beams=3, max_tokens=9) + "\n"
+    assert main(["generate", str(tmp_path / "t5"), text, "--max-tokens", "9"]) == 0
+    assert capsys.readouterr().out == loaded.generate(text, beams=4, max_tokens=9) + "\n"
 
 
 def test_what_the_authors_forbid_is_never_said():
@@ -216,6 +297,7 @@ def test_a_draft_changes_nothing_of_greedy_text(name, kind):
         assert pieces == list(loaded.stream(some[0], **how))
 
 
+@pytest.mark.filterwarnings("ignore::heedful.models.base.TruncationWarning")
 def test_a_draft_ends_at_the_last_position():
     bard = heedful.load("shakespeare", dtype=torch.float32)
     how = {"temperature": 0, "max_tokens": 50}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from heedful.generate import beam, speculative
+from heedful.generate.defaults import default_options
 from heedful.generate.engine import Engine
 from heedful.generate.options import (
     GenerationOptions,
@@ -24,8 +25,9 @@ from heedful.generate.options import (
     make_drafter,
     prompt_options,
     refuse_result_options,
+    warn_beyond_context,
 )
-from heedful.generate.request import Request, Result
+from heedful.generate.request import Choice, Request, Result
 from heedful.kernels.accelerate import accelerate
 from heedful.kernels.packed import Precision
 from heedful.models.base import DecoderModel, GenerativeModel, Model
@@ -40,7 +42,7 @@ from heedful.tasks.classify import Label, predict_labels
 from heedful.tasks.complete_image import complete_image
 from heedful.tasks.embed import Pooling, embed_texts
 from heedful.tasks.tag import TaggedSpan, tag_spans
-from heedful.tasks.translate import translation_options
+from heedful.text.blank import is_blank
 from heedful.text.chat import Messages
 from heedful.text.prompt import PromptOptions, tokenize_prompt
 from heedful.text.tokenizer import Tokenizer
@@ -138,18 +140,23 @@ class Loaded:
         """The continuation of a prompt, or an encoder-decoder's answer to it; of several prompts, all in one batch.
 
         Temperature 0 is greedy, a seed repeats its text, `beams` is beam search, `draft` speculative decoding;
-        `complete` has the other options of a request.
+        `complete` has the other options of a request. By default a decoder samples and an encoder-decoder searches with
+        4 beams; the model's generation_config.json comes before that (heedful.generate.defaults).
         """
         refuse_result_options("generate", options)
         texts = [result.choices[0].text for result in self.complete(prompt, **options)]
         return texts[0] if isinstance(prompt, str) else texts
 
     def stream(self, prompt: Prompt, **options: Unpack[GenerationOptions]) -> Iterator[str]:
-        """`generate` piece by piece, as tokens are sampled; a piece never splits a character."""
+        """`generate` piece by piece, as tokens are sampled; a piece never splits a character. By default an
+        encoder-decoder is greedy here: beam search has no pieces."""
         refuse_result_options("stream", options)
         if beam_arguments(options):
             raise ValueError("beam search knows its answer at the end and cannot stream: use generate or complete")
-        engine, (request,) = self._engine(), self._requests([prompt], options)
+        engine = self._engine()
+        if self._has_no_source(prompt):
+            return iter(())
+        (request,) = self._requests([prompt], options, stream=True)
         drafter = make_drafter(self, options.get("draft"))
         if drafter is None:
             events = engine.stream(request)
@@ -161,8 +168,13 @@ class Loaded:
         """The whole result of one prompt or several: texts, tokens, log-probabilities, finish reasons."""
         one = isinstance(prompt, str) or any(isinstance(turn, Mapping) for turn in prompt)
         prompts = [cast(Prompt, prompt)] if one else list(cast(Sequence[str], prompt))
+        found = iter(self._complete([p for p in prompts if not self._has_no_source(p)], options))
+        nothing = Result([Choice(i, [], "", "stop") for i in range(options.get("n", 1))])
+        return [nothing if self._has_no_source(p) else next(found) for p in prompts]
+
+    def _complete(self, prompts: Sequence[Prompt], options: GenerationOptions) -> list[Result]:
         engine, requests = self._engine(), self._requests(prompts, options)
-        if arguments := beam_arguments(options):
+        if arguments := beam_arguments(self.generation_options(**options)):
             model = cast(GenerativeModel[Any], self.model)
             return beam.run_beam_search(model, engine.tokenizer, requests, never=self.banned_ids, **arguments)
         drafter = make_drafter(self, options.get("draft"))
@@ -179,17 +191,20 @@ class Loaded:
     def translate(
         self, text: str | list[str] | tuple[str, ...], **options: Unpack[GenerationOptions]
     ) -> str | list[str]:
-        """`generate` with the beams, length penalty and longest answer of the model's files, 4 beams where they name
-        none. `beams=1` is greedy.
+        """`generate` of an encoder-decoder; the translation of an empty text is empty. `beams=1` is greedy.
 
         T5 needs to be told what to do: "translate English to German: ...".
         """
-        return self.generate(text, **self.translation_options(**options))
-
-    def translation_options(self, **options: Unpack[GenerationOptions]) -> GenerationOptions:
-        """The options of `translate`, for `complete`; those given come first."""
         self.require("translate")
-        return translation_options(self.model, options)
+        return self.generate(text, **options)
+
+    def generation_options(self, *, stream: bool = False, **options: Unpack[GenerationOptions]) -> GenerationOptions:
+        """The options given, and this model's defaults for the others; `stream` is for `stream`, without beams."""
+        return default_options(self.model, options, stream=stream)
+
+    def _has_no_source(self, prompt: Prompt) -> bool:
+        """Whether a prompt is an empty source, to which the answer is empty; a decoder continues an empty prompt."""
+        return not self.continues_prompt and isinstance(prompt, str) and is_blank(prompt)
 
     def encode_prompt(
         self, prompt: Prompt, **options: Unpack[PromptOptions]
@@ -207,10 +222,15 @@ class Loaded:
         line = self._text_tokenizer.encode("\n")
         return special[:1] or (line if self._text_tokenizer.decode(line) == "\n" else [])
 
-    def _requests(self, prompts: Sequence[Prompt], options: GenerationOptions) -> list[Request]:
-        given = prompt_options(options, self.model.context_length)
-        encoded = [self.encode_prompt(prompt, **given) for prompt in prompts]
-        return build_requests(encoded, options, stop_ids=self.eos_ids, banned_ids=self.banned_ids)
+    def _requests(self, prompts: Sequence[Prompt], given: GenerationOptions, *, stream: bool = False) -> list[Request]:
+        options = self.generation_options(stream=stream, **given)
+        how = prompt_options(options, self.model.context_length)
+        encoded = [self.encode_prompt(prompt, **how) for prompt in prompts]
+        requests = build_requests(encoded, options, stop_ids=self.eos_ids, banned_ids=self.banned_ids)
+        longest = self.model.context_length
+        if "max_tokens" in given and longest is not None:  # the default may be more than there is room for
+            warn_beyond_context(longest, requests)
+        return requests
 
     def _engine(self) -> Engine:
         self.require("generate")

@@ -64,6 +64,8 @@ def test_info_without_a_model_says_what_runs_here(capsys):
 def test_info_of_a_model_that_ships(capsys):
     out = says(capsys, "info", "shakespeare")
     assert "2,731,392" in out and "256 positions" in out
+    out = says(capsys, "info", "translator")
+    assert all(line.split() for line in out.splitlines()) and "scale_embedding True" in " ".join(out.split())
 
 
 def test_merges_shows_the_lectures_example(capsys):
@@ -116,6 +118,16 @@ def test_json_says_everything(capsys):
         assert "".join(s["text"] for s in choice["scores"]) == choice["text"].removeprefix("To be")
         assert all(len(s["top"]) >= 2 for s in choice["scores"])
     assert result["prompt_scores"][0] is None and len(result["prompt_scores"]) == 5
+
+
+def test_log_probabilities_are_printed_without_json_too(capsys):
+    arguments = ("generate", "shakespeare", "To be", "--n", "2", "--logprobs", "1", "--max-tokens", "3", "--seed", "1")
+    plain, result = says(capsys, *arguments).splitlines(), json.loads(says(capsys, *arguments, "--json"))
+    assert len(plain) == 2 * 4 + 1  # a text and three tokens each, a line between
+    for score, line in zip(result["choices"][1]["scores"], plain[-3:], strict=True):
+        number, rest = line.split(maxsplit=1)
+        assert float(number) == pytest.approx(score["logprob"], abs=1e-3) and rest.startswith(json.dumps(score["text"]))
+        assert json.dumps(score["top"][0]["text"]) in rest
 
 
 def test_beams_search_and_their_scores_are_told(capsys):

@@ -40,9 +40,9 @@ def parse_early_stopping(text: str) -> bool | str:
 
 # Name: how its text is parsed, help. An option that is not given has the default of the request, except where said.
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "max_tokens": (int, "at most this many new tokens (default 200)"),
+    "max_tokens": (int, "at most this many new tokens (default: the model's own, else 200)"),
     "min_tokens": (int, "at least this many: until then nothing ends the answer"),
-    "temperature": (float, "0 is greedy (default 0.8)"),
+    "temperature": (float, "0 is greedy (default: the model's own, else 0.8; an encoder-decoder searches)"),
     "top_k": (int, "choose among the K most likely"),
     "top_p": (float, "choose within this mass of probability"),
     "min_p": (float, "at least this share of the likeliest one's probability"),
@@ -57,8 +57,8 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "seed": (int, "the same seed gives the same text"),
     "n": (int, "how many answers"),
     "best_of": (int, "choose them from this many, by mean log-probability"),
-    "logprobs": (int, "with --json: log-probabilities, and this many alternatives"),
-    "beams": (int, "search with this many beams, instead of drawing by chance"),
+    "logprobs": (int, "log-probability of each token, and this many alternatives"),
+    "beams": (int, "search with this many beams, instead of drawing by chance (default of an encoder-decoder: 4)"),
     "length_penalty": (float, "with beams: more favours longer answers (default 1)"),
     "early_stopping": (parse_early_stopping, "with beams: when to stop looking: true, false (default) or never"),
     "beam_groups": (int, "with beams: groups that each look for something else"),
@@ -69,6 +69,7 @@ FLAGS = {
     "ignore_eos": "go on where the model ends its text, up to --max-tokens",
     "include_stop_str_in_output": "what ends the answer is part of it",
 }
+TEMPERATURE = 0.8  # where the model's files name none
 NOT_STREAMED = ("n", "best_of", "logprobs", "echo")  # known when the completion is finished
 HELP = (
     "/set NAME VALUE   /set NAME (its default)   /settings   /reset (forget the conversation)   /quit; "
@@ -118,23 +119,24 @@ def load_draft(name: str, loaded: Loaded) -> str | Loaded:
     return name if name == "lookup" else heedful.load(name, quantize=packed_precision(loaded.model))
 
 
-def with_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """The options given, over this command's defaults; beam search takes no temperature."""
-    chance = {} if given.get("beams", 1) > 1 else {"temperature": 0.8}
-    return {"max_tokens": 200} | chance | given
+def with_temperature(loaded: Loaded, given: dict[str, Any]) -> dict[str, Any]:
+    """The options given, with this command's temperature if neither they nor the model's defaults have one."""
+    options = loaded.generation_options(**given)
+    has_one = "temperature" in options or options.get("beams", 1) > 1
+    return given if has_one else {**given, "temperature": TEMPERATURE}
 
 
 def print_completion(loaded: Loaded, prompt: Any, given: dict[str, Any], *, as_json: bool = False) -> str:
     """Print the completion of a prompt, streamed where possible, and return its text."""
-    given = with_defaults(given)
+    given = with_temperature(loaded, given)
     if as_json or any(name in given for name in NOT_STREAMED):
         (result,) = loaded.complete(prompt, **given)
         if as_json:
             print(json.dumps(result_as_json(result, loaded), ensure_ascii=False, indent=2))
         else:
-            print("\n\n".join(choice.text for choice in result.choices))
+            print_choices(result, loaded)
         return result.choices[0].text
-    if given.get("beams", 1) > 1:
+    if loaded.generation_options(**given).get("beams", 1) > 1:
         pieces = iter([loaded.complete(prompt, **given)[0].choices[0].text])
     else:
         pieces = loaded.stream(prompt, **given)
@@ -146,6 +148,16 @@ def print_completion(loaded: Loaded, prompt: Any, given: dict[str, Any], *, as_j
         text += piece
     print()
     return text
+
+
+def print_choices(result: Result, loaded: Loaded) -> None:
+    """Print the text of every choice; with logprobs, then a line for each of its tokens and the alternatives."""
+    for choice, plain in zip(result.choices, result_as_json(result, loaded)["choices"], strict=True):
+        print(choice.text if choice.index == 0 else f"\n{choice.text}")
+        for score in plain["scores"] or []:
+            others = "  ".join(f"{json.dumps(t['text'], ensure_ascii=False)} {t['logprob']:.3f}" for t in score["top"])
+            piece = json.dumps(score["text"], ensure_ascii=False)
+            print(f"{score['logprob']:9.3f}  {piece:<16}{others}".rstrip())
 
 
 def result_as_json(result: Result, loaded: Loaded) -> dict[str, Any]:
@@ -204,7 +216,9 @@ class Repl:
         """/set, /settings or /reset; anything else prints the help."""
         words = line.split(maxsplit=2)
         if words[0] == "/settings":
-            print("\n".join(f"{name} = {value}" for name, value in sorted(with_defaults(self.given).items())))
+            options = self.loaded.generation_options(**with_temperature(self.loaded, self.given))
+            known = {"max_tokens": 200} | options
+            print("\n".join(f"{name} = {value}" for name, value in sorted(known.items())))
         elif words[0] == "/reset":
             self.messages = []
         elif words[0] == "/set" and len(words) == 3 and words[1] in OPTIONS:

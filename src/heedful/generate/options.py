@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -9,7 +10,7 @@ from typing import Any, Literal, Protocol, cast
 
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
 from heedful.generate.request import Request, Sampling
-from heedful.models.base import DecoderModel, GenerativeModel, Model
+from heedful.models.base import DecoderModel, GenerativeModel, Model, TruncationWarning
 from heedful.text.prompt import PromptOptions
 from heedful.text.tokenizer import Tokenizer
 
@@ -76,12 +77,16 @@ def beam_arguments(options: GenerationOptions) -> dict[str, Any]:
         if wrong := [name for name in BEAM_OPTIONS if name in options and name != "beams"]:
             raise ValueError(f"{', '.join(wrong)}: for beam search alone; give beams=2 or more")
         return {}
-    sampling = [field.name for field in fields(Sampling)]
-    defaults: dict[str, Any] = {**RESULT_OPTIONS, "draft": None}
-    other = [name for name in defaults if name != "n" and options.get(name, defaults[name]) != defaults[name]]
-    if wrong := [name for name in sampling if name in options] + other:
+    if wrong := excluding_beams(options):
         raise ValueError(f"beam search and {', '.join(wrong)} do not go together: leave one out, or give beams=1")
     return arguments
+
+
+def excluding_beams(options: GenerationOptions) -> list[str]:
+    """The names of the options given that beam search does not take."""
+    defaults: dict[str, Any] = {**RESULT_OPTIONS, "draft": None}
+    other = [name for name in defaults if name != "n" and options.get(name, defaults[name]) != defaults[name]]
+    return [field.name for field in fields(Sampling) if field.name in options] + other
 
 
 def refuse_result_options(method: str, options: GenerationOptions) -> None:
@@ -122,6 +127,16 @@ def prompt_options(options: GenerationOptions, context_length: int | None) -> Pr
         left = None if context_length is None else max(1, context_length - options.get("max_tokens", 200))
         found["truncate_prompt_tokens"] = left
     return cast(PromptOptions, found)
+
+
+def warn_beyond_context(context_length: int, requests: Sequence[Request]) -> None:
+    """Warn of the first request whose max_tokens are more than the context has room for after its prompt."""
+    for request in requests:
+        room = context_length - max(1, len(request.prompt)) + 1  # the last token needs no position
+        if request.max_tokens > room:
+            where = " after the prompt" if request.prompt else ""
+            told = f"max_tokens is {request.max_tokens}, and the context of {context_length} tokens has room for {room}"
+            return warnings.warn(f"{told}{where}: the answer ends there at the latest", TruncationWarning, stacklevel=2)
 
 
 def make_drafter(target: ModelWithTokenizer, draft: Literal["lookup"] | ModelWithTokenizer | None) -> Drafter | None:

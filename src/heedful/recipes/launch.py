@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 
 from heedful import __version__
 from heedful.loaded import Loaded, load
-from heedful.models.base import Model
+from heedful.models.base import Model, TruncationWarning
 from heedful.recipes.build import TrainingSetup, build_training
 from heedful.recipes.resolve import resolve_recipe
 from heedful.text import Tokenizer
@@ -247,4 +248,6 @@ class _Sampler:
         loaded = Loaded(model, self.setup.tokenizer, "sample")
         model.eval()
         prompt = self.settings.prompt or ("" if loaded.bos_id is not None or loaded.eos_ids else "\n")
-        return prompt + loaded.generate(prompt, max_tokens=self.settings.sample_tokens, temperature=0.8, seed=step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TruncationWarning)  # a sample may be as short as the context
+            return prompt + loaded.generate(prompt, max_tokens=self.settings.sample_tokens, temperature=0.8, seed=step)

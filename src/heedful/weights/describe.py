@@ -53,7 +53,8 @@ def _format_description(name: str, family: str, settings: Mapping[str, Any], par
     if settings.get("max_len"):
         lines.append(("context", f"{settings['max_len']:,} positions"))
     lines += [(key, str(value)) for key, value in settings.items() if value is not None and key != "max_len"]
-    return "\n".join(f"{key:<14}{value}" if key else value for key, value in lines)
+    width = max(14, *(len(key) + 2 for key, _ in lines))
+    return "\n".join(f"{key:<{width}}{value}" if key else value for key, value in lines)
 
 
 def format_bytes(n_bytes: float) -> str:

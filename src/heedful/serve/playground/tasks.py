@@ -150,8 +150,9 @@ def with_translation(inspector: Inspector, text: str, beams: int | None) -> Mode
     """A text with its translation as model input. A model without a tokenizer generates as many ids as the source."""
     if inspector.tokenizer is not None:
         given: dict[str, Any] = {} if beams is None else {"beams": beams}
-        settings = inspector.loaded.translation_options(**given)
-        settings["max_tokens"] = min(settings.get("max_tokens", MAX_ANSWER_TOKENS), MAX_ANSWER_TOKENS)
+        settings = inspector.loaded.generation_options(**given)
+        most = min(MAX_ANSWER_TOKENS, inspector.model.context_length or MAX_ANSWER_TOKENS)
+        settings["max_tokens"] = min(settings.get("max_tokens", most), most)
         choice = inspector.loaded.complete(text, **settings)[0].choices[0]
         eos = list(inspector.loaded.eos_ids[:1]) if choice.finish_reason == "stop" else []
         return text_input(inspector.model, inspector.tokenizer, text, target=[*choice.tokens, *eos])
