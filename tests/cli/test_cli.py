@@ -14,6 +14,7 @@ import heedful
 from heedful.cli import main
 from heedful.cli.models import short_count
 from heedful.kernels.cpu.library import status
+from heedful.text import Tokenizer
 
 
 def heedful_command(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -173,6 +174,41 @@ def test_a_tokenizer_is_trained_and_used(tmp_path, capsys):
     assert "cat" in says(capsys, "tokenize", out, "the cat")
 
 
+def test_a_tokenizer_of_every_kind_has_at_most_the_size_asked_for(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"word{i:03}" for i in range(600)) + "\n")
+    for kind in ("wordpiece", "unigram", "words", "characters"):
+        folder = tmp_path / kind
+        said = says(capsys, "train-tokenizer", str(text), "--kind", kind, "--vocab-size", "300", "--out", str(folder))
+        n = int(said.split()[0])
+        assert n == len(Tokenizer.from_folder(folder)) <= 300 and (kind != "words" or n == 300)
+        assert ("no more to learn" in said) == (n < 300)
+    assert "259 tokens" in says(capsys, "train-tokenizer", "--kind", "bytes", "--out", str(tmp_path / "bytes"))
+    assert "Ã" in says(capsys, "tokenize", str(tmp_path / "bytes"), "é")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"", "is empty"), (b"\0" * 2_000_000, "NUL"), (bytes(range(128, 256)) + b"\0", "not text")]
+)
+def test_a_tokenizer_is_not_trained_on_what_is_no_text(content, words, tmp_path, capsys):
+    file, out = tmp_path / "file.txt", tmp_path / "out"
+    file.write_bytes(content)
+    assert main(["train-tokenizer", str(file), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"heedful: {file}") and words in error and error.count("\n") == 1 and not out.exists()
+
+
+def test_merges_of_a_file_and_of_a_trained_tokenizer(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat, the cat sat\n" * 50)
+    out = says(capsys, "merges", str(text), "--max-merges", "2")
+    assert out.splitlines()[0] == "Z=at\t250 times" and "1,800 characters became" in out.splitlines()[-1]
+    bpe = str(tmp_path / "bpe")
+    says(capsys, "train-tokenizer", str(text), "--vocab-size", "280", "--out", bpe)
+    assert says(capsys, "merges", "--tokenizer", bpe, "--max-merges", "1").splitlines()[0] == "      1  a + t = at"
+    assert says(capsys, "merges", "--tokenizer", bpe, "sat").splitlines()[0].split() == ["s", "a", "t"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -185,7 +221,11 @@ def test_a_tokenizer_is_trained_and_used(tmp_path, capsys):
         (["generate", "shakespeare", "x", "--beams", "2", "--top-k", "3"], "top_k"),
         (["generate", "shakespeare", "x", "--length-penalty", "2"], "beams=2"),
         (["generate", "shakespeare", "x", "--draft", "lookup", "--logprobs", "1"], "logprobs"),
-        (["train-tokenizer", "missing.txt", "--out", "nowhere"], "missing.txt"),
+        (["train-tokenizer", "missing.txt", "--out", "nowhere"], "there is no file or folder missing.txt"),
+        (["train-tokenizer", "--out", "nowhere"], "which text?"),
+        (["train-tokenizer", "--kind", "bytes", "--vocab-size", "300", "--out", "nowhere"], "259 tokens"),
+        (["merges"], "which text?"),
+        (["merges", "a", "--tokenizer", "bert-books"], "a WordPiece has no merges"),
     ],
 )
 def test_a_mistake_is_one_line_that_helps(arguments, words, capsys):

@@ -98,3 +98,10 @@ def test_an_error_while_reading_the_texts_is_the_callers_own():
 
     with pytest.raises(OSError, match="disk on fire"):
         train_bpe(broken(), 300)
+
+
+@pytest.mark.parametrize("text", ["a" * 200_000, "\0" * 200_000, " " * 200_000], ids=["letters", "NULs", "spaces"])
+@pytest.mark.parametrize("train", [train_bpe, train_wordpiece])
+def test_a_long_text_without_a_space_is_trained_on(train, text):
+    """No wall clock: in one word the library takes time quadratic in its length, here about two minutes."""
+    assert 5 <= len(train([text], 300)) <= 300

@@ -1,6 +1,6 @@
 """Tokenizers of every family, training new ones, chat templates, and a trace of BPE merges."""
 
-from heedful.text.bpe_trace import Merge, Trace, trace_merges
+from heedful.text.bpe_trace import Merge, Trace, WordTrace, learned_merges, trace_merges, trace_tokenizer
 from heedful.text.chat import render_template
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.train import (
@@ -18,10 +18,13 @@ __all__ = [
     "Tokenizer",
     "Trace",
     "UnknownTextWarning",
+    "WordTrace",
     "byte_tokens",
     "characters",
+    "learned_merges",
     "render_template",
     "trace_merges",
+    "trace_tokenizer",
     "train_bpe",
     "train_unigram",
     "train_wordpiece",

@@ -11,13 +11,20 @@ named Z, Y, X ... as in lectures:
 
 Occurrences are counted as they would be replaced: from the left, without overlap. Among equally frequent pairs the one
 made of the oldest symbols wins (so Y = ab, not Za), then the one that comes first in the text.
+
+A trained tokenizer (Sennrich et al. 2016) has learned its merges once, from other text, and applies them within each
+word, the earliest learned first: `trace_tokenizer`.
 """
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+
+from heedful.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -107,3 +114,60 @@ def trace_merges(text: str, max_merges: int | None = None) -> Trace:
         text = text.replace(best[0] + best[1], symbol)
         merges.append(Merge(symbol, best, counts[best], text))
     return Trace(source, tuple(merges))
+
+
+@dataclass(frozen=True)
+class WordTrace:
+    """How a trained tokenizer merges a word: its symbols, then after each merge its rank and the symbols left."""
+
+    symbols: tuple[str, ...]
+    merges: tuple[tuple[int, tuple[str, ...]], ...]
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The symbols after the last merge."""
+        return self.merges[-1][1] if self.merges else self.symbols
+
+    def __str__(self) -> str:
+        steps = [f"{rank + 1:>7}  {' '.join(symbols)}" for rank, symbols in self.merges]
+        return "\n".join([f"{'':>7}  {' '.join(self.symbols)}", *steps])
+
+
+def learned_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """The merges of a trained BPE tokenizer, in the order in which they were learned; ValueError of another kind."""
+    model = json.loads(tokenizer.backend.to_str())["model"]
+    if model["type"] != "BPE" or not model["merges"]:
+        kind = model["type"] if model["type"] != "BPE" else "tokenizer of single characters or bytes"
+        raise ValueError(f"a {kind} has no merges: give a tokenizer of byte-pair encoding")
+    return [(a, b) for a, b in (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])]
+
+
+def trace_tokenizer(tokenizer: Tokenizer, text: str) -> list[WordTrace]:
+    """Every word of a text, cut and normalized as the tokenizer does it, with its merges."""
+    ranks = {pair: rank for rank, pair in enumerate(learned_merges(tokenizer))}
+    backend = tokenizer.backend
+    text = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
+    if backend.pre_tokenizer is None:
+        words = [text] if text else []
+    else:
+        words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    suffix = backend.model.end_of_word_suffix or ""
+    return [_trace_word((*word[:-1], word[-1] + suffix), ranks) for word in words]
+
+
+def _trace_word(symbols: tuple[str, ...], ranks: dict[tuple[str, str], int]) -> WordTrace:
+    """Apply the earliest learned merge that a word has, everywhere in it, until it has none."""
+    left, merges = symbols, list[tuple[int, tuple[str, ...]]]()
+    while True:
+        pairs = set(pairwise(left)) & ranks.keys()
+        if not pairs:
+            return WordTrace(symbols, tuple(merges))
+        best = min(pairs, key=lambda pair: ranks[pair])
+        joined: list[str] = []
+        at = 0
+        while at < len(left):
+            found = left[at : at + 2] == best
+            joined.append("".join(best) if found else left[at])
+            at += 2 if found else 1
+        left = tuple(joined)
+        merges.append((ranks[best], left))

@@ -7,6 +7,7 @@ Each function takes texts (any iterable, read once) and returns a `Tokenizer`. T
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -27,12 +28,26 @@ def _texts(texts: Iterable[str]) -> Iterator[str]:
         yield text
 
 
+# The library's trainers take time quadratic in the length of a word: 2 MB without a space would take hours.
+_LONGEST_WORD = re.compile(r"\S{128}|\s{128}")
+
+
+def _cut_words(text: str) -> Iterator[str]:
+    """The text in pieces that end where a run of characters without a space, or of spaces, grows too long."""
+    begin = 0
+    for match in _LONGEST_WORD.finditer(text):
+        yield text[begin : match.end()]
+        begin = match.end()
+    yield text[begin:]
+
+
 def _train(backend: tokenizers.Tokenizer, texts: Iterable[str], trainer: trainers.Trainer) -> None:
     failure: list[BaseException] = []
 
     def guarded() -> Iterator[str]:
         try:
-            yield from _texts(texts)
+            for text in _texts(texts):
+                yield from _cut_words(text)
         except BaseException as error:  # the library would report it as its own
             failure.append(error)
             raise
