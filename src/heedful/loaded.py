@@ -322,14 +322,18 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     quantize: Precision | None = None,
+    context_length: int | None = None,
 ) -> Loaded:
     """Load a model that ships with heedful, a folder in the hub's layout, a GGUF file, or a model of the hub
     ("org/name", downloaded once).
 
     `device` is the CPU unless given; `dtype` None keeps the type of the stored weights. `quantize` packs them for
     inference: "float32" as they are, "bfloat16" and "float16" in half the memory, "int8" and "int4" in less.
+    `context_length` lets a model with rotary positions read more tokens than it was trained for, or fewer.
     """
     loaded = _load(name, torch.device(device or "cpu"), dtype)
+    if context_length is not None:
+        loaded.model.set_context_length(context_length)
     if quantize is not None:
         accelerate(loaded.model, "inference", precision=quantize)
     return loaded

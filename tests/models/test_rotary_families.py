@@ -5,7 +5,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
+import heedful
+from heedful.generate.engine import Engine
+from heedful.generate.request import Request
 from heedful.models.base import Batch
 from heedful.models.gemma import Gemma, GemmaConfig
 from heedful.models.llama import Llama, LlamaConfig
@@ -15,8 +19,10 @@ from heedful.models.mixtral import Mixtral
 from heedful.models.phi import PhiConfig
 from heedful.models.qwen import QwenConfig
 from heedful.models.registry import create, for_hub, size, sizes
+from heedful.weights.save import save
 from support.case import error
 from support.cases import mixtral, phi
+from support.tiny import tiny
 
 MODERN = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi", "olmo")
 TINY = dict(d_model=32, n_layers=2, n_heads=4, d_ff=48, vocab_size=61)
@@ -161,3 +167,51 @@ def test_truncating_back_below_longropes_length(longrope):
     got = model.step(tokens[[0, 0, 1], [0, 16, 16]], state)
     assert error(got[0], model(tokens[:1, :1]).logits[0, -1]) < 1e-5
     assert error(got[1], model(tokens[:1, :17]).logits[0, -1]) < 1e-5
+
+
+# --- the context length ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [*MODERN, "gpt_neox", "gpt_j"])
+def test_the_context_is_the_trained_one_and_a_setting_goes_beyond(family):
+    model = tiny(family, max_len=8)
+    engine = Engine(model)
+    with pytest.raises(ValueError, match=r"the prompt's 9 tokens do not fit.* 8; .*context_length"):
+        engine.add(Request(prompt=tuple(range(9))))
+    with pytest.raises(ValueError, match="9 tokens do not fit"):
+        model(torch.arange(9)[None])
+    (result,) = engine.run([Request(prompt=(1, 2, 3), max_tokens=99)])
+    assert len(result.choices[0].tokens) == 6 and result.choices[0].finish_reason == "length"
+    model.set_context_length(16)
+    (result,) = Engine(model).run([Request(prompt=tuple(range(9)), max_tokens=99)])
+    assert len(result.choices[0].tokens) == 8 and result.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt_j"])
+def test_a_context_that_was_set_is_saved_beside_the_references_own(family, tmp_path):
+    model = tiny(family)
+    model.set_context_length(4096)
+    save(model, tmp_path / "far")
+    hub = json.loads((tmp_path / "far" / "config.json").read_text())
+    assert hub["context_length"] == 4096 and 64 in (hub.get("max_position_embeddings"), hub.get("n_positions"))
+    assert AutoConfig.from_pretrained(tmp_path / "far").max_position_embeddings == 64
+    assert heedful.load(tmp_path / "far").model.context_length == 4096
+    assert heedful.load(tmp_path / "far", context_length=32).model.context_length == 32
+    assert "context_length" not in tiny(family).config.to_hub()
+
+
+def test_a_scaling_stretches_the_context_unless_the_file_counts_it():
+    def context(length, **rope):
+        return read(model_type="llama", max_position_embeddings=length, rope_scaling=rope).longest
+
+    assert context(4096, type="linear", factor=4.0) == 16384  # as longchat and vicuna-16k have it
+    assert context(32768, rope_type="yarn", factor=4.0, original_max_position_embeddings=32768) == 131072  # Qwen 2.5
+    assert context(131072, rope_type="yarn", factor=4.0, original_max_position_embeddings=32768) == 131072
+    llama3 = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192)
+    assert context(131072, rope_type="llama3", factor=8.0, **llama3) == 131072
+
+
+def test_a_table_of_positions_cannot_grow():
+    for family, says in ("gpt", "a limit of 64"), ("bert", "a limit of 64"), ("t5", "no limit"):
+        with pytest.raises(ValueError, match=f"context length of a {family} cannot be set: it has {says}"):
+            tiny(family).set_context_length(128)

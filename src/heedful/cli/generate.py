@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from heedful.cli.arguments import MODEL, add_quantize
+from heedful.cli.arguments import MODEL, add_context_length, add_quantize
 
 if TYPE_CHECKING:
     from heedful.generate.request import Result
@@ -82,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=MODEL)
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to translate by an encoder-decoder")
     add_quantize(parser)
+    add_context_length(parser)
     for name, (parse, about) in OPTIONS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=parse, metavar=name.rpartition("_")[2].upper(), help=about)
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     given |= {name: True for name in ("chat", "echo", *FLAGS) if getattr(options, name)}
     given |= {"stop": tuple(options.stop)} if options.stop else {}
-    loaded = heedful.load(options.model, quantize=options.quantize)
+    loaded = heedful.load(options.model, quantize=options.quantize, context_length=options.context_length)
     if packed_precision(loaded.model) is None:
         accelerate_as_stored(loaded.model)
     given |= {"draft": load_draft(given["draft"], loaded)} if "draft" in given else {}

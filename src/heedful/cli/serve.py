@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from heedful.cli.arguments import add_quantize
+from heedful.cli.arguments import add_context_length, add_quantize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--device", help="where models run (default: the CPU)")
     add_quantize(parser)
+    add_context_length(parser)
     for limit in (
         ("--memory", float, None, "GB", "what loaded models may take together; idle ones make room"),
         ("--max-rows", int, 64, "N", "answers written at once by a model"),

@@ -46,7 +46,7 @@ class ModelRunner:
 
     def check(self, request: Request) -> None:
         """ValueError if the model cannot run the request: no prompt or source, too many tokens, ids out of range."""
-        longest, (n_inputs, n_outputs) = self.model.context_length, vocab_sizes(self.model)
+        n_inputs, n_outputs = vocab_sizes(self.model)
         if self.decoder_only and request.source is not None:
             raise ValueError("this model continues a prompt and has no encoder: it takes no source")
         if self.decoder_only and not request.prompt:
@@ -54,8 +54,7 @@ class ModelRunner:
         if not self.decoder_only and not request.source:
             raise ValueError("this model answers a source, and the request has none")
         for name, ids, size in ("prompt", request.prompt, n_outputs), ("source", request.source or (), n_inputs):
-            if longest is not None and len(ids) > longest:
-                raise ValueError(f"the {name} has {len(ids)} tokens, and this model has positions for {longest}")
+            self.model.check_length(len(ids), f"the {name}'s ")
             check_token_ids(ids, size, f"the {name}")
 
     def decoder_prompt(self, request: Request) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from heedful.models.config import Config
+from heedful.models.config import Config, RotaryPositions
 from heedful.models.mapping import WeightMap, identity
 from heedful.nn.embed import Embedding
 from heedful.nn.mask import positions_in_documents
@@ -125,15 +125,28 @@ class Model(nn.Module):
 
     @property
     def context_length(self) -> int | None:
-        """The longest sequence that the model's positions allow, None if there is no limit."""
-        return None
+        """The longest sequence that the model reads, None if there is no limit."""
+        longest: int | None = self.config.longest
+        return longest
 
-    def check_length(self, n: int) -> None:
-        """ValueError if n tokens are more than the context length."""
-        if self.context_length is not None and n > self.context_length:
-            raise ValueError(
-                f"{n} tokens do not fit: this model has positions for {self.context_length}; shorten the text"
-            )
+    def set_context_length(self, n: int) -> None:
+        """Let the model read n tokens at once, more than it was trained for or fewer; ValueError if its positions are
+        a table, or have no limit."""
+        if not isinstance(self.config, RotaryPositions):
+            limit = "no limit" if self.context_length is None else f"a limit of {self.context_length} by its positions"
+            raise ValueError(f"the context length of a {self.family} cannot be set: it has {limit}")
+        self.config = self.config.replace(context_length=n)
+
+    def check_length(self, n: int, whose: str = "") -> None:
+        """ValueError if n tokens are more than the context length; `whose` they are begins the message."""
+        longest = self.context_length
+        if longest is None or n <= longest:
+            return
+        problem = f"{whose}{n} tokens do not fit: this model has positions for {longest}; shorten the text"
+        if isinstance(self.config, RotaryPositions):
+            problem = f"{whose}{n} tokens do not fit: this model's context length is {longest}; shorten the text, or "
+            problem += "load the model with a longer context_length (--context-length)"
+        raise ValueError(problem)
 
 
 class TruncationWarning(UserWarning):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # anything is built.
 LARGEST: dict[str, int] = {"n_layers": 2048, "n_experts": 4096}
 LARGEST_SIZE = 2**24
-SIZES = ("vocab_size", "max_len", "image_size", "patch_size")  # and every name that begins with n_ or d_
+SIZES = ("vocab_size", "max_len", "context_length", "image_size", "patch_size")  # and names that begin with n_ or d_
 
 # The names of types in a field's annotation -> the types of its values from JSON.
 TYPES: dict[str, tuple[type, ...]] = {
@@ -57,6 +57,11 @@ class Config:
         if not 1 <= value <= largest:
             raise ValueError(f"{name} is {value}: it must be from 1 to {largest}")
 
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that the model is made for, None if there is no limit."""
+        return getattr(self, "max_len", None)
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed; ValueError for an unknown name."""
         check_names(changes, [f.name for f in dataclasses.fields(self)], type(self).__name__)
@@ -84,6 +89,27 @@ class Config:
     def to_hub(self) -> dict[str, Any]:
         """The config.json that the reference implementation reads; {} if the hub has no such models."""
         return {} if self.hub is None else self.hub.write(self)
+
+
+STRETCHED = ("linear", "yarn")  # rope scalings by which `factor` times the trained length can be read
+
+
+@dataclass(frozen=True)
+class RotaryPositions(Config):
+    """Base of the configs with rotary positions: they have no end, so that a sequence may exceed the trained length."""
+
+    context_length: int | None = None  # the longest sequence allowed; None: as long as the model was trained for
+
+    @property
+    def longest(self) -> int | None:
+        """`context_length`; else `max_len`, times the factor of a scaling that is not counted in it."""
+        if self.context_length is not None:
+            return self.context_length
+        longest, scaling = super().longest, getattr(self, "scaling", None) or {}
+        if longest is None or scaling.get("rope_type") not in STRETCHED:
+            return longest
+        trained = scaling.get("original_max_position_embeddings") or longest
+        return max(longest, int(trained * scaling.get("factor", 1)))
 
 
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")  # the hub's names

@@ -87,11 +87,6 @@ class GPT(DecoderModel):
         hidden = self.hidden(as_batch(batch))  # (B, T, E)
         return Output(hidden, self.head(hidden))  # (B, T, V)
 
-    @property
-    def context_length(self) -> int:
-        """The number of learned positions."""
-        return self.config.max_len
-
     def tie(self) -> None:
         """The head's matrix is the embedding."""
         self.head.weight = self.embed.weight

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config
+from heedful.models.config import RotaryPositions
 from heedful.models.hub import HubLayout
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.attention import Attention
@@ -30,7 +30,7 @@ from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class GPTJConfig(Config):
+class GPTJConfig(RotaryPositions):
     """GPT-J's settings; the defaults are those of the 6B model."""
 
     d_model: int = 4096
@@ -100,6 +100,7 @@ class GPTJLayout(HubLayout):
         "d_ff": "n_inner",
         "vocab_size": "vocab_size",
         "max_len": "n_positions",
+        "context_length": "context_length",
         "act": "activation_function",
         "norm_eps": "layer_norm_epsilon",
     }

@@ -96,11 +96,6 @@ class GPTNeo(DecoderModel):
         x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
         return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
-    @property
-    def context_length(self) -> int:
-        """The number of learned positions."""
-        return self.config.max_len
-
     def tie(self) -> None:
         """The head's matrix is the embedding."""
         self.head.weight = self.embed.weight

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config
+from heedful.models.config import RotaryPositions
 from heedful.models.hub import HubLayout, read_rope, write_rope
 from heedful.models.mapping import FuseHeads, WeightMap, rule
 from heedful.nn.attention import Attention
@@ -31,7 +31,7 @@ from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class GPTNeoXConfig(Config):
+class GPTNeoXConfig(RotaryPositions):
     """GPT-NeoX's settings; the defaults are those of the 20B model."""
 
     d_model: int = 6144
@@ -120,6 +120,7 @@ class GPTNeoXLayout(HubLayout):
         "d_ff": "intermediate_size",
         "vocab_size": "vocab_size",
         "max_len": "max_position_embeddings",
+        "context_length": "context_length",
         "parallel": "use_parallel_residual",
         "attention_bias": "attention_bias",
         "tied": "tie_word_embeddings",

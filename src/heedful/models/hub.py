@@ -49,6 +49,8 @@ class HubLayout:
     def write(self, config: Any) -> dict[str, Any]:
         """The config.json that the reference implementation reads; ValueError if it has none for such a model."""
         named = {theirs: getattr(config, ours) for ours, theirs in self.names.items()}
+        if named.get("context_length", 0) is None:
+            del named["context_length"]  # a key of ours, which says something only where it was set
         return {**self.fixed, **named, **dict.fromkeys(self.dropouts, getattr(config, "dropout", None))}
 
     def weight_map(self, model: Any) -> WeightMap:

@@ -84,11 +84,6 @@ class ImageGPT(DecoderModel):
         return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
 
     @property
-    def context_length(self) -> int:
-        """The number of learned positions: the pixels of an image."""
-        return self.config.max_len
-
-    @property
     def start_id(self) -> int:
         """The token that starts an image: the last of the vocabulary."""
         return self.config.vocab_size - 1

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config
+from heedful.models.config import RotaryPositions
 from heedful.models.hub import HubLayout, read_rope, read_rotary_share, write_rope
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.block import Block
@@ -28,7 +28,7 @@ from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class RotaryConfig(Config):
+class RotaryConfig(RotaryPositions):
     """The settings that all of them have; the defaults are LLaMA 7B's."""
 
     d_model: int = 4096
@@ -118,6 +118,7 @@ class RotaryLayout(HubLayout):
         "d_ff": "intermediate_size",
         "vocab_size": "vocab_size",
         "max_len": "max_position_embeddings",
+        "context_length": "context_length",
         "tied": "tie_word_embeddings",
         "norm_eps": "rms_norm_eps",
     }
@@ -145,7 +146,7 @@ class RotaryLayout(HubLayout):
         """The settings in `names`, and those of the rotation."""
         hub = super().write(config)
         for ours, theirs in self.names.items():
-            if hub[theirs] is None and getattr(self.config_class, ours) is None:
+            if hub.get(theirs, 0) is None and getattr(self.config_class, ours) is None:
                 del hub[theirs]  # not every program that reads these files expects a null
         return hub | write_rope(config.theta, config.scaling)
 

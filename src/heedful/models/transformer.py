@@ -149,11 +149,6 @@ class Transformer(EncoderDecoderModel):
             x = torch.where((tokens == self.config.pad_id)[..., None], x.detach(), x)
         return self.dropout(x + self.position(positions).to(x.dtype))  # (B, T, E)
 
-    @property
-    def context_length(self) -> int | None:
-        """The longest source or target, None if there is no limit."""
-        return self.config.max_len
-
     def tie(self) -> None:
         """The head's matrix is the target's embedding, if they are tied."""
         if self.config.tied:

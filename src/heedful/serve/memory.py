@@ -33,6 +33,7 @@ class MemoryEstimate:
     weights: int
     per_token: int  # of the KV cache
     context: int  # tokens that the KV cache must hold at least: the longest answer's, unless --cache-tokens says
+    context_length: int | None = None  # the most tokens that the model reads, None if there is no limit
 
     @property
     def minimum(self) -> int:
@@ -48,16 +49,24 @@ def memory_budget(gigabytes: float | None, device: str | None) -> int | None:
     return None if free is None else int(free * SHARE)
 
 
-def estimate_memory(path: Path, quantize: Precision | None = None, cache_tokens: int | None = None) -> MemoryEstimate:
+def estimate_memory(
+    path: Path,
+    quantize: Precision | None = None,
+    cache_tokens: int | None = None,
+    context_length: int | None = None,
+) -> MemoryEstimate:
     """What the model in a folder or a GGUF file will need; its weights are not read."""
     model = load_meta(path)
+    if context_length is not None:
+        model.set_context_length(context_length)
     weights = float(stored_bytes(path)) if quantize is None else model.n_parameters() * BYTES_PER_WEIGHT[quantize]
     if quantize is not None or isinstance(model, GenerativeModel):
         # It will be packed: then a tied head is a copy of its own.
         untied = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
         weights *= untied / max(1, model.n_parameters())
     context = cache_tokens or min(model.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    return MemoryEstimate(model.abilities, math.ceil(weights), kv_bytes_per_token(model), context)
+    per_token = kv_bytes_per_token(model)
+    return MemoryEstimate(model.abilities, math.ceil(weights), per_token, context, model.context_length)
 
 
 def stored_bytes(path: Path) -> int:

@@ -33,6 +33,7 @@ class ModelInfo:
     id: str
     created: int  # when its files were written, in seconds since 1970
     abilities: tuple[str, ...]
+    context_length: int | None  # the most tokens of a prompt and its answer, None if there is no limit
     loaded: bool
 
 
@@ -75,7 +76,8 @@ class ModelManager:
         reject_pickle(path)
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
-        estimate = estimate_memory(path, self.options.quantize, self.options.cache_tokens)
+        given = self.options
+        estimate = estimate_memory(path, given.quantize, given.cache_tokens, given.context_length)
         name = name or (model_name(source, path) if path.is_dir() else path.stem)
         if self.budget is not None and estimate.minimum > self.budget:
             raise ValueError(
@@ -90,7 +92,10 @@ class ModelManager:
     def info(self, name: str) -> ModelInfo:
         """What clients may know of a model. LookupError if it is not served."""
         model = self._find(name)
-        return ModelInfo(model.name, model.created, model.estimate.abilities, model.worker is not None)
+        estimate = model.estimate
+        return ModelInfo(
+            model.name, model.created, estimate.abilities, estimate.context_length, model.worker is not None
+        )
 
     def path(self, name: str) -> Path:
         """Where the files of a served model are."""
@@ -173,7 +178,9 @@ class ModelManager:
     def _read_weights(self, model: ServedModel) -> Loaded:
         """Load the weights; runs in a thread."""
         options = self.options
-        loaded = load(model.source, device=options.device, quantize=options.quantize)
+        loaded = load(
+            model.source, device=options.device, quantize=options.quantize, context_length=options.context_length
+        )
         loaded.name = model.name
         if options.quantize is None and loaded.model.device.type == "cpu":
             accelerate_as_stored(loaded.model)

@@ -29,12 +29,15 @@ async def retrieve_model(http: HttpRequest, id: str) -> dict[str, Any]:
 
 
 def model_card(info: ModelInfo) -> dict[str, Any]:
-    """A model in OpenAI's format, with its abilities and whether it is loaded."""
+    """A model in OpenAI's format, with its abilities, its context length (`max_model_len` as in vLLM) and whether it
+    is loaded."""
     return {
         "id": info.id,
         "object": "model",
         "created": info.created,
         "owned_by": "heedful",
         "abilities": info.abilities,
+        "context_length": info.context_length,
+        "max_model_len": info.context_length,
         "loaded": info.loaded,
     }

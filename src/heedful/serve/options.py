@@ -24,6 +24,7 @@ class Options:
     allow_origins: tuple[str, ...] = ()  # pages that may call this server, as "https://example.org"; "*" for all
     device: str | None = None
     quantize: Precision | None = None
+    context_length: int | None = None  # most tokens of a prompt and its answer; None: what the models' files say
     memory: float | None = None  # GB that loaded models may take together; None: 80 % of what is free
     max_rows: int = 64  # answers decoded at once (the batch size), per model
     queue: int = 256  # requests that may wait, per model
@@ -40,7 +41,8 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port is {self.port}: it must be from 0 (any free one) to 65535")
-        for name in ("max_rows", "queue", "chunk", "cache_tokens", "max_tokens_per_request", "max_body"):
+        limits = ("max_rows", "queue", "chunk", "cache_tokens", "context_length", "max_tokens_per_request", "max_body")
+        for name in limits:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")

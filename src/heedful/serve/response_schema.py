@@ -147,6 +147,10 @@ class ModelCard(ResponseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    abilities: list[str]
+    context_length: int | None
+    max_model_len: int | None
+    loaded: bool
 
 
 class ModelList(ResponseModel):

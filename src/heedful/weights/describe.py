@@ -38,7 +38,8 @@ def _describe_file(name: str) -> str:
     else:
         with GgufFile(path) as file:
             model = meta_model(hub_config_from_gguf(file))
-    return _format_description(name, model.family, model.config.to_dict(), model.n_parameters(), str(path))
+    settings = model.config.to_dict() | {"max_len": model.context_length}
+    return _format_description(name, model.family, settings, model.n_parameters(), str(path))
 
 
 def _format_description(name: str, family: str, settings: Mapping[str, Any], parameters: int, where: str) -> str:
@@ -52,7 +53,8 @@ def _format_description(name: str, family: str, settings: Mapping[str, Any], par
     ]
     if settings.get("max_len"):
         lines.append(("context", f"{settings['max_len']:,} positions"))
-    lines += [(key, str(value)) for key, value in settings.items() if value is not None and key != "max_len"]
+    told = ("max_len", "context_length")
+    lines += [(key, str(value)) for key, value in settings.items() if value is not None and key not in told]
     width = max(14, *(len(key) + 2 for key, _ in lines))
     return "\n".join(f"{key:<{width}}{value}" if key else value for key, value in lines)
 

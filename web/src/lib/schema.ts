@@ -2574,6 +2574,14 @@ export interface components {
             created: number;
             /** Owned By */
             owned_by: string;
+            /** Abilities */
+            abilities: string[];
+            /** Context Length */
+            context_length: number | null;
+            /** Max Model Len */
+            max_model_len: number | null;
+            /** Loaded */
+            loaded: boolean;
         } & {
             [key: string]: unknown;
         };

@@ -79,7 +79,7 @@ async def get_models(http: HttpRequest) -> Response:
         for name in manager.names:
             info = manager.info(name)
             described = model_description(manager.path(name), info.created)
-            found.append({"id": name, **described, "loaded": info.loaded})
+            found.append({"id": name, **described, "context": info.context_length, "loaded": info.loaded})
         return found
 
     return await encode_response(http, {"models": await asyncio.to_thread(describe_all)})
@@ -103,7 +103,6 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
         "parameters": model.n_parameters(),
         "n_layers": getattr(config, "n_layers", 0),
         "n_heads": attention_heads(model),
-        "context": model.context_length,
         "vocabulary": getattr(config, "vocab_size", None),
         "chat": chats,
         "image": image_format(model),
