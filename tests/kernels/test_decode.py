@@ -15,6 +15,7 @@ from heedful.nn.paged import BlockPool, PagedState
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 from support import families
+from support.tiny import tiny as random_model
 
 pytestmark = pytest.mark.skipif(
     library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
@@ -214,3 +215,26 @@ def test_other_states_and_gradients_get_the_plain_blocks(calls):
     with torch.enable_grad():
         model.step(torch.tensor([4]), state)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "family, size, window", [("llama", 16, None), ("llama", 64, None), ("mistral", 32, 5), ("mistral", 80, 40)]
+)
+@torch.no_grad()
+def test_a_long_prompt_in_one_pass_has_the_bits_of_its_tokens_one_by_one(family, size, window):
+    model = random_model(family, d_head=size, max_len=128, **({} if window is None else {"window": window}))
+    for p in model.parameters():
+        p.mul_(0.1 if p.ndim > 1 else 1)
+    tokens = torch.randint(3, 60, (1, 100), generator=torch.Generator().manual_seed(0))
+    plain = model(tokens).logits[0]
+    accelerate(model, "inference", precision="float32")
+
+    def logits(parts, block=None):
+        state = model.new_state(1, 128) if block is None else PagedState(BlockPool(64, block), 2, 1)
+        return torch.cat([model.step(part, state)[0] for part in tokens.split(parts, dim=1)])
+
+    alone = logits([1] * 100)
+    assert (alone - plain).abs().max() < 2e-5 * plain.abs().max()
+    for block in (None, 4, 16, 24):
+        for parts in ([100], [7, 1, 13, 79]):
+            assert torch.equal(logits(parts, block), alone)

@@ -1,4 +1,8 @@
-// Attention of one query per row over cached keys and values, contiguous or in blocks (paged).
+// Attention of one or several queries per row over cached keys and values, contiguous or in blocks (paged).
+//
+// A single query reads every key and value once, so that memory is the limit. Several consecutive ones (prefill) are
+// computed together, a few keys or values at a time, which are then read from the processor's cache. Every sum has the
+// same order in both, so that a token's result does not depend on how a prompt is divided.
 //
 //     B rows, H heads, G key/value heads, S keys, D head size
 
@@ -117,6 +121,151 @@ void attend_head(const float *query, const HeadCache *cache, long begin, const u
   const HeadCache copy = *cache;  // keeps the fields in registers
   attend_inline(query, &copy, begin, allowed, bias, n_keys, d_head, scale, scores, o);
 }
+
+// --- several queries -------------------------------------------------------------------------------------------------
+
+#define VALUES 64    // positions whose values are summed at a time: with D = 64 they stay in the L1 cache
+#define SUM_ROWS 6   // queries whose sums are in registers: 6 x 64 elements
+#define SUM_COLUMNS 4
+
+typedef struct {
+  HeadCache cache;
+  long n, origin, d_head, width;  // origin: the position of the first column of `weights`, a multiple of 16
+  long begins[MAX_RUN], ends[MAX_RUN];
+  float *keys, *weights;  // (16, D) a copy of the keys of a group that is not contiguous; (n, width) scores, then weights
+} Run;
+
+long run_scratch(long n, long n_keys, long d_head) { return LANES * d_head + n * (round_up(n_keys, LANES) + LANES); }
+
+// The 16 keys from position t on, of which n exist, `*stride` apart; copied if they are not in one block.
+INLINE const float *key_group(const Run *r, long t, long n, long *stride) {
+  const HeadCache *cache = &r->cache;
+  Cursor keys = cursor_at(cache, cache->keys, cache->key_stride, t);
+  *stride = cache->key_stride;
+  if (n == LANES && keys.left >= LANES) return keys.at;
+  *stride = r->d_head;
+  memset(r->keys, 0, LANES * r->d_head * sizeof(float));
+  for (long i = 0; i < n; i++)
+    memcpy(r->keys + i * r->d_head, next_position(&keys, cache, cache->key_stride), r->d_head * sizeof(float));
+  return r->keys;
+}
+
+// The dot products of a query with 16 keys.
+INLINE vec dot_products(const float *query, const float *keys, long stride, long d_head) {
+  vec products[LANES];
+  UNROLL for (int i = 0; i < LANES; i++) products[i] = v_zero();
+  for (long d = 0; d < d_head; d += LANES) {
+    vec q = v_load(query + d);
+    UNROLL for (int i = 0; i < LANES; i++) products[i] = v_fma(q, v_load(keys + i * stride + d), products[i]);
+  }
+  return v_sums(products);
+}
+
+// The scores of all queries and keys; `most` are the highest of each query.
+static void score_run(const Run *r, const float *queries, long query_stride, const float *bias, long bias_stride,
+                      float scale, vec *most) {
+  long last = r->ends[r->n - 1], stride;
+  for (long i = 0; i < r->n; i++) most[i] = v_set(-INFINITY);
+  for (long t = r->origin; t < last; t += LANES) {
+    const float *keys = key_group(r, t, min_long(LANES, last - t), &stride);
+    if (t + 2 * LANES <= last) {
+      Cursor ahead = cursor_at(&r->cache, r->cache.keys, r->cache.key_stride, t + LANES);
+      for (int i = 0; i < LANES; i++) prefetch_next(&ahead, &r->cache, r->cache.key_stride, r->d_head);
+    }
+    for (long i = 0; i < r->n; i++) {
+      lanes seen = first_lanes(r->ends[i] - t) & ~first_lanes(r->begins[i] - t);
+      if (!seen) continue;
+      vec at = v_mul(dot_products(queries + i * query_stride, keys, stride, r->d_head), v_set(scale));
+      if (bias) at = v_add(at, v_load_lanes(seen, bias + i * bias_stride + t));
+      most[i] = v_select(seen & v_greater(at, most[i]), at, most[i]);
+      v_store_lanes(r->weights + i * r->width + t - r->origin, seen, at);
+    }
+  }
+}
+
+// Adds weight · value of the positions from t to `end` to m outputs (m, columns x 16).
+INLINE void add_values(const Run *r, long first, long t, long end, long d, float *o, long o_stride, const int m,
+                       const int columns) {
+  vec sums[SUM_ROWS][SUM_COLUMNS];
+  const float *weights = r->weights + first * r->width - r->origin;
+  Cursor values = cursor_at(&r->cache, r->cache.values, r->cache.value_stride, t);
+  UNROLL for (int i = 0; i < m; i++)
+    UNROLL for (int c = 0; c < columns; c++) sums[i][c] = v_load(o + i * o_stride + c * LANES);
+  for (; t < end; t++) {
+    const float *at = next_position(&values, &r->cache, r->cache.value_stride) + d;
+    vec value[SUM_COLUMNS];
+    UNROLL for (int c = 0; c < columns; c++) value[c] = v_load(at + c * LANES);
+    UNROLL for (int i = 0; i < m; i++) {
+      vec weight = v_set(weights[i * r->width + t]);
+      UNROLL for (int c = 0; c < columns; c++) sums[i][c] = v_fma(weight, value[c], sums[i][c]);
+    }
+  }
+  UNROLL for (int i = 0; i < m; i++)
+    UNROLL for (int c = 0; c < columns; c++) v_store(o + i * o_stride + c * LANES, sums[i][c]);
+}
+
+// The same for all of D and any number of outputs up to SUM_ROWS.
+static void add_weighted(const Run *r, long first, long t, long end, float *o, long o_stride, long m) {
+  if (t >= end) return;
+#define ADD(M, C) add_values(r, first, t, end, d, o + d, o_stride, M, C)
+#define ADD_ROWS(C)                       \
+  switch (m) {                            \
+    case 1: ADD(1, C); break;             \
+    case 2: ADD(2, C); break;             \
+    case 3: ADD(3, C); break;             \
+    case 4: ADD(4, C); break;             \
+    case 5: ADD(5, C); break;             \
+    default: ADD(6, C);                   \
+  }
+  long d = 0;
+  for (; d + SUM_COLUMNS * LANES <= r->d_head; d += SUM_COLUMNS * LANES) ADD_ROWS(SUM_COLUMNS)
+  for (; d < r->d_head; d += LANES) ADD_ROWS(1)
+#undef ADD_ROWS
+#undef ADD
+}
+
+// The sums of all queries. Of SUM_ROWS queries the positions that all of them see are added together, those before and
+// after by each alone, in their order.
+static void sum_run(const Run *r, float *o, long o_stride) {
+  long first = r->begins[0], last = r->ends[r->n - 1];
+  for (long t = first; t < last; t += VALUES)
+    for (long i = 0; i < r->n; i += SUM_ROWS) {
+      long m = min_long(SUM_ROWS, r->n - i), stop = min_long(t + VALUES, last);
+      long from = max_long(t, min_long(stop, r->begins[i + m - 1]));
+      long to = max_long(from, min_long(stop, r->ends[i]));
+      for (long j = i; j < i + m; j++)
+        add_weighted(r, j, max_long(t, r->begins[j]), min_long(from, r->ends[j]), o + j * o_stride, o_stride, 1);
+      add_weighted(r, i, from, to, o + i * o_stride, o_stride, m);
+      for (long j = i; j < i + m; j++)
+        add_weighted(r, j, to, min_long(stop, r->ends[j]), o + j * o_stride, o_stride, 1);
+    }
+}
+
+void attend_run(const float *queries, long query_stride, const HeadCache *cache, long end, long window,
+                const float *bias, long bias_stride, long n, long d_head, float scale, float *scratch, float *o,
+                long o_stride) {
+  Run r = {*cache, n, 0, d_head, 0, {0}, {0}, scratch, scratch + LANES * d_head};
+  vec most[MAX_RUN];
+  for (long i = 0; i < n; i++) {
+    r.ends[i] = end + i;
+    r.begins[i] = window && r.ends[i] > window ? r.ends[i] - window : 0;
+    memset(o + i * o_stride, 0, d_head * sizeof(float));
+  }
+  r.origin = r.begins[0] / LANES * LANES;
+  r.width = round_up(r.ends[n - 1] - r.origin, LANES) + LANES;
+  score_run(&r, queries, query_stride, bias, bias_stride, scale, most);
+  float normalizers[MAX_RUN];
+  for (long i = 0; i < n; i++) {
+    float *scores = r.weights + i * r.width + r.begins[i] - r.origin;
+    float sum = exponentiate(scores, 0, r.ends[i] - r.begins[i], v_highest(most[i]));
+    normalizers[i] = sum == 0 ? 0 : 1 / sum;
+  }
+  sum_run(&r, o, o_stride);
+  for (long i = 0; i < n; i++)
+    FOR_LANES(d_head) v_store(o + i * o_stride + k, v_mul(v_load(o + i * o_stride + k), v_set(normalizers[i])));
+}
+
+// --- one query per row, for PyTorch's tensors ------------------------------------------------------------------------
 
 // Queries (B, H, D), keys and values (B, G, S, D), with the strides given: of rows and heads of q; rows, heads and
 // positions of k, then of v; rows of `allowed` (B, S); rows and heads of `bias` (B, H, S). The last two may be NULL.

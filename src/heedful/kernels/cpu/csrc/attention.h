@@ -1,4 +1,4 @@
-// Attention of one query over cached keys and values (attention.c).
+// Attention of queries over cached keys and values (attention.c).
 
 #pragma once
 #include "common.h"
@@ -15,7 +15,19 @@ typedef struct {
   int prefetched;  // whether to prefetch, because they are not yet in the processor's cache
 } HeadCache;
 
+#define MAX_RUN 12  // consecutive queries of a row that `attend_run` computes together: they read the same keys
+
 // o (D) = softmax(scale · q Kᵀ + bias) V over the positions from `begin` on. `allowed` (n_keys) bools and `bias`
 // (n_keys) may be NULL; `scores` is scratch for (n_keys). D is a multiple of 16. Masked positions are not read.
 void attend_head(const float *query, const HeadCache *cache, long begin, const uint8_t *allowed, const float *bias,
                  long n_keys, long d_head, float scale, float *scores, float *o);
+
+// The same for n consecutive queries, the first of which sees the positions up to `end`, each one position more, and all
+// at most `window` of them (0: all). Query i is at `queries` + i · query_stride, its bias (over all positions, or NULL)
+// at `bias` + i · bias_stride, its output at o + i · o_stride. `scratch` has run_scratch(n, end + n, D) floats. Bitwise
+// the results of `attend_head`.
+void attend_run(const float *queries, long query_stride, const HeadCache *cache, long end, long window,
+                const float *bias, long bias_stride, long n, long d_head, float scale, float *scratch, float *o,
+                long o_stride);
+
+long run_scratch(long n, long n_keys, long d_head);

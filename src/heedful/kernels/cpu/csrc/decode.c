@@ -6,8 +6,6 @@
 #include "attention.h"
 #include "linear.h"
 
-#define MAX_RUN 16  // consecutive tokens of a row that one thread computes: they read the same keys
-
 // --- norms and residuals ---------------------------------------------------------------------------------------------
 
 INLINE void normalize(const NormWeights *norm, const float *x, float *y, long n) {
@@ -106,13 +104,16 @@ static void attend_cached(const DecodeLayer *l, const LayerCache *m, const Decod
     long first = runs[j / l->n_heads], h = j % l->n_heads, at = h / share * m->head_stride;
     const long *table = s->block_tables + s->rows[first] * s->max_blocks;
     HeadCache cache = {m->keys + at, m->values + at, n, n, table, s->block_size, m->block_stride, 1};
-    for (long i = first; i < runs[j / l->n_heads + 1]; i++) {
-      long end = s->positions[i] + 1, begin = l->window && end > l->window ? end - l->window : 0;
-      const float *bias = s->bias ? s->bias + i * s->bias_token_stride + h * s->bias_head_stride + begin : 0;
-      attend_head(qkv + i * row_size + h * n, &cache, begin, 0, bias, end - begin, n, l->scale, scores,
-                  out + (i * l->n_heads + h) * n);
-      cache.prefetched = 0;  // for the next token they are in the processor's cache
-    }
+    long end = s->positions[first] + 1, begin = l->window && end > l->window ? end - l->window : 0;
+    long count = runs[j / l->n_heads + 1] - first;
+    const float *bias = s->bias ? s->bias + first * s->bias_token_stride + h * s->bias_head_stride : 0;
+    const float *queries = qkv + first * row_size + h * n;
+    float *to = out + (first * l->n_heads + h) * n;
+    if (count == 1)
+      attend_head(queries, &cache, begin, 0, bias ? bias + begin : 0, end - begin, n, l->scale, scores, to);
+    else
+      attend_run(queries, row_size, &cache, end, l->window, bias, s->bias_token_stride, count, n, l->scale, scores, to,
+                 l->n_heads * n);
   }
 }
 
@@ -173,7 +174,10 @@ static int allocate(Workspace *w, const DecodeLayer *layers, long n_layers, cons
     const PackedMatrix *all[] = {&l->qkv, &l->output, &l->cross_query, &l->cross_output, &l->up, &l->down};
     for (int i = 0; i < 6; i++) bytes = max_long(bytes, packed_scratch(all[i], n));
   }
-  w->scores_size = most + LANES;
+  long d_head = 0, longest = 1;
+  for (const DecodeLayer *l = layers; l < layers + n_layers; l++) d_head = max_long(d_head, l->d_head);
+  for (long i = 0, m; i < n; i += m) longest = max_long(longest, m = run_length(s, i));
+  w->scores_size = round_up(longest > 1 ? run_scratch(longest, most, d_head) : most + LANES, LANES);
   float **parts[] = {&w->normed, &w->delta, &w->delta2, &w->qkv, &w->attended, &w->hidden, &w->scores};
   long sizes[] = {n * s->width, n * s->width, n * s->width, n * qkv, n * qkv, n * hidden, threads * w->scores_size};
   for (int i = 0; i < 7; i++) total += sizes[i] + LANES;
