@@ -76,8 +76,8 @@ class ModelManager:
         reject_pickle(path)
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
-        given = self.options
-        estimate = estimate_memory(path, given.quantize, given.cache_tokens, given.context_length)
+        options = self.options
+        estimate = estimate_memory(path, options.quantize, options.cache_tokens, options.context_length)
         name = name or (model_name(source, path) if path.is_dir() else path.stem)
         if self.budget is not None and estimate.minimum > self.budget:
             raise ValueError(
