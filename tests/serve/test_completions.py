@@ -193,6 +193,22 @@ def test_an_encoder_decoder_answers_its_prompt():
         scores = [score.logprob for score in expected.choices[0].scores]
         assert reply.choices[0].logprobs.token_logprobs == pytest.approx(scores, abs=1e-5)
         refused(server.complete("the cat", echo=True), "echo", "answers its prompt")
+        assert completion(server.complete("the cat", max_tokens=8)).choices[0].text == expected.choices[0].text
+
+
+def test_the_models_own_sampling_is_the_default():
+    tokenizer = words()
+    loaded = Loaded(tiny("gpt", vocab_size=len(tokenizer)).eval(), tokenizer, "own")
+    loaded.model.generation = {"do_sample": True, "temperature": 0.5, "top_k": 3}
+    ask = {"max_tokens": 12, "seed": 1}
+    with InProcessServer(loaded) as server:
+        given = {"own": {}, "same": {"temperature": 0.5, "top_k": 3}, "other": {"temperature": 2.0, "top_k": 0}}
+        texts = {
+            name: completion(server.complete("the cat", **ask, **how)).choices[0].text for name, how in given.items()
+        }
+        assert texts["own"] == texts["same"] == loaded.generate("the cat", **ask) != texts["other"]
+        loaded.model.generation = {"top_p": "x"}
+        refused(server.complete("the cat", **ask), "model", "generation_config.json")
 
 
 # --- log-probabilities ----------------------------------------------------------------------------------------------

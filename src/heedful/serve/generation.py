@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -99,21 +99,16 @@ def split_requests(spec: GenerationSpec, worker: Worker) -> list[SubRequest]:
 
 
 def sampling_params(body: SamplingRequest, loaded: Loaded) -> Sampling:
-    """The sampling a body asks for, with the tokens that the model's authors rule out."""
+    """The sampling a body asks for, over the model's defaults, with the tokens that the model's authors rule out."""
     with client_errors("logit_bias"):
         check_token_ids(list(body.logit_bias), vocab_sizes(loaded.model)[1], "logit_bias", loaded.name)
-    return Sampling(
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        typical_p=body.typical_p,
-        repetition_penalty=body.repetition_penalty,
-        frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        logit_bias=dict.fromkeys(loaded.banned_ids, -100.0) | body.logit_bias,
-        seed=body.seed,
-    )
+    names = {field.name for field in fields(Sampling)}
+    given: Any = {name: getattr(body, name) for name in names & body.model_fields_set}
+    with client_errors("model"):
+        options = loaded.generation_options(stream=True, **given)
+    chosen: Any = {name: value for name, value in options.items() if name in names}
+    bias = dict.fromkeys(loaded.banned_ids, -100.0) | body.logit_bias
+    return Sampling(**{**chosen, "logit_bias": bias})
 
 
 def stopping(body: SamplingRequest, loaded: Loaded) -> dict[str, Any]:
