@@ -43,7 +43,8 @@ def app():
         (b'{"n": NaN}', "NaN"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"seed": 1' + b"0" * 1_000_000 + b"}", "digits"),
+        (b'{"seed": 1' + b"0" * 1_000_000 + b"}", "a number in the body has more than 4,300 digits"),
+        (b'{"prompt": [' + b"9" * 5000 + b"]}", "a number in the body has more than 4,300 digits"),
     ],
     ids=lambda value: repr(value[:12]),
 )

@@ -203,6 +203,7 @@ def test_options_of_embeddings_that_are_not_implemented_are_refused_by_name():
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
+        ({"messages": [{"role": "\ud800", "content": "a"}]}, "messages.0.role"),
         ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
     ],
 )  # fmt: skip
@@ -248,3 +249,12 @@ def test_the_json_schema_has_the_limits_and_the_nulls():
     assert all({"type": "null"} in field.get("anyOf", ()) or None in field["enum"] for field in schema.values())
     assert schema["num_beams"]["enum"] == [None, 1]
     assert "messages" in ChatRequest.model_json_schema()["required"]
+
+
+def test_half_a_character_has_one_message_in_every_field():
+    for body in (
+        {"messages": [{"role": "\ud800", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+    ):
+        assert "has half of a surrogate pair" in refusal(ChatRequest, body)["message"]
+    assert len(refusal(CompletionRequest, {"logit_bias": {"9" * 5000: 1}})["message"]) < 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from heedful.generate.sampling import InvalidLogits
 from heedful.serve.response_schema import ErrorResponse
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client disconnected before the response
+HALF_A_PAIR = "has half of a surrogate pair, which is no character: send whole ones"
 MAX_ECHOED = 200  # characters of what a client sent that are repeated in a message
 
 # OpenAI's error types; its Python client chooses the exception by the status alone.
@@ -190,6 +192,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     name = ".".join(place)
     if kind == "missing":
         message = "is missing"
+    elif kind == "string_unicode":
+        message = HALF_A_PAIR
     elif kind != "value_error":
         message = f"is {abbreviate(value)}: {message[:1].lower()}{message[1:]}"
     return ApiError(400, f"{name} {message}", param=name)
@@ -218,8 +222,8 @@ async def http_error_handler(request: Request, error: Exception) -> Response:
         message = f"{path} does not answer {request.method}"
     elif isinstance(error.__cause__, RecursionError):
         message = "the body is not valid JSON: it is nested too deeply"
-    elif isinstance(error.__cause__, ValueError):  # json's: a number with more digits than Python reads
-        message = f"the body is not valid JSON: {error.__cause__}"
+    elif isinstance(error.__cause__, ValueError):  # int's: more digits than it converts
+        message = f"a number in the body has more than {sys.get_int_max_str_digits():,} digits, which no field takes"
     return ApiError(status, message, headers=error.headers).response()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from heedful.serve.errors import abbreviate
+from heedful.serve.errors import HALF_A_PAIR, abbreviate
 
 MAX_INT = 2**31 - 1
 MAX_PROMPTS = 2048
@@ -43,7 +43,7 @@ def _check_text(name: str, value: str) -> None:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise FieldError(name, "has half of a surrogate pair, which is no character: send whole ones") from None
+        raise FieldError(name, HALF_A_PAIR) from None
 
 
 def _check_characters(value: str) -> str:
@@ -121,7 +121,7 @@ def _check_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise FieldError("logit_bias", f'is {abbreviate(value)}: it must be an object, as {{"50256": -100}}')
     bad = [
-        f"{key!r}: {abbreviate(bias)}"
+        f"{key[:50]!r}: {abbreviate(bias)}"
         for key, bias in value.items()
         if not _is_id(key) or isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100
     ]
