@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import heedful
+from heedful.text import template
 from support.serving import Client, assert_error, serving
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed: pip install openai")
@@ -221,6 +222,27 @@ def test_a_hundred_at_once_get_what_each_gets_alone(idle):
             assert "".join(by_itself) == "".join(with_others), one
         else:
             assert by_itself == with_others, one
+
+
+SLOW = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_chat_template_without_end_holds_up_nobody(narrow, monkeypatch):
+    """Four clients of its model, and meanwhile the server answers others; then they are told."""
+    narrow.complete(model="small", prompt="a", max_tokens=1)
+    monkeypatch.setattr(template, "SECONDS", 0.2)
+    template.end_template_processes()
+    tokenizer = narrow.app.state.manager._models["small"].worker.loaded.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", SLOW)
+    body = {"model": "small", "messages": [{"role": "user", "content": "x"}]}
+    with ThreadPoolExecutor(4) as crowd:
+        asked = [crowd.submit(narrow.post, "/v1/chat/completions", body) for _ in range(4)]
+        assert narrow.get("/health").status_code == 200
+        narrow.complete(model="small", prompt="x" * 5000, truncate_prompt_tokens=9, max_tokens=1)  # needs a thread
+        assert not asked[-1].done()
+        for one in asked:
+            assert "exceeds its limits" in assert_error(one.result(), 400, param="messages")
+    template.end_template_processes()
 
 
 # --- a model that fails -----------------------------------------------------------------------------------------------

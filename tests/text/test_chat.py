@@ -1,11 +1,12 @@
 """Chat templates: the reference's text and ids, a sandbox that holds, and users who cannot forge a turn."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from heedful.text import Tokenizer, render_template, train_bpe
-from heedful.text import chat as chat_module
+from heedful.text import template as template_module
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' "
@@ -138,20 +139,10 @@ def test_blocks_are_trimmed_and_tools_are_passed(tokenizer):
         "{% set x = messages.clear() %}",
         "{% include '/etc/passwd' %}",
         "{% import 'os' as os %}",
-        "{{ range(10**9) | list }}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
-        "{{ 'a' * 10**9 }}",
-        "{{ 9 ** 9 ** 9 }}",
-        "{{ '%999999999d' % 1 }}",
-        "{{ 'a'.center(10**9) }}",
-        "{{ 'a' | center(10**9) }}",
-        "{{ '{:>999999999}'.format(1) }}",
-        "{% set x = 'a' * 9999 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
         "{% for i in range(3) %}",
         "{{ nonsense(",
         "{{ undefined_function() }}",
-        "x" * (chat_module.MAX_TEMPLATE + 1),
+        "x" * (template_module.MAX_TEMPLATE + 1),
     ],
 )
 def test_the_sandbox_holds(template, tmp_path, monkeypatch):
@@ -161,6 +152,73 @@ def test_the_sandbox_holds(template, tmp_path, monkeypatch):
         render_template(template, messages=messages)
     assert messages == [{"role": "user", "content": "x"}]
     assert os.listdir(tmp_path) == []
+
+
+DOUBLE = "{%% set ns = namespace(x='ab') %%}{%% for i in range(99999) %%}{%% set ns.x = %s %%}{%% endfor %%}{{ ns.x }}"
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A process with little memory and time for its templates."""
+    before = template_module.SECONDS, template_module.MEMORY
+    template_module.end_template_processes()
+    template_module.SECONDS, template_module.MEMORY = 0.1, 64 * 2**20
+    yield
+    template_module.SECONDS, template_module.MEMORY = before
+    template_module.end_template_processes()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        DOUBLE % "ns.x ~ ns.x",
+        DOUBLE % "ns.x + ns.x",
+        DOUBLE % "[ns.x, ns.x] | join('-')",
+        DOUBLE % "ns.x | replace('a', 'aaaaaaaa')",
+        DOUBLE % "ns.x.replace('a', 'aaaaaaaa')",
+        DOUBLE % "(ns.x | list + ns.x | list) | sort | join",
+        "{% set ns = namespace(x=3) %}{% for i in range(99999) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ 'a' * 10**10 }}",
+        "{{ '%9999999999d' % 1 }}",
+        "{{ 'a' | center(10**10) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ ('x' * (9000 + i)) | wordwrap(3) | length }}{% endfor %}",
+        "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+        "{% set x = 'a' * 9999 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
+        "{{ range(10**9) | list }}",
+    ],
+)
+def test_a_template_that_takes_too_much_is_ended_whatever_it_uses(strict, template):
+    with pytest.raises(ValueError, match="the chat template"):
+        render_template(template, messages=[])
+    assert render_template("{{ x }}", x="and the next one runs") == "and the next one runs"
+
+
+def test_a_template_runs_without_this_processes_environment(monkeypatch):
+    monkeypatch.setenv("HEEDFUL_API_KEY", "sk-secret")
+    template_module.end_template_processes()
+    render_template("")
+    (process,) = template_module._idle
+    environ = f"/proc/{process.pid}/environ"
+    if not os.path.exists(environ):
+        pytest.skip("there is no /proc here")
+    with open(environ, "rb") as file:
+        assert b"sk-secret" not in file.read()
+
+
+def test_templates_of_many_threads_do_not_mix():
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda i: render_template("{{ i }}:{{ 'x' * (i % 50) }}", i=i), range(100)))
+    assert texts == [f"{i}:{'x' * (i % 50)}" for i in range(100)]
+    assert len(template_module._idle) <= template_module.MAX_IDLE
+
+
+def test_variables_are_what_json_has():
+    with pytest.raises(ValueError, match="what JSON has"):
+        render_template("{{ x }}", x=object())
+    assert render_template("{{ x | length }}", x="\ud800é") == "2"
 
 
 @pytest.mark.parametrize("template", [CHATML, CHATML.replace("content'] ", "content'] | trim "), LLAMA])

@@ -60,8 +60,10 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
     """What to generate, the conversation encoded; ApiError for what this model cannot do."""
     loaded = worker.loaded
     require_generation(loaded)
-    with client_errors("messages"):  # a template is a program: not on the event loop
-        encoded = await asyncio.to_thread(loaded.encode_prompt, body.turns, **chat_prompt_options(body, worker))
+    options = chat_prompt_options(body, worker)
+    with client_errors("messages"):
+        async with worker.chat_encoders:  # a template is a program, of any speed: not on the event loop
+            encoded = await asyncio.to_thread(loaded.encode_prompt, body.turns, **options)
     max_tokens = body.max_completion_tokens or default_max_tokens(worker, encoded, most // body.n)
     check_context_length(worker, encoded, max_tokens, "messages")
     with client_errors():

@@ -54,6 +54,7 @@ class Worker:
         metrics: Metrics | None = None,
     ) -> None:
         self.loaded, self.queue = loaded, queue
+        self.chat_encoders = asyncio.Semaphore(2)  # threads that a slow chat template may hold at once
         self._settings: dict[str, Any] = {"max_rows": max_rows, "chunk": chunk, "cache_tokens": cache_tokens}
         self._metrics = None if metrics is None else metrics.model(loaded.name)
         self._n_prefilled, self._n_generated, self._last_step = 0, 0, 0.0  # reported to the metrics, and when

@@ -1,7 +1,7 @@
 """Tokenizers of every family, training new ones, chat templates, and a trace of BPE merges."""
 
 from heedful.text.bpe_trace import Merge, Trace, WordTrace, learned_merges, trace_merges, trace_tokenizer
-from heedful.text.chat import render_template
+from heedful.text.template import render_template
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.train import (
     byte_tokens,

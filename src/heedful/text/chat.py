@@ -1,160 +1,24 @@
 """Chat templates: a conversation rendered by the Jinja program that ships with a model.
 
-The program comes from the internet, so it runs in Jinja's immutable sandbox, with a budget: the length of the
-template, the number of loop turns and calls, the length of what it writes. The conversation comes from a user, so no
-text in it may turn into a special token: `render_chat` marks every look-alike in it with a character that occurs
-nowhere else, and `Rendered.user_made` tells afterwards which special tokens of the rendered text were typed rather
-than written by the template. The marks are invisible to a template that trims, joins or searches messages.
+The program comes from the internet, so it runs in a sandbox with limits on memory and time (heedful/text/template.py).
+The conversation comes from a user, so no text in it may turn into a special token: `render_chat` marks every look-alike
+in it with a character that occurs nowhere else, and `Rendered.user_made` tells afterwards which special tokens of the
+rendered text were typed rather than written by the template. The marks are invisible to a template that trims, joins or
+searches messages.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import jinja2
-import jinja2.exceptions
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
+from heedful.text.template import render_template
 
 Messages = Sequence[Mapping[str, Any]]
 
-MAX_TEMPLATE = 200_000  # characters; the longest published templates have about 20,000
-MAX_OUTPUT = 20_000_000  # characters
-MAX_STEPS = 500_000  # loop turns and calls
-MAX_REPEAT = 100_000  # length of a string or list made by "*", "%", center() and the like
-
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython", "model"})
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the model's own words for training; here it is transparent."""
-
-    tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, counting steps and refusing operations whose result is far larger than their input."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-        self.steps = 0
-        self.filters["tojson"] = _tojson
-        for name in ("center", "indent"):
-            self.filters[name] = _bounded(self.filters[name])
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
-        self.globals["_step"] = lambda: None
-
-    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        self.steps += 1
-        if self.steps > MAX_STEPS:
-            raise jinja2.TemplateError(f"it takes more than {MAX_STEPS:,} steps")
-        method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
-        _refuse_huge(getattr(method, "__name__", ""), getattr(method, "__self__", ""), args)
-        return super().call(context, obj, *args, **kwargs)
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (abs(left) <= 1_000_000 and abs(right) <= 16):
-            raise jinja2.TemplateError("a power that large")
-        if operator == "*":
-            for many, times in ((left, right), (right, left)):
-                if isinstance(many, str | list | tuple) and len(many) * max(times, 0) > MAX_REPEAT:
-                    raise jinja2.TemplateError(f"a repetition longer than {MAX_REPEAT:,}")
-        if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\*|\d{4})", left):
-            raise jinja2.TemplateError("a format that wide")
-        return super().call_binop(context, operator, left, right)
-
-
-def _refuse_huge(name: str, text: Any, args: tuple[Any, ...]) -> None:
-    """Stop methods of text whose result is far larger than what goes in: "x".center(10**9) and its relatives."""
-    if not isinstance(text, str):
-        return
-    if name in ("format", "format_map") and re.search(r"\d{5}|:[^}]*\{", text):
-        raise jinja2.TemplateError("a format that wide")
-    if name in ("center", "ljust", "rjust", "zfill", "expandtabs") and args and args[0] > MAX_REPEAT:
-        raise jinja2.TemplateError(f"{name}() wider than {MAX_REPEAT:,}")
-    if name == "replace" and len(args) > 1 and len(args[1]) * (len(text) + 1) > MAX_OUTPUT:
-        raise jinja2.TemplateError(f"replace() that makes more than {MAX_OUTPUT:,} characters")
-    if name == "join" and args and hasattr(args[0], "__len__") and len(text) * len(args[0]) > MAX_OUTPUT:
-        raise jinja2.TemplateError(f"join() that makes more than {MAX_OUTPUT:,} characters")
-
-
-def _bounded(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(value: Any, width: Any = 4, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(width, int) and width > MAX_REPEAT:
-            raise jinja2.TemplateError(f"a width of more than {MAX_REPEAT:,}")
-        return filter_(value, width, *args, **kwargs)
-
-    return bounded
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: Jinja's own filter escapes for HTML, which no model has seen in training."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
-
-
-def _count_loops(template: jinja2.nodes.Template) -> None:
-    """Put a call of `_step` into every loop, so that loops without calls use up the budget too."""
-    for loop in template.find_all(jinja2.nodes.For):
-        step = jinja2.nodes.Call(jinja2.nodes.Name("_step", "load"), [], [], None, None)
-        loop.body.insert(0, jinja2.nodes.ExprStmt(step).set_lineno(loop.lineno))
-
-
-def render_template(template: str, /, **variables: Any) -> str:
-    """Run a chat template in the sandbox. `variables` are what the reference passes: messages, bos_token ...
-
-    A template that is broken, refuses the conversation or exceeds its budget is a ValueError that says so.
-    """
-    if len(template) > MAX_TEMPLATE:
-        raise ValueError(f"the chat template has {len(template):,} characters; the limit is {MAX_TEMPLATE:,}")
-    sandbox = _Sandbox()
-    parts: list[str] = []
-    size = 0
-    try:
-        tree = sandbox.parse(template)
-        _count_loops(tree)
-        for part in sandbox.from_string(tree).generate(variables):
-            size += len(part)
-            if size > MAX_OUTPUT:
-                raise jinja2.TemplateError(f"it writes more than {MAX_OUTPUT:,} characters")
-            parts.append(part)
-    except jinja2.exceptions.SecurityError as error:
-        raise ValueError(f"the chat template does what the sandbox forbids: {error}") from None
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the chat template has an error in line {error.lineno}: {error.message}") from None
-    except (jinja2.TemplateError, TypeError, AttributeError, LookupError, ValueError) as error:
-        raise ValueError(f"the chat template could not render this conversation: {error}") from None
-    except (RecursionError, OverflowError, MemoryError) as error:
-        raise ValueError(f"the chat template exceeds its limits: {type(error).__name__}") from None
-    return "".join(parts)
 
 
 @dataclass(frozen=True)
