@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import queue
@@ -231,13 +232,14 @@ class Server(Client):
 class ThreadServer(Client):
     """A server in a thread of this process, whose models a test can spoil."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, max_connections: int | None = None) -> None:
         import uvicorn
 
         from heedful.serve.protocol import Protocol
 
         self.app = app
-        self._server = uvicorn.Server(uvicorn.Config(app, http=Protocol, log_config=None, access_log=False))
+        protocol = functools.partial(Protocol, max_connections=max_connections)
+        self._server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_config=None, access_log=False))
         # With its protocol named, as the server does it, small answers are sent at once.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._socket.bind(("127.0.0.1", 0))
@@ -245,6 +247,12 @@ class ThreadServer(Client):
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])), daemon=True)
         self._thread.start()
         super().__init__(f"http://127.0.0.1:{self._socket.getsockname()[1]}")
+
+    @property
+    def ports(self) -> set[int]:
+        """The ports of the clients that are connected; asked in a loop, it leaves the server's thread its time."""
+        time.sleep(0.005)
+        return {connection.client[1] for connection in list(self._server.server_state.connections)}
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -263,7 +271,7 @@ def serving(*models: str | Path, **options: Any) -> Iterator[ThreadServer]:
 
     chosen = Options(models=tuple(map(str, models)), port=0, **options)
     manager = ModelManager(chosen.models, chosen, Metrics())
-    inside = ThreadServer(create_app(manager, chosen))
+    inside = ThreadServer(create_app(manager, chosen), chosen.max_connections)
     try:
         yield inside
     finally:

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--chunk", int, 256, "N", "tokens of new prompts read between two tokens of running answers"),
         ("--max-tokens-per-request", int, 65_536, "N", "prompts x answers x max_tokens that one may ask for"),
         ("--max-body", int, 8 * 2**20, "BYTES", "the largest request"),
+        ("--max-connections", int, 1000, "N", "connections open at once; beyond that the answer is 429"),
         ("--drain", float, 30.0, "SECONDS", "running requests may take so long when the server is stopped"),
     ):
         _add_number(parser, *limit)

@@ -117,5 +117,7 @@ class EventStream(Response):
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        self.group.wakeup.blocked = True  # until it returns
         await send({"type": "http.response.body", "body": body, "more_body": more})
+        self.group.wakeup.blocked = False
         self._last_sent = asyncio.get_running_loop().time()

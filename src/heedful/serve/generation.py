@@ -27,7 +27,7 @@ from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.event_stream import EventStream
-from heedful.serve.handle import GenerationHandle, HandleGroup, empty_result
+from heedful.serve.handle import GenerationHandle, HandleGroup, Wakeup, empty_result
 from heedful.serve.logprobs import LogprobBuffer, token_text_of
 from heedful.serve.request_schema import SamplingRequest
 from heedful.serve.worker import Worker
@@ -202,7 +202,7 @@ def submit(worker: Worker, subrequests: Sequence[SubRequest], *, stream: bool) -
     requests = [sub.request for sub in subrequests if sub.request is not None]
     if requests:  # then all of them have one
         return HandleGroup(worker.submit_all(requests, stream=stream))
-    wakeup = asyncio.Event()
+    wakeup = Wakeup()
     return HandleGroup([empty_result(sub.n, wakeup) for sub in subrequests])
 
 

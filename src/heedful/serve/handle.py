@@ -20,23 +20,31 @@ from starlette.types import Receive
 
 from heedful.generate.request import Choice, Request, Result
 from heedful.generate.sequence import Event
-from heedful.serve.errors import execution_error, request_id
+from heedful.serve.errors import ApiError, execution_error, request_id
 
 R = TypeVar("R")
 T = TypeVar("T")
+MAX_BACKLOG = 32_768  # tokens and alternatives (logprobs) that wait for a client who does not read
 
 
 class RequestCancelled(Exception):
     """The request was cancelled by its client."""
 
 
+class Wakeup(asyncio.Event):
+    """Set whenever some handles have something new for their reader; counts what it has not read."""
+
+    backlog = 0  # tokens and alternatives of unread events
+    blocked = False  # whether the reader waits for its client, who does not read
+
+
 class Handle(Generic[R]):
     """The future result of something submitted to a worker."""
 
-    def __init__(self, on_cancel: Callable[[Handle[Any]], None], wakeup: asyncio.Event | None = None) -> None:
+    def __init__(self, on_cancel: Callable[[Handle[Any]], None], wakeup: Wakeup | None = None) -> None:
         self._on_cancel: Callable[[Handle[Any]], None] | None = on_cancel  # the worker's; None once done
         self._loop = asyncio.get_running_loop()
-        self.wakeup = wakeup or asyncio.Event()  # set whenever there is something new; handles may share it
+        self.wakeup = wakeup or Wakeup()  # set whenever there is something new; handles may share it
         self._done = False
         self._value: R | None = None
         self._error: Exception | None = None
@@ -75,13 +83,14 @@ class GenerationHandle(Handle[Result]):
         on_cancel: Callable[[Handle[Any]], None],
         request: Request | None,  # None: answered already
         stream: bool,
-        wakeup: asyncio.Event | None = None,
+        wakeup: Wakeup | None = None,
     ) -> None:
         super().__init__(on_cancel, wakeup)
         self.request, self.stream = request, stream
         self._id = -1  # the engine's number for it, once it is there
         self._submitted: float | None = time.perf_counter()  # None after the first token
         self._unread: list[Event] = []
+        self._backlog = 0  # its part of the wakeup's
 
     async def events(self) -> AsyncIterator[list[Event]]:
         """Lists of all events since the last list; the last event of all has the result, or the error."""
@@ -95,6 +104,8 @@ class GenerationHandle(Handle[Result]):
     def take_events(self) -> list[Event]:
         """The events since the last call, without waiting."""
         events, self._unread = self._unread, []
+        self.wakeup.backlog -= self._backlog
+        self._backlog = 0
         return events
 
     def _deliver(self, events: list[Event]) -> None:
@@ -102,9 +113,22 @@ class GenerationHandle(Handle[Result]):
             return  # cancelled while these were on their way
         if self.stream:
             self._unread += events
+            size = sum(1 if event.score is None else 1 + len(event.score.top) for event in events)
+            self._backlog += size
+            self.wakeup.backlog += size
+            if self.wakeup.blocked and self.wakeup.backlog > MAX_BACKLOG:
+                return self._give_up()
         if is_last(events[-1]):
             super()._finish(events[-1].result, events[-1].error)
         self.wakeup.set()
+
+    def _give_up(self) -> None:
+        """End a stream whose client does not read, and forget what it has not read."""
+        if self._on_cancel is not None:
+            self._on_cancel(self)
+        self.take_events()
+        message = f"the client is {MAX_BACKLOG:,} tokens and alternatives behind: read faster, or ask for less"
+        self._finish(None, ApiError(400, message, code="slow_reader"))
 
     def _finish(self, value: Result | None, error: Exception | None) -> None:
         """An end that the engine has no event for."""
@@ -113,7 +137,7 @@ class GenerationHandle(Handle[Result]):
         super()._finish(value, error)
 
 
-def empty_result(n: int, wakeup: asyncio.Event) -> GenerationHandle:
+def empty_result(n: int, wakeup: Wakeup) -> GenerationHandle:
     """The handle of n empty answers, done already: what max_tokens 0 asks for needs no engine."""
     events = [Event(0, i, None, "", finish_reason="length") for i in range(n)]
     events[-1].result = Result([Choice(i, [], "", "length") for i in range(n)])

@@ -36,6 +36,7 @@ access = logging.getLogger("heedful.serve.access")
 
 OPEN_PATHS = frozenset({"/health", "/", "/icon.svg"})  # need no API key
 ASSETS = "/assets/"  # the playground's files need none either; the requests it makes do
+MAX_BODIES = 32  # of the largest size, that may be arriving at once
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2048}")
@@ -52,6 +53,7 @@ class RequestMiddleware:
         self.keys = [key.encode("utf-8") for key in options.api_keys]
         # Without a key, a request for another host name was made by a web page: DNS rebinding.
         self.hosts = None if self.keys else {"localhost", host_name(options.host)}
+        self._n_arriving = 0  # bytes of the bodies that are being received
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, pass it on, and record it; exceptions become error responses."""
@@ -166,17 +168,23 @@ class RequestMiddleware:
         """The whole body, None if the client disconnects before its end. The protocol discards what is left of a
         body that is too large."""
         parts, size = [], 0
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self.options.max_body:
-                self._too_large()
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    return None
+                part = message.get("body", b"")
+                size += len(part)
+                self._n_arriving += len(part)
+                if size > self.options.max_body:
+                    self._too_large()
+                if self._n_arriving > MAX_BODIES * self.options.max_body:
+                    raise Overloaded("too many large requests arrive at once: try again later")
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            self._n_arriving -= size
 
     def _too_large(self) -> NoReturn:
         raise ApiError(413, f"the body is larger than {self.options.max_body:,} bytes, the most this server takes")

@@ -32,6 +32,7 @@ class Options:
     chunk: int = 256  # prompt tokens per step (chunked prefill)
     max_tokens_per_request: int = 65_536  # prompts x answers x max_tokens of one request
     max_body: int = 8 * 2**20  # bytes
+    max_connections: int = 1000  # open at once, idle ones too
     drain: float = 30.0  # seconds that running requests have to finish when the server is stopped
     runs: str = "runs"  # the folder whose training runs the playground shows
     lazy: bool = False  # load the first model on first use, not at the start
@@ -41,8 +42,8 @@ class Options:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port is {self.port}: it must be from 0 (any free one) to 65535")
-        limits = ("max_rows", "queue", "chunk", "cache_tokens", "context_length", "max_tokens_per_request", "max_body")
-        for name in limits:
+        sizes = ("cache_tokens", "context_length", "max_tokens_per_request", "max_body", "max_connections")
+        for name in ("max_rows", "queue", "chunk", *sizes):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")

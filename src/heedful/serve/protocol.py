@@ -1,32 +1,47 @@
-"""The HTTP protocol of a connection: uvicorn's, with limits on the size of headers and on the time that a request takes
-to arrive, and with error bodies like all others."""
+"""The HTTP protocol of a connection: uvicorn's, with limits and with error bodies like all others.
+
+Limits: the number of connections, the size of headers, the time that a request takes to arrive, and the time in which a
+client that does not read keeps its response in memory. A response to an HTTP/1.0 client, which knows no chunks, ends
+where the connection is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGISendCallable, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from heedful.serve.errors import ApiError
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of a request before its body
 HEADERS_TOO_LARGE = ApiError(431, f"the headers are larger than {MAX_HEADER_BYTES:,} bytes")
 RECEIVE_TIMEOUT = 300.0  # seconds from the first byte of a request to its last
+WRITE_TIMEOUT = 30.0  # seconds in which a client reads MIN_READ bytes of what waits for it
+MIN_READ = 64 * 2**10
+REFUSED_KEEP_ALIVE = 5  # seconds for the first request of a connection that is one too many
 
 
 class Protocol(HttpToolsProtocol):
     """One connection: bytes in, ASGI requests out, and back."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, max_connections: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
+        self._write_timer: asyncio.TimerHandle | None = None
         self._in_headers, self._n_headers, self._n_messages = True, 0, 0
         self._parse_error = ApiError(400, "this is not valid HTTP")
+        self._refusal: ApiError | None = None  # of every request of this connection
         self._receive_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the keep-alive timeout at once: a connection that stays silent is closed like an idle one."""
         super().connection_made(transport)
+        if self._max_connections is not None and len(self.connections) > self._max_connections:
+            self.timeout_keep_alive = min(self.timeout_keep_alive, REFUSED_KEEP_ALIVE)
+            message = f"this server has {self._max_connections} connections already: try again later"
+            self._refusal = ApiError(429, message, code="too_many_connections")
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -34,6 +49,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._stop_timer()
+        self._stop_write_timer()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of a request, counting those of its headers and the time it takes."""
@@ -52,16 +68,62 @@ class Protocol(HttpToolsProtocol):
         self._in_headers = False
         self._n_messages += 1
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if size > MAX_HEADER_BYTES:
-            self._parse_error = HEADERS_TOO_LARGE
-            raise ValueError(HEADERS_TOO_LARGE.message)  # out of the parser, which calls send_400_response
+        refusal = HEADERS_TOO_LARGE if size > MAX_HEADER_BYTES else self._refusal
+        if refusal is not None:
+            self._parse_error = refusal
+            raise ValueError(refusal.message)  # out of the parser, which calls send_400_response
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            cycle = self.cycle
+            cycle.send = UnchunkedSend(cycle, cycle.send)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         """The body has arrived."""
         super().on_message_complete()
         self._in_headers = True
         self._stop_timer()
+
+    # --- clients that do not read ------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """The write buffer is full: from now on the client must read."""
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        """The client has read nearly all of it."""
+        super().resume_writing()
+        self._stop_write_timer()
+
+    def on_response_complete(self) -> None:
+        """The response is written, and if the connection is to be closed, the client must read the rest of it."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_writes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection."""
+        super().timeout_keep_alive_handler()
+        self._watch_writes()
+
+    def _watch_writes(self) -> None:
+        """Abort the connection unless the buffer, to which nothing is added now, gets smaller."""
+        if self._write_timer is None:
+            size = self.transport.get_write_buffer_size()
+            self._write_timer = self.loop.call_later(WRITE_TIMEOUT, self._check_writes, size)
+
+    def _check_writes(self, before: int) -> None:
+        self._write_timer = None
+        size = self.transport.get_write_buffer_size()
+        if size > before - MIN_READ and size > 0:
+            self.transport.abort()
+        elif size > 0:
+            self._watch_writes()
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None and not self.transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _stop_timer(self) -> None:
         if self._receive_timer is not None:
@@ -82,6 +144,40 @@ class Protocol(HttpToolsProtocol):
 
     def _send_error(self, error: ApiError) -> None:
         body = error.encoded()
-        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        more = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode("latin-1")
+        self.transport.write(STATUS_LINE[error.status] + head + more + b"\r\n" + body)
         self.transport.close()
+        self._watch_writes()
+
+
+class UnchunkedSend:
+    """The ASGI `send` of an HTTP/1.0 request: a body whose length is not known ends with the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle, send: ASGISendCallable) -> None:
+        self.cycle, self.send = cycle, send
+        self._unchunked = False
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        """Send a message of the response."""
+        if message["type"] == "http.response.start":
+            headers = [(name, value) for name, value in message.get("headers", ()) if name.lower() != b"connection"]
+            names = {name.lower() for name, _ in headers}
+            self._unchunked = b"content-length" not in names and self.cycle.scope["method"] != "HEAD"
+            if self._unchunked:
+                self.cycle.response_started = True
+                lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+                self.cycle.transport.write(STATUS_LINE[message["status"]] + lines + b"connection: close\r\n\r\n")
+                return
+        if not self._unchunked or message["type"] != "http.response.body":
+            return await self.send(message)
+        if self.cycle.flow.write_paused and not self.cycle.disconnected:
+            await self.cycle.flow.drain()
+        if self.cycle.disconnected:
+            return
+        self.cycle.transport.write(message.get("body", b""))
+        if not message.get("more_body", False):
+            self.cycle.response_complete = True
+            self.cycle.message_event.set()
+            self.cycle.transport.close()
+            self.cycle.on_response()

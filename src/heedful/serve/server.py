@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -45,7 +46,7 @@ def serve(options: Options) -> int:
         config = uvicorn.Config(
             create_app(manager, options),
             loop=event_loop(),
-            http=Protocol,
+            http=partial(Protocol, max_connections=options.max_connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,

@@ -31,7 +31,7 @@ from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.models.base import GenerativeModel
 from heedful.serve.errors import Overloaded, ShuttingDown
-from heedful.serve.handle import GenerationHandle, Handle, JobHandle, is_last
+from heedful.serve.handle import GenerationHandle, Handle, JobHandle, Wakeup, is_last
 from heedful.serve.metrics import Metrics
 
 R = TypeVar("R")
@@ -107,7 +107,7 @@ class Worker:
         engine = self._require_engine()
         for request in requests:
             engine.check(request)
-        wakeup = asyncio.Event()
+        wakeup = Wakeup()
         handles = [GenerationHandle(self._cancel, request, stream, wakeup) for request in requests]
         self._enqueue(*handles)
         return handles
