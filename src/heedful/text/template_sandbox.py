@@ -128,7 +128,7 @@ def write_message(stream: BinaryIO, value: Any) -> None:
     stream.flush()
 
 
-def main(memory: int, seconds: float) -> None:
+def answer_requests(memory: int, seconds: float) -> None:
     """Answer requests until their end."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end ends this
@@ -148,4 +148,4 @@ def main(memory: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    answer_requests(int(sys.argv[1]), float(sys.argv[2]))
