@@ -145,7 +145,7 @@ class Spy:
     """A model that notes how many rows each call reads."""
 
     def __init__(self, model: GenerativeModel) -> None:
-        self.model, self.context_length = model, model.context_length
+        self.model, self.context_length, self.check_length = model, model.context_length, model.check_length
         self.started: list[int] = []
         self.stepped: list[int] = []
 
