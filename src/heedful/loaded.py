@@ -44,6 +44,7 @@ from heedful.tasks.embed import Pooling, embed_texts
 from heedful.tasks.tag import TaggedSpan, tag_spans
 from heedful.text.blank import is_blank
 from heedful.text.chat import Messages
+from heedful.text.limits import check_characters
 from heedful.text.prompt import PromptOptions, tokenize_prompt
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
@@ -210,7 +211,12 @@ class Loaded:
         self, prompt: Prompt, **options: Unpack[PromptOptions]
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """The token ids that the decoder continues, and those that the encoder reads (None of a decoder)."""
-        ids = tokenize_prompt(self._text_tokenizer, prompt, options) or self._empty_prompt()
+        tokenizer = self._text_tokenizer
+        if options.get("truncate_prompt_tokens") is None:
+            turns = prompt if not isinstance(prompt, str) else [{"content": prompt}]
+            texts = (turn.get("content") for turn in turns)
+            check_characters(tokenizer, (t for t in texts if isinstance(t, str)), self.model.context_length)
+        ids = tokenize_prompt(tokenizer, prompt, options) or self._empty_prompt()
         if not ids:
             raise ValueError("the prompt is empty, and this model has no token to begin a text with")
         return (tuple(ids), None) if self.continues_prompt else ((), tuple(ids))

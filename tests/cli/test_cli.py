@@ -198,6 +198,16 @@ def test_a_tokenizer_is_not_trained_on_what_is_no_text(content, words, tmp_path,
     assert error.startswith(f"heedful: {file}") and words in error and error.count("\n") == 1 and not out.exists()
 
 
+def test_special_tokens_in_a_prompt_are_told_and_allowed(capsys):
+    arguments = ["generate", "shakespeare", "ROMEO<unk>", "--max-tokens", "1", "--json", "--echo", "--logprobs", "0"]
+    assert main(arguments) == 0
+    plain, errors = capsys.readouterr()
+    assert errors == "heedful: <unk> is read as text; as a special token with --allow-special\n"
+    assert main([*arguments, "--allow-special"]) == 0
+    allowed, errors = capsys.readouterr()
+    assert errors == "" and [len(json.loads(text)["prompt_scores"]) for text in (plain, allowed)] == [10, 6]
+
+
 def test_merges_of_a_file_and_of_a_trained_tokenizer(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("the cat sat on the mat, the cat sat\n" * 50)

@@ -110,6 +110,18 @@ def test_a_special_token_in_a_prompt_is_text(inside, loaded):
     assert reply.usage.prompt_tokens == len(loaded.tokenizer.encode(EOT)) > 1
 
 
+def test_special_tokens_in_a_prompt_can_be_allowed(inside):
+    reply = completion(inside.complete(f"a{EOT}b", max_tokens=1, allow_special=True, **GREEDY))
+    assert reply.usage.prompt_tokens == 3
+
+
+def test_a_prompt_of_megabytes_is_refused_by_its_characters(inside, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "_encode", lambda *_, **__: pytest.fail("it was tokenized"))
+    reply = inside.complete("the cat " * 50_000, max_tokens=1)
+    assert reply.status == 400 and "characters" in reply.error["message"]
+    assert (reply.error["param"], reply.error["code"]) == ("prompt", "context_length_exceeded")
+
+
 def test_a_seed_repeats_its_texts_which_differ(inside, loaded):
     ask = dict(prompt="the", n=6, max_tokens=8, seed=3)
     first, again = (completion(inside.complete(**ask)) for _ in range(2))

@@ -52,6 +52,17 @@ def test_special_tokens_around_a_prompt_are_an_option():
         tokenize_prompt(tokenizer, "a b", {"continue_final_message": True})
 
 
+def test_special_tokens_in_a_prompt_are_text_unless_allowed():
+    tokenizer = words("$A </s>", "<extra_id_0>")
+    sentinel = tokenizer.id("<extra_id_0>")
+    assert sentinel not in tokenize_prompt(tokenizer, "a <extra_id_0> b", {})
+    assert tokenize_prompt(tokenizer, "a <extra_id_0> b", {"allow_special": True}) == [3, sentinel, 4, 1]
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    assert sentinel not in tokenize_prompt(tokenizer, "a <extra_id_0> b", {"chat": True})
+    with pytest.raises(ValueError, match="from its template alone"):
+        tokenize_prompt(tokenizer, "a", {"chat": True, "allow_special": True})
+
+
 def test_fill_in_the_middle_puts_prefix_and_suffix_before_the_middle():
     tokenizer = words("<s> $A", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|endoftext|>")
     ids, end = encode_fill_in_the_middle(tokenizer, "a b", "c <fim_middle>")

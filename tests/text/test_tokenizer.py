@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from heedful.text import Tokenizer, byte_tokens, characters, train_bpe, train_unigram, train_wordpiece, words
 
@@ -236,3 +238,27 @@ def test_importing_text_is_light():
     source = Path(__file__).resolve().parents[2] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source)}
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], env=environment).returncode == 0
+
+
+def test_a_tokenizer_that_reads_special_tokens(tokenizer):
+    reader = tokenizer.reading_special()
+    for name in tokenizer.special_tokens:
+        text = f"a {name} b"
+        assert reader.encode(text) == tokenizer.encode(text, allow_special=True) == reader.encode_batch([text])[0]
+        assert tokenizer.encode(text) != tokenizer.encode(text, allow_special=True)
+    assert reader.target is reader and reader.special_tokens == tokenizer.special_tokens
+
+
+def test_a_panic_of_the_library_is_a_value_error(capfd):
+    """Its regular expressions give up on some texts, and its Rust code panics: a BaseException."""
+    backend = Backend(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"(x+x+)+y"), "isolated")
+    tokenizer, text = Tokenizer(backend), "x" * 60
+    for call in (
+        lambda: tokenizer.encode(text),
+        lambda: tokenizer.encode_batch([text]),
+        lambda: tokenizer.encode_pair("a", text),
+        lambda: tokenizer.encode_with_offsets(text),
+    ):
+        with pytest.raises(ValueError, match=r"the tokenizer cannot encode this text: .*retry-limit"):
+            call()

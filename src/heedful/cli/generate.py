@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
 FLAGS = {
     "ignore_eos": "go on where the model ends its text, up to --max-tokens",
     "include_stop_str_in_output": "what ends the answer is part of it",
+    "allow_special": "special tokens written in the prompt, as <extra_id_0>, are those tokens, not text",
 }
 TEMPERATURE = 0.8  # where the model's files name none
 NOT_STREAMED = ("n", "best_of", "logprobs", "echo")  # known when the completion is finished
@@ -120,6 +122,13 @@ def load_draft(name: str, loaded: Loaded) -> str | Loaded:
     return name if name == "lookup" else heedful.load(name, quantize=packed_precision(loaded.model))
 
 
+def tell_special_tokens(loaded: Loaded, prompt: Any, given: dict[str, Any]) -> None:
+    """Say on stderr that a special token in the prompt is read as text, unless that was decided."""
+    if isinstance(prompt, str) and loaded.tokenizer is not None and not (given.get("chat") or "allow_special" in given):
+        if names := [name for name in loaded.tokenizer.special_tokens if name in prompt]:
+            print(f"heedful: {names[0]} is read as text; as a special token with --allow-special", file=sys.stderr)
+
+
 def with_temperature(loaded: Loaded, given: dict[str, Any]) -> dict[str, Any]:
     """The options given, with this command's temperature if neither they nor the model's defaults have one."""
     options = loaded.generation_options(**given)
@@ -129,6 +138,7 @@ def with_temperature(loaded: Loaded, given: dict[str, Any]) -> dict[str, Any]:
 
 def print_completion(loaded: Loaded, prompt: Any, given: dict[str, Any], *, as_json: bool = False) -> str:
     """Print the completion of a prompt, streamed where possible, and return its text."""
+    tell_special_tokens(loaded, prompt, given)
     given = with_temperature(loaded, given)
     if as_json or any(name in given for name in NOT_STREAMED):
         (result,) = loaded.complete(prompt, **given)

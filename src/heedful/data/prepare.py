@@ -70,7 +70,8 @@ def prepare_corpus(
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
     """A digest of everything that affects the tokens of a text and the end of a document."""
     state = tokenizer.__getstate__()
-    return json_digest([state["backend"], state["unknown_from"], tokenizer.eos_id])
+    special = ["special tokens"] if tokenizer.reads_special else []
+    return json_digest([state["backend"], state["unknown_from"], tokenizer.eos_id, *special])
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

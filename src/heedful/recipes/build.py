@@ -81,7 +81,8 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     begin = load(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = load(recipe.objective.teacher) if recipe.objective.name == "distill" else None
     tokenizer = tokenizer or choose_tokenizer(recipe, begin or teacher, notes)
-    data = load_data(recipe, tokenizer, segments=uses_segments(recipe, begin or teacher))
+    reader = tokenizer.reading_special() if tokenizer is not None and recipe.tokenizer.allow_special else tokenizer
+    data = load_data(recipe, reader, segments=uses_segments(recipe, begin or teacher))
     notes += data.notes
     torch.manual_seed(recipe.train.seed)
     if begin is not None:

@@ -89,7 +89,12 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
         ends["stop_ids"] |= frozenset() if end is None or body.ignore_eos else {end}
     else:
         prompts = prompt_list(body.prompt)
-        encode = partial(encode_prompts, loaded, prompts, add_special_tokens=body.add_special_tokens, limit=limit)
+        how: PromptOptions = {
+            "allow_special": body.allow_special,
+            "add_special_tokens": body.add_special_tokens,
+            "truncate_prompt_tokens": limit,
+        }
+        encode = partial(encode_prompts, loaded, prompts, how)
         with client_errors("prompt"):
             encoded = await asyncio.to_thread(encode) if sum(map(len, prompts)) > LONG else encode()
     for prompt in encoded:
@@ -131,15 +136,12 @@ def prompt_list(given: Prompts | None) -> Sequence[str | list[int]]:
     return given
 
 
-def encode_prompts(
-    loaded: Loaded, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True, limit: int | None = None
-) -> list[EncodedPrompt]:
+def encode_prompts(loaded: Loaded, prompts: Sequence[str | list[int]], options: PromptOptions) -> list[EncodedPrompt]:
     """Texts encoded as `Loaded.complete` does it; token ids as they are, if the vocabulary has them. Of more than
-    `limit` tokens, the last."""
-    encoded: list[EncodedPrompt] = []
+    `truncate_prompt_tokens`, the last."""
+    encoded, limit = list[EncodedPrompt](), options.get("truncate_prompt_tokens")
     for i, prompt in enumerate(prompts):
         if isinstance(prompt, str):
-            options: PromptOptions = {"add_special_tokens": add_special_tokens, "truncate_prompt_tokens": limit}
             encoded.append(loaded.encode_prompt(prompt, **options))
         else:
             check_token_ids(prompt, vocab_sizes(loaded.model)[0], f"prompt {i}", loaded.name)

@@ -99,7 +99,7 @@ def encode_inputs(loaded: Loaded, given: Prompts) -> Sequence[Sequence[int]]:
     with client_errors("input"):
         if "" in texts:
             raise ValueError(f"input has an empty text (at {texts.index('')}): leave it out")
-        rows = tokenize_texts(loaded.tokenizer, texts, truncation)
+        rows = tokenize_texts(loaded.tokenizer, texts, truncation, loaded.model.context_length)
     check_lengths(loaded, rows, loaded.model.context_length)
     return rows
 

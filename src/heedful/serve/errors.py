@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from heedful.generate.sampling import InvalidLogits
 from heedful.serve.response_schema import ErrorResponse
+from heedful.text.limits import TextTooLong
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a request whose client disconnected before the response
 HALF_A_PAIR = "has half of a surrogate pair, which is no character: send whole ones"
@@ -115,6 +116,8 @@ def from_exception(error: Exception) -> ApiError:
                 "the model computed no possible next token (its logits are not finite)",
                 code="model_failed",
             )
+        case TextTooLong():
+            return ApiError(400, str(error), code="context_length_exceeded")
         case ValueError():
             return ApiError(400, str(error))
         case MemoryError():

@@ -132,6 +132,7 @@ class CompletionRequest(SamplingRequest):
     best_of: Annotated[Integer, Field(ge=1, le=20)] | None = None
     logprobs: Annotated[Integer, Field(ge=0, le=5)] | None = None
     echo: Flag = False
+    allow_special: Flag = False  # special tokens written in the prompt are those tokens, not text
     add_special_tokens: Flag = True
     suffix: Text = ""  # for models that can fill in the middle
 

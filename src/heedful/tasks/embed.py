@@ -29,6 +29,7 @@ from torch import Tensor
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model, last_of_each
 from heedful.models.cbow import CBOW
 from heedful.models.encoder import EncoderModel
+from heedful.text.limits import check_characters
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
 from heedful.weights.folder import LARGEST_CONFIG, allowed_roots
@@ -130,7 +131,7 @@ def embed_texts(
     model: Model, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, *, max_batch: int = MAX_BATCH
 ) -> Tensor:
     """The embeddings of the texts (N, E), in float32, computed in batches of at most `max_batch` tokens."""
-    rows = tokenize_texts(tokenizer, texts, truncation_length(model, pooling))
+    rows = tokenize_texts(tokenizer, texts, truncation_length(model, pooling), model.context_length)
     vectors = torch.empty(len(rows), model.config.d_model, device=model.device)
     for batch, found in embed_token_ids(model, rows, pooling, max_batch=max_batch):
         vectors[batch] = found
@@ -164,8 +165,13 @@ def truncation_length(model: Model, pooling: Pooling) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def tokenize_texts(tokenizer: Tokenizer, texts: Sequence[str], most: int | None) -> list[list[int]]:
-    """The ids of each text with its special tokens ([CLS], [SEP]), truncated to `most` between them."""
+def tokenize_texts(
+    tokenizer: Tokenizer, texts: Sequence[str], most: int | None, context_length: int | None = None
+) -> list[list[int]]:
+    """The ids of each text with its special tokens ([CLS], [SEP]), truncated to `most` between them; TextTooLong for
+    one that is not truncated and cannot fit into the context."""
+    for text in texts if most is None else ():
+        check_characters(tokenizer, [text], context_length)
     around = tokenizer.encode("", add_special=True)
     # Some decoders have no special tokens around a text: an empty one is the token that begins or ends a text.
     empty = around or [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]

@@ -28,6 +28,7 @@ class PromptOptions(TypedDict, total=False):
     """How a prompt becomes token ids; what is not given is the default."""
 
     chat: bool  # put the prompt into the model's chat template
+    allow_special: bool  # without chat: special tokens written in the prompt are those tokens, not text (default False)
     add_special_tokens: bool  # those around a text, as <s>; default: True without chat, whose template writes them
     truncate_prompt_tokens: int | None  # at most this many, the last ones; -1: what the context leaves for the prompt
     add_generation_prompt: bool  # with chat: begin the model's turn (default True)
@@ -46,8 +47,10 @@ def tokenize_prompt(tokenizer: Tokenizer, prompt: str | Messages, options: Promp
         if not isinstance(prompt, str):
             raise ValueError("a conversation needs chat=True")
         warn_if_unknown(tokenizer, [prompt])
-        ids = tokenizer.encode(prompt, add_special=add_special)
+        ids = tokenizer.encode(prompt, add_special=add_special, allow_special=options.get("allow_special", False))
     else:
+        if options.get("allow_special"):
+            raise ValueError("allow_special: in a conversation special tokens come from its template alone")
         ids = _tokenize_chat(tokenizer, prompt, options)
         before, behind = special_affixes(tokenizer) if add_special else ([], [])
         ids = [*before, *ids, *behind]

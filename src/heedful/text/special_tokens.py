@@ -12,19 +12,28 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
 
 
+@contextmanager
+def library_errors(problem: str) -> Iterator[None]:
+    """Convert what the library raises to a ValueError: an Exception, or a panic of its Rust code (a BaseException)."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ValueError(f"{problem}: {error}") from None
+        raise
+
+
 def parse_backend(text: str) -> tokenizers.Tokenizer:
     """`tokenizers.Tokenizer.from_str`, with a ValueError for what it cannot read."""
-    try:
+    with library_errors("not a tokenizer.json that can be read"):
         return tokenizers.Tokenizer.from_str(text)
-    except BaseException as error:  # the library panics (a BaseException) on some damaged files
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise ValueError(f"not a tokenizer.json that can be read: {error}") from None
-        raise
 
 
 def special_names(spec: dict[str, Any]) -> set[str]:

@@ -31,6 +31,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "cls": ("[CLS]",),
     "sep": ("[SEP]",),
 }
+UNREADABLE = "the tokenizer cannot encode this text"
 
 
 class Tokenizer:
@@ -76,11 +77,14 @@ class Tokenizer:
         """Derive everything that is not saved from the backend."""
         spec: dict[str, Any] = json.loads(self.backend.to_str())
         self._plain = special_tokens.without_special_tokens(self.backend, spec)
+        self.reads_special = False  # see `reading_special`
         self._special: tokenizers.Tokenizer | None = None
         added = self.backend.get_added_tokens_decoder()
         self.special_tokens = {t.content: index for index, t in sorted(added.items()) if t.special}
         self._special_ids = frozenset(self.special_tokens.values())
-        self._size: int = 1 + max(self.backend.get_vocab().values(), default=-1)
+        vocab = self.backend.get_vocab()
+        self._size: int = 1 + max(vocab.values(), default=-1)
+        self.longest_piece: int = max(map(len, vocab), default=1)  # characters; of byte-level pieces, bytes
         if self._unknown_from is not None:
             self._size = min(self._size, self._unknown_from)
         self._bytes = _byte_scheme(spec)
@@ -150,6 +154,14 @@ class Tokenizer:
             self._special = special
         return self._special
 
+    def reading_special(self) -> Tokenizer:
+        """A copy that recognises special tokens written in a text by default, for text that you wrote yourself."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._plain, other.reads_special = self._encoder(allow_special=True), True
+        other.target = other if self.target is self else self.target.reading_special()
+        return other
+
     def _ids(self, encoding: tokenizers.Encoding, *texts: str) -> list[int]:
         """The ids of an encoding; Marian's vocab.json differs from its SentencePiece model, so its ids are mapped."""
         ids: list[int] = encoding.ids
@@ -172,8 +184,15 @@ class Tokenizer:
         `add_special` adds what the family puts around a text ([CLS] and [SEP], <s>, </s>); `allow_special` recognises
         special tokens written in the text, which is for text you wrote yourself, not for text from others.
         """
-        encoding = self._encoder(allow_special).encode(_checked(text), add_special_tokens=add_special)
+        encoding = self._encode(text, add_special=add_special, allow_special=allow_special)
         return self._ids(encoding, text)
+
+    def _encode(
+        self, first: str, second: str | None = None, *, add_special: bool, allow_special: bool = False
+    ) -> tokenizers.Encoding:
+        pair = None if second is None else _checked(second)
+        with special_tokens.library_errors(UNREADABLE):
+            return self._encoder(allow_special).encode(_checked(first), pair, add_special_tokens=add_special)
 
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = False, allow_special: bool = False
@@ -182,19 +201,20 @@ class Tokenizer:
         checked = [_checked(text) for text in texts]
         encoder = self._encoder(allow_special)
         encode = encoder.encode_batch_fast if self._unknown_from is None else encoder.encode_batch
-        encodings = encode(checked, add_special_tokens=add_special)  # the fast one leaves offsets out
+        with special_tokens.library_errors(UNREADABLE):
+            encodings = encode(checked, add_special_tokens=add_special)  # the fast one leaves offsets out
         return [self._ids(encoding, text) for encoding, text in zip(encodings, checked, strict=True)]
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Two texts as one input, [CLS] a [SEP] b [SEP] for BERT, and the segment (0 or 1) of every token."""
-        encoding = self._plain.encode(_checked(first), _checked(second), add_special_tokens=True)
+        encoding = self._encode(first, second, add_special=True)
         return self._ids(encoding, first, second), encoding.type_ids
 
     def encode_with_offsets(
         self, text: str, *, add_special: bool = False, allow_special: bool = False
     ) -> list[tuple[int, int, int]]:
         """(id, start, end) of every token: it stands for text[start:end]. Added tokens stand for nothing (0, 0)."""
-        encoding = self._encoder(allow_special).encode(_checked(text), add_special_tokens=add_special)
+        encoding = self._encode(text, add_special=add_special, allow_special=allow_special)
         ids = self._ids(encoding, text)
         return [(index, start, end) for index, (start, end) in zip(ids, encoding.offsets, strict=True)]
 
@@ -223,7 +243,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`. Ids past the vocabulary (a model's padding rows) stand for nothing."""
-        return str(self.backend.decode(_checked_ids(ids), skip_special_tokens=skip_special))
+        with special_tokens.library_errors("the tokenizer cannot decode these ids"):
+            return str(self.backend.decode(_checked_ids(ids), skip_special_tokens=skip_special))
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """The exact bytes of `ids`, without special tokens; pieces of a character come out as they are."""

@@ -77,6 +77,7 @@ class TokenizerSettings(Settings):
     vocab_size: int = number_field(0, 0, 2**20)  # 0: chosen by the size of the text
     path: str = ""  # a model or folder whose tokenizer is taken instead
     lower_case: bool = True  # WordPiece and words
+    allow_special: bool = False  # special tokens written in the texts (<|im_start|>) are those tokens, not characters
 
 
 @dataclass(frozen=True)

@@ -1551,6 +1551,11 @@ export interface components {
              */
             echo?: boolean | null;
             /**
+             * Allow Special
+             * @default false
+             */
+            allow_special?: boolean | null;
+            /**
              * Add Special Tokens
              * @default true
              */
