@@ -132,7 +132,6 @@ def test_the_command_prints_the_table(model, file, capsys):
     ("arguments", "message"),
     [
         (["bert-books", "FILE", "nothing.txt"], "there is no file nothing.txt"),
-        (["reversal", "FILE", "FILE"], "no tokenizer"),
         (["digits-vit", "FILE", "FILE"], "no tokenizer"),
         (["bert-books", "FILE", "FILE", "--layers", "9"], "there is no layer 9"),
         (["bert-books", "FILE", "FILE", "--layers", "middle"], "features can be first"),

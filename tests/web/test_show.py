@@ -158,7 +158,7 @@ def test_the_reversal_looks_from_right_to_left(shown):
         for _ in range(5 - place):
             page.keyboard.press("ArrowRight")
         found.append(float(page.locator("#heat .told").inner_text().split(": ")[1]))
-    model = exact("reversal").model
-    weights = alignment(model, text_input(model, None, "3 1 4 1 5 9"))
+    loaded = exact("reversal")
+    weights = alignment(loaded.model, text_input(loaded.model, loaded.tokenizer, "3 1 4 1 5 9"))[:6]
     assert found == pytest.approx(weights.flip(1).diagonal().tolist(), abs=1e-4)
     assert sum(found) / 6 > 0.45  # of a row that adds up to 1, where even would be 0.17

@@ -29,7 +29,7 @@ from heedful.models.registry import FAMILIES, size
 from heedful.paths import cache_folder
 from heedful.recipes.data_paths import source_paths
 from heedful.recipes.inputs import RecipeData, is_one_document, load_data, tokenizer_texts
-from heedful.text import Tokenizer, byte_tokens, characters, train_bpe, train_unigram, train_wordpiece, words
+from heedful.text import Tokenizer, byte_tokens, characters, symbols, train_bpe, train_unigram, train_wordpiece, words
 from heedful.train import objectives
 from heedful.train.distill import halve
 from heedful.train.objectives import Objective
@@ -125,8 +125,10 @@ def recipe_objective(recipe: Recipe, teacher: Model | None) -> Objective:
 def choose_tokenizer(recipe: Recipe, begin: Loaded | None, notes: list[str]) -> Tokenizer | None:
     """The tokenizer of a recipe: that of a model, or trained on its text. None for data that is no text."""
     settings, data = recipe.tokenizer, recipe.data
-    if data.kind in ("images", "pixels", "reversal") or settings.kind == "none":
+    if data.kind in ("images", "pixels") or settings.kind == "none":
         return None
+    if data.kind == "reversal":
+        return symbols(data.n_symbols)
     if settings.path:
         return load_tokenizer(settings.path)
     if begin is not None and begin.tokenizer is not None:

@@ -37,7 +37,7 @@ from heedful.data.squad import SquadWindows, read_squad
 from heedful.data.synthetic import Reversal
 from heedful.data.tagging import TaggedSentences, read_tagged
 from heedful.recipes.data_paths import resolve_data_path, resolve_target, single_source_path, source_paths
-from heedful.text import Tokenizer
+from heedful.text import Tokenizer, symbols
 from heedful.train.recipe import Recipe
 
 
@@ -311,17 +311,19 @@ def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Reci
 def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:
     data = recipe.data
     size = (data.n_symbols, data.length, data.n_examples, recipe.train.seed)
-    made, plain = Reversal(*size, blanked=data.blanked), Reversal(*size)  # no word dropout in validation
+    lengths: dict[str, Any] = {"shortest": data.shortest or None, "ends": True}
+    made, plain = Reversal(*size, **lengths, blanked=data.blanked), Reversal(*size, **lengths)
     train, validation = (
+        # Validation without word dropout.
         (random_split(made, data.share)[0], random_split(plain, data.share)[1]) if data.share else (made, None)
     )
-    settings = {"vocab_size": made.vocab_size, "start_id": made.start_id}
+    settings = {"vocab_size": len(symbols(data.n_symbols)), "start_id": made.start_id}
     return RecipeData(
         train,
         validation,
         len(made) * data.length,
         settings,
-        baselines={"uniform": uniform_cross_entropy(data.n_symbols)},
+        baselines={"uniform": uniform_cross_entropy(data.n_symbols + 1)},  # the symbols and the end
     )
 
 

@@ -6,6 +6,7 @@ from heedful.text.tokenizer import Tokenizer
 from heedful.text.train import (
     byte_tokens,
     characters,
+    symbols,
     train_bpe,
     train_unigram,
     train_wordpiece,
@@ -23,6 +24,7 @@ __all__ = [
     "characters",
     "learned_merges",
     "render_template",
+    "symbols",
     "trace_merges",
     "trace_tokenizer",
     "train_bpe",

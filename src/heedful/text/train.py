@@ -181,6 +181,16 @@ def words(
     return _finish_table(backend, counts, special, roles, vocab_size, min_frequency)
 
 
+def symbols(n: int) -> Tokenizer:
+    """The numbers 1 to n as symbols, separated by spaces or commas: <s> 0, then n symbols, </s> and <unk>."""
+    vocab = {name: i for i, name in enumerate(["<s>", *map(str, range(1, n + 1)), "</s>", "<unk>"])}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s,]+"), "removed")
+    roles = _plain_roles(("<s>", "</s>", "<unk>"))
+    backend.add_special_tokens([backends.special_token(name) for name in roles.values()])
+    return Tokenizer(backend, roles=roles)
+
+
 def characters(
     texts: Iterable[str],
     vocab_size: int | None = None,

@@ -97,6 +97,7 @@ class DataSettings(Settings):
     validation_target: str = ""
     n_examples: int = number_field(2000, 1)  # reversal
     n_symbols: int = number_field(10, 2)
+    shortest: int = number_field(0, 0)  # reversal: lengths from this to `length`; 0: all sequences have that length
     levels: int = number_field(16, 2, 4096)  # pixels: levels of grey, or colours of the palette
     shift: int = number_field(0, 0, 64)  # images: random shift by up to so many pixels
     blanked: float = number_field(0.0, 0, 0.99)  # reversal: word dropout on the decoder input
