@@ -8,12 +8,17 @@ import re
 import pytest
 
 from heedful.cli import main, parse_arguments
+from support.chats import CHATS, write_chat_model
 from support.documents import ROOT, blocks, commands, read
 from support.trainings import own_cache, write_story
 
 # What a reader has, and its like here.
 MODELS_OF_THE_HUB = {"sentence-transformers/all-MiniLM-L6-v2": "bert-books"}
-PLACEHOLDERS = {"MODEL": "tiny", "RECIPE": "runs/my-1/recipe.toml"}  # and FOLDER is a new one each time
+PLACEHOLDERS = {
+    "MODEL": "tiny",
+    "CHAT_MODEL": "chatty",
+    "RECIPE": "runs/my-1/recipe.toml",
+}  # and FOLDER is a new one each time
 # Commands that are only parsed: the first serves until it is stopped, the second needs eight devices.
 ONLY_PARSED = [["heedful", "serve"], ["torchrun"]]
 SHORT = [
@@ -30,6 +35,8 @@ def workspace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     write_story(folder / "my.txt", 60)
     write_story(folder / "more.txt", 20, seed=2)
+    write_chat_model(folder / "chatty")
+    (folder / "chats.jsonl").write_text(CHATS)
     for name in ("train.conll", "dev.conll"):
         (folder / name).write_text(CONLL)
     with pytest.MonkeyPatch.context() as patch:

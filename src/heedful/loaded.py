@@ -44,6 +44,7 @@ from heedful.tasks.embed import Pooling, embed_texts
 from heedful.tasks.tag import TaggedSpan, tag_spans
 from heedful.text.blank import is_blank
 from heedful.text.chat import Messages
+from heedful.text.chat_answers import end_of_turn_id
 from heedful.text.limits import check_characters
 from heedful.text.prompt import PromptOptions, tokenize_prompt
 from heedful.text.tokenizer import Tokenizer
@@ -101,8 +102,10 @@ class Loaded:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text; a chat model often has several."""
-        return self._special_ids("eos")
+        """The tokens that end a text, that of the chat template which ends an answer too."""
+        ends = self._special_ids("eos")
+        turn = None if self.tokenizer is None else end_of_turn_id(self.tokenizer)
+        return ends if turn is None or turn in ends else (*ends, turn)
 
     @property
     def pad_id(self) -> int | None:

@@ -10,7 +10,13 @@ from heedful.cli.arguments import RECIPE, add_set
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to train, changes of its recipe, where to."""
-    parser.add_argument("what", nargs="?", help=RECIPE)
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="[MODEL] DATA",
+        help=f"{RECIPE}; before it, a model to fine-tune on that data, as with --init-from. Conversations (.jsonl with "
+        "messages, or with prompts and answers) fine-tune a chat model: docs/chat.md",
+    )
     add_set(parser, "change one setting of the recipe, as train.steps=200; repeatable")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)")
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with this run, as if it had never stopped")
@@ -44,9 +50,15 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.restart:
         raise ValueError("--restart starts a run anew: say which with --resume RUN")
-    if options.what is None:
+    if not options.what:
         raise ValueError("what to train on? Give a text file, a folder or a recipe (`heedful train --list`)")
+    *model, what = options.what
+    if len(model) + (options.init_from is not None) > 1:
+        raise ValueError(
+            "a training begins from one model and reads one file, folder or recipe: heedful train MODEL DATA"
+        )
     from heedful.recipes.launch import train
 
-    train(options.what, changes, init_from=options.init_from, folder=options.out, quiet=options.quiet)
+    init_from = model[0] if model else options.init_from
+    train(what, changes, init_from=init_from, folder=options.out, quiet=options.quiet)
     return 0

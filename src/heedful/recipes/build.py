@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -78,12 +79,18 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
 
     A resumed run gives its own `tokenizer`."""
     notes: list[str] = []
+    if recipe.data.kind == "chat" and "init_from" not in recipe.model:
+        raise ValueError("conversations teach a model that is trained already: heedful train MODEL chats.jsonl")
     begin = load(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = load(recipe.objective.teacher) if recipe.objective.name == "distill" else None
     tokenizer = tokenizer or choose_tokenizer(recipe, begin or teacher, notes)
     reader = tokenizer.reading_special() if tokenizer is not None and recipe.tokenizer.allow_special else tokenizer
     data = load_data(recipe, reader, segments=uses_segments(recipe, begin or teacher))
     notes += data.notes
+    if recipe.train.epochs:
+        steps = max(1, math.ceil(recipe.train.epochs * len(data.train) / recipe.train.batch_size))
+        notes.append(f"{steps:,} steps: {recipe.train.epochs:g} passes over the data")
+        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=steps, epochs=0.0))
     torch.manual_seed(recipe.train.seed)
     if begin is not None:
         model, new = pretrained_model(begin, recipe, data)
@@ -102,6 +109,8 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
             model.init_unigram(torch.from_numpy(data.counts))
     check_objective_fits(recipe, model)
     model.special |= config_token_ids(tokenizer)
+    if recipe.data.kind == "chat" and begin is not None and begin.eos_ids:
+        model.special["eos_token_id"] = list(begin.eos_ids)
     notes.append(f"{model.family} of {model.n_parameters():,} parameters")
     objective = recipe_objective(recipe, None if teacher is None else teacher.model)
     resolved = dataclasses.replace(recipe, model=chosen)

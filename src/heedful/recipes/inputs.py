@@ -1,6 +1,7 @@
 """The datasets of a recipe by data.kind, with validation data and the settings they imply for the model.
 
 text        running text: files, folders, jsonl, csv         labelled  texts with labels or numbers
+chat        conversations, or prompts with answers
 pairs       sources and targets: translation                 tagged    words with tags
 images      images with labels                               answers   questions and passages (SQuAD)
 pixels      images as sequences of colours                   reversal  synthetic
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from heedful.data import images
+from heedful.data.chats import Chats, read_chats
 from heedful.data.classification import LabelKind, LabelledTexts, read_labelled
 from heedful.data.corpus import (
     Corpus,
@@ -39,6 +41,8 @@ from heedful.data.tagging import TaggedSentences, read_tagged
 from heedful.recipes.data_paths import resolve_data_path, resolve_target, single_source_path, source_paths
 from heedful.text import Tokenizer, symbols
 from heedful.train.recipe import Recipe
+
+LEAST_TO_SPLIT = 10  # conversations of which a share is held out
 
 
 @dataclass
@@ -327,8 +331,31 @@ def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Re
     )
 
 
+def _chat(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
+    data, columns = recipe.data, {"prompt": recipe.data.text, "answer": recipe.data.target}
+    every, held = read_chats(single_source_path(data), tokenizer, **columns), list[Any]()
+    if data.validation:
+        held = read_chats(resolve_data_path(data.validation, "validation"), tokenizer, **columns)
+    elif data.share and len(every) >= LEAST_TO_SPLIT:
+        order = np.random.default_rng(0).permutation(len(every))
+        n = max(1, round(data.share * len(every)))
+        every, held = [every[i] for i in order[n:]], [every[i] for i in order[:n]]
+    train = Chats(every, data.length)
+    n_tokens = len(train.ids.values)
+    notes = [
+        *train.notes,
+        f"{len(every):,} conversations of {n_tokens:,} tokens, {train.n_learned:,} of them the assistant's, in "
+        f"{len(train):,} rows",
+    ]
+    baselines = {"uniform": uniform_cross_entropy(len(tokenizer))}
+    validation = Chats(held, data.length) if held else None
+    settings = {"vocab_size": len(tokenizer)}
+    return RecipeData(train, validation, n_tokens, settings, baselines=baselines, notes=notes)
+
+
 READERS: dict[str, Callable[[Recipe, Tokenizer, bool], RecipeData]] = {
     "text": _text,
+    "chat": _chat,
     "pairs": _pairs,
     "labelled": _labelled,
     "tagged": _tagged,

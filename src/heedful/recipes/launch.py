@@ -247,6 +247,10 @@ class _Sampler:
             return None
         loaded = Loaded(model, self.setup.tokenizer, "sample")
         model.eval()
+        if self.setup.recipe.data.kind == "chat" and self.setup.tokenizer.chat_template is not None:
+            prompt = self.settings.prompt or "Hello! What can you do?"
+            n = self.settings.sample_tokens
+            return f"{prompt}\n{loaded.generate(prompt, max_tokens=n, temperature=0.8, seed=step, chat=True)}"
         prompt = self.settings.prompt or ("" if loaded.bos_id is not None or loaded.eos_ids else "\n")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TruncationWarning)  # a sample may be as short as the context

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from heedful.data.chats import is_chat_file
 from heedful.recipes.data_paths import change_recipe
 from heedful.train.recipe import Recipe, merge_tables, read_recipe, shipped_recipes
 
@@ -24,6 +25,15 @@ FINE_TUNING: dict[str, Any] = {
     "train": {"steps": 300, "batch_size": 8},
     "optimizer": {"name": "adamw", "lr": 1e-4, "weight_decay": 0.0},
     "schedule": {"name": "linear", "warmup": 20, "final": 0.0},
+}
+
+# Of chats: adapters alone (LoRA), a few passes over packed rows.
+CHAT: dict[str, Any] = {
+    "data": {"kind": "chat", "length": 512},
+    "train": {"epochs": 3, "batch_size": 4},
+    "adapter": {"kind": "lora", "rank": 16, "alpha": 32},
+    "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.0},
+    "schedule": {"name": "linear", "warmup": 10, "final": 0.0},
 }
 
 
@@ -49,6 +59,12 @@ def resolve_recipe(
         name, given = path.stem, read_recipe(path)
     elif path.exists():
         automatic = AUTOMATIC if init_from is None else FINE_TUNING
+        if is_chat_file(path) and not {"kind", "text"} & changes.get("data", {}).keys():
+            automatic = CHAT
+            if init_from is None and "init_from" not in changes.get("model", {}):
+                raise ValueError(f"conversations teach a model that is trained already: heedful train MODEL {text}")
+            if "steps" in changes.get("train", {}):
+                automatic = merge_tables(CHAT, {"train": {"epochs": 0}})
         name, given = path.name.partition(".")[0] or "run", merge_tables(automatic, {"data": {"source": str(path)}})
     else:
         near = difflib.get_close_matches(text, shipped_recipes(), n=1)

@@ -8,6 +8,7 @@ is the space).
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _MOVED = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
@@ -38,3 +39,30 @@ def byte_fallback_bytes(piece: str) -> bytes:
     if match := _BYTE_PIECE.fullmatch(piece):
         return bytes([int(match[1], 16)])
     return piece.replace("\u2581", " ").encode()
+
+
+def pipeline_steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a pre-tokenizer or decoder, whether it is a sequence or a single one."""
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        inner = part.get("pretokenizers") or part.get("decoders") or []
+        return [step for entry in inner for step in pipeline_steps(entry)]
+    return [part]
+
+
+def keeps_text(step: dict[str, Any]) -> bool:
+    """Whether a step of a pre-tokenizer loses no character."""
+    if step["type"] == "ByteLevel":
+        return not step.get("add_prefix_space")
+    if step["type"] in ("Split", "Punctuation"):
+        return str(step.get("behavior")).lower() != "removed"
+    return bool(step["type"] == "Digits")
+
+
+def byte_scheme(spec: dict[str, Any]) -> str | None:
+    """How single bytes are written: "level" (GPT-2's alphabet), "fallback" ("<0x0A>"), or not at all."""
+    kinds = {step["type"] for step in pipeline_steps(spec.get("decoder"))}
+    if "ByteLevel" in kinds:
+        return "level"
+    return "fallback" if "ByteFallback" in kinds else None

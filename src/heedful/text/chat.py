@@ -9,12 +9,14 @@ searches messages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from heedful.text.template import render_template
+from heedful.text.template_sandbox import GENERATION_MARKS
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -27,6 +29,7 @@ class Rendered:
 
     text: str
     marks: tuple[int, ...]
+    generated: tuple[tuple[int, int], ...] = ()  # what the template marks as the assistant's: {% generation %}
 
     def user_made(self, start: int, end: int) -> bool:
         """Whether a special token at text[start:end] contains text that a user typed."""
@@ -50,20 +53,26 @@ def render_chat(
     """
     check_messages(messages)
     special = [name for name in special if name]
-    mark, end = _unused_characters([template, *_strings(messages), *_strings(variables)], 2)
+    mark, end, *generation = _unused_characters([template, *_strings(messages), *_strings(variables)], 4)
     turns = [_shield(message, special, mark) for message in messages]
     if continue_final_message:
         turns[-1]["content"] = _mark_end(turns[-1].get("content"), end + " ")
     given = {name: _shield(value, special, mark) for name, value in variables.items()}
-    text = render_template(template, **{**constants, **given, "messages": turns})
+    marking = dict(zip(GENERATION_MARKS, generation, strict=True))
+    text = render_template(template, **{**constants, **given, **marking, "messages": turns})
     if continue_final_message:
         text = _cut_at(text, end)
-    pieces = text.split(mark)
-    marks, position = [], 0
-    for piece in pieces[:-1]:
-        position += len(piece)
-        marks.append(position)
-    return Rendered("".join(pieces), tuple(marks))
+    pieces: list[str] = []
+    places: dict[str, list[int]] = {mark: [], generation[0]: [], generation[1]: []}
+    position = 0
+    for piece in re.split(f"([{''.join(places)}])", text):
+        if piece in places:
+            places[piece].append(position)
+        else:
+            pieces.append(piece)
+            position += len(piece)
+    marks, begins, ends = places.values()
+    return Rendered("".join(pieces), tuple(marks), tuple(zip(begins, ends, strict=True)))
 
 
 def _mark_end(content: Any, mark: str) -> Any:

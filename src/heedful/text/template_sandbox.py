@@ -30,14 +30,22 @@ MAX_MESSAGE = 2_000  # characters of an error, which a template can write
 PATIENCE = 10.0  # seconds by the clock for each of the processor: other processes may be busy
 
 
+GENERATION_MARKS = ("_generation_begins", "_generation_ends")  # variables of a template
+
+
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks the model's own words for training; here it is transparent."""
+    """`{% generation %} ... {% endgeneration %}` marks the assistant's words: GENERATION_MARKS are written around them,
+    nothing if they are not defined."""
 
     tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration)
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (
+            jinja2.nodes.Output([jinja2.nodes.Name(name, "load")]).set_lineno(line) for name in GENERATION_MARKS
+        )
+        return [begin, *body, end]
 
 
 def _tojson(

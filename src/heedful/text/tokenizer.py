@@ -17,8 +17,16 @@ import tokenizers
 from tokenizers import AddedToken
 
 from heedful.text import special_tokens
-from heedful.text.byte_level import CHAR_OF_BYTE, UTF8_BYTES, byte_fallback_bytes, byte_level_bytes
-from heedful.text.chat import Messages, render_chat
+from heedful.text.byte_level import (
+    CHAR_OF_BYTE,
+    UTF8_BYTES,
+    byte_fallback_bytes,
+    byte_level_bytes,
+    byte_scheme,
+    keeps_text,
+    pipeline_steps,
+)
+from heedful.text.chat import Messages, Rendered, render_chat
 from heedful.text.sentencepiece import FOREIGN, SPACE
 
 # The roles of special tokens, and the names by which they are recognised where no file gives them.
@@ -87,7 +95,7 @@ class Tokenizer:
         self.longest_piece: int = max(map(len, vocab), default=1)  # characters; of byte-level pieces, bytes
         if self._unknown_from is not None:
             self._size = min(self._size, self._unknown_from)
-        self._bytes = _byte_scheme(spec)
+        self._bytes = byte_scheme(spec)
         self.lossless = self._is_lossless(spec)
         for role in ROLES:
             setattr(self, f"{role}_id", self.id(self.roles[role]) if role in self.roles else None)
@@ -107,7 +115,7 @@ class Tokenizer:
             return False
         if not all(CHAR_OF_BYTE[byte] in vocab for byte in UTF8_BYTES) or spec["model"].get("dropout"):
             return False
-        if not all(_keeps_text(step) for step in _steps(spec.get("pre_tokenizer"))):
+        if not all(keeps_text(step) for step in pipeline_steps(spec.get("pre_tokenizer"))):
             return False
         ordinary = {i: t for i, t in self.backend.get_added_tokens_decoder().items() if not t.special}
         return all(not (t.lstrip or t.rstrip) and self.backend.decode([i]) == t.content for i, t in ordinary.items())
@@ -276,25 +284,40 @@ class Tokenizer:
         `variables` go to the template (tools=[...], enable_thinking=False). With `continue_final_message` the last
         message stays open, for the model to continue.
         """
+        rendered = self.render_messages(
+            messages,
+            add_generation_prompt and not continue_final_message,
+            continue_final_message,
+            **variables,
+        )
+        return [index for index, _, _ in self.encode_rendered(rendered)]
+
+    def render_messages(
+        self, messages: Messages, add_generation_prompt: bool, continue_final_message: bool = False, **variables: Any
+    ) -> Rendered:
+        """The text of a conversation, as the chat template writes it."""
         if self.chat_template is None:
             raise ValueError('this model has no chat template; use a chat ("instruct") model, or plain text')
         names = {f"{role}_token": name for role, name in self.roles.items()}
-        rendered = render_chat(
+        return render_chat(
             self.chat_template,
             messages,
             self.special_tokens,
             {"tools": None, "documents": None, **variables},
             continue_final_message=continue_final_message,
-            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            add_generation_prompt=add_generation_prompt,
             **names,
         )
-        ids: list[int] = []
+
+    def encode_rendered(self, rendered: Rendered) -> list[tuple[int, int, int]]:
+        """(id, start, end) of the tokens of a conversation; special tokens that a user typed become plain text."""
+        tokens: list[tuple[int, int, int]] = []
         for index, start, end in self.encode_with_offsets(rendered.text, allow_special=True):
             if index in self._special_ids and rendered.user_made(start, end):
-                ids += self.encode(rendered.text[start:end])
+                tokens += [(piece, start, end) for piece in self.encode(rendered.text[start:end])]
             else:
-                ids.append(index)
-        return ids
+                tokens.append((index, start, end))
+        return tokens
 
     # --- files -----------------------------------------------------------------------------------------------------
 
@@ -371,29 +394,3 @@ def _checked_ids(ids: Sequence[int]) -> list[int]:
     if checked and min(checked) < 0:
         raise ValueError(f"token ids are not negative, got {min(checked)}")
     return checked
-
-
-def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a pre-tokenizer or decoder, whether it is a sequence or a single one."""
-    if part is None:
-        return []
-    if part["type"] == "Sequence":
-        inner = part.get("pretokenizers") or part.get("decoders") or []
-        return [step for entry in inner for step in _steps(entry)]
-    return [part]
-
-
-def _keeps_text(step: dict[str, Any]) -> bool:
-    if step["type"] == "ByteLevel":
-        return not step.get("add_prefix_space")
-    if step["type"] in ("Split", "Punctuation"):
-        return str(step.get("behavior")).lower() != "removed"
-    return bool(step["type"] == "Digits")
-
-
-def _byte_scheme(spec: dict[str, Any]) -> str | None:
-    """How single bytes are written: "level" (GPT-2's alphabet), "fallback" ("<0x0A>"), or not at all."""
-    kinds = {step["type"] for step in _steps(spec.get("decoder"))}
-    if "ByteLevel" in kinds:
-        return "level"
-    return "fallback" if "ByteFallback" in kinds else None

@@ -84,16 +84,16 @@ class TokenizerSettings(Settings):
 class DataSettings(Settings):
     """[data]: what is read."""
 
-    kind: str = choice_field("text", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
+    kind: str = choice_field("text", "chat", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
     source: str | tuple[Any, ...] = ""  # a path, sample:NAME (data/samples.py), or several tables {path, weight}
     validation: str = ""  # a path; without one, `share` of the source is kept for validation
     share: float = number_field(0.1, 0, 0.9)
     length: int = number_field(256, 1, 2**20)  # tokens of an example at most
     documents: bool = True  # attention stays inside each document of a packed row
-    text: str = ""  # the field or column of the text
+    text: str = ""  # the field or column of the text, or of a chat's prompt
     second: str = ""  # the column of a second text
     label: str = ""  # the column of the label; comma-separated columns for multi_label
-    target: str = ""  # pairs: the file or field of the other language
+    target: str = ""  # pairs: the file or field of the other language; chat: the field of the answer
     validation_target: str = ""
     n_examples: int = number_field(2000, 1)  # reversal
     n_symbols: int = number_field(10, 2)
@@ -128,6 +128,7 @@ class TrainSettings(Settings):
     """[train]: how long, in what batches, on what device."""
 
     steps: int = number_field(2000, 1)
+    epochs: float = number_field(0.0, 0)  # in place of steps: passes over the data; 0: as many as the steps are
     batch_size: int = number_field(32, 1)  # examples of a step, over all processes
     accumulate: int = number_field(1, 1)  # micro-batches per step (gradient accumulation)
     precision: str = choice_field("float32", "bfloat16")  # bfloat16: products in bf16; weights and sums in fp32
@@ -296,6 +297,7 @@ def _collect(wrong: list[str], check: Callable[[], object], where: str = "") -> 
 # The objectives that each kind of data supports.
 OBJECTIVES_OF_DATA: dict[str, tuple[str, ...]] = {
     "text": ("causal", "masked", "spans", "cbow", "distill"),
+    "chat": ("causal",),
     "pairs": ("seq2seq",),
     "labelled": ("classify", "regress", "multi_label"),
     "tagged": ("tag",),

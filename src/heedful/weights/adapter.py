@@ -28,7 +28,16 @@ from torch import Tensor, nn
 from heedful.models.base import Model
 from heedful.models.mapping import Copy, Entry, Fuse, FuseHeads, Transpose
 from heedful.nn.lora import LoRALinear, adapted, merge, replace_module
-from heedful.weights.folder import HOW_TO_CONVERT, PICKLES, SkipInit, meta_model, read_config, read_json, regular_file
+from heedful.weights.folder import (
+    HOW_TO_CONVERT,
+    PICKLES,
+    SkipInit,
+    meta_model,
+    read_config,
+    read_json,
+    regular_file,
+    special_token_ids,
+)
 from heedful.weights.load import clone_parameters, with_config
 from heedful.weights.safetensors_file import SafetensorsFiles
 from heedful.weights.save import config_and_weight_map
@@ -86,6 +95,7 @@ def with_adapter(model: Model, folder: Path) -> Model:
         entries = model.weight_map().entries(dict(model.named_parameters()))
         config = meta_model(read_config(folder), {name for entry in entries for name in entry.theirs}).config
         model = model if config == model.config else with_config(model, config)[0]
+        model.special |= special_token_ids(read_config(folder))  # fine-tuning may teach another end
     load_adapter(clone_parameters(model), folder)
     return merge(model).eval()
 

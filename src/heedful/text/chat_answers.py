@@ -1,0 +1,97 @@
+"""Which tokens of a conversation the assistant wrote: what a chat model is trained to generate.
+
+A template that marks them by `{% generation %} ... {% endgeneration %}` is taken at its word, as by transformers'
+`apply_chat_template(return_assistant_tokens_mask=True)`. For all others an answer is what rendering it adds to the
+prompt for it, `messages[:i]` with the generation prompt, up to and including the special token that ends the turn: the
+model generates that token, and neither the line break behind it nor the next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+from heedful.text.chat import Messages, Rendered
+from heedful.text.tokenizer import Tokenizer
+
+# Renders messages, with or without the begin of the assistant's turn behind them.
+Render = Callable[[Messages, bool], Rendered]
+ASSISTANT = ("assistant", "model")
+
+
+def tokenize_answers(tokenizer: Tokenizer, messages: Messages, **variables: Any) -> tuple[list[int], list[bool]]:
+    """The ids of a whole conversation, and for each whether the assistant wrote it: what a chat model learns.
+
+    A message with `"weight": 0` is not learned, as in OpenAI's fine-tuning files. `variables` go to the template.
+    """
+
+    def render(turns: Messages, begins: bool) -> Rendered:
+        return tokenizer.render_messages(turns, begins, **variables)
+
+    rendered, spans = _render_answers(render, messages, tokenizer.special_tokens)
+    tokens = tokenizer.encode_rendered(rendered)
+    learned = [any(start < last and first < end for first, last in spans) for _, start, end in tokens]
+    return [index for index, _, _ in tokens], learned
+
+
+def end_of_turn_id(tokenizer: Tokenizer) -> int | None:
+    """The special token with which a tokenizer's chat template ends an answer; None if it has no such token."""
+    return _end_of_turn_id(tokenizer, tokenizer.chat_template)
+
+
+@lru_cache(maxsize=64)
+def _end_of_turn_id(tokenizer: Tokenizer, template: str | None) -> int | None:
+    if template is None:
+        return None
+    with suppress(ValueError):  # a template that refuses this conversation
+        talk = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+        ids, learned = tokenize_answers(tokenizer, talk)
+        last = next((index for index, own in zip(ids[::-1], learned[::-1], strict=True) if own), None)
+        return last if last in tokenizer.special_tokens.values() else None
+    return None
+
+
+def _render_answers(
+    render: Render, messages: Messages, special: Iterable[str]
+) -> tuple[Rendered, list[tuple[int, int]]]:
+    """A rendered conversation and the spans of its text that are learned."""
+    weights = [message.get("weight", 1) for message in messages if is_answer(message)]
+    if not weights:
+        raise ValueError("the conversation has no message of the assistant to learn from")
+    turns = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    whole = render(turns, False)
+    if not whole.generated:
+        learned = [i for i, message in enumerate(messages) if is_answer(message) and message.get("weight", 1)]
+        return whole, [_added_span(render, turns, i, whole, list(special)) for i in learned]
+    if all(weights):
+        return whole, list(whole.generated)
+    if len(whole.generated) != len(weights):
+        raise ValueError(
+            f"the template marks {len(whole.generated)} parts of {len(weights)} answers: none can be left out"
+        )
+    return whole, [span for span, weight in zip(whole.generated, weights, strict=True) if weight]
+
+
+def is_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a message is the assistant's."""
+    return message.get("role") in ASSISTANT
+
+
+def _added_span(render: Render, messages: Messages, i: int, whole: Rendered, special: list[str]) -> tuple[int, int]:
+    """What message i adds to the prompt for it."""
+    prompt = render(messages[:i], True).text if i else ""
+    until = render(messages[: i + 1], False) if i + 1 < len(messages) else whole
+    if not (until.text.startswith(prompt) and whole.text.startswith(until.text)):
+        raise RewritingTemplateError(
+            f"the chat template writes message {i} or those before it otherwise when more follow, so its tokens cannot "
+            "be told from the prompt's"
+        )
+    found = [(at, at + len(name)) for name in special if (at := until.text.rfind(name, len(prompt))) >= 0]
+    ends = [end for start, end in found if not until.user_made(start, end)]
+    return len(prompt), max(ends, default=len(until.text))
+
+
+class RewritingTemplateError(ValueError):
+    """A template that writes earlier messages otherwise when more follow, as those that leave out past reasoning."""

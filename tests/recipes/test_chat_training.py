@@ -1,0 +1,122 @@
+"""A chat model fine-tuned on conversations by one line, and its adapter where people use it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import heedful
+from heedful.cli import main, parse_arguments
+from support.application import sync_client
+from support.chats import CHATS, TALK, write_chat_model
+from support.documents import blocks, commands
+from support.trainings import own_cache
+
+SHORT = [
+    word
+    for setting in (
+        "train.steps=60 train.batch_size=1 train.eval_every=60 train.device=cpu optimizer.lr=0.02 log.samples=false "
+        "schedule.warmup=5"
+    ).split()
+    for word in ("--set", setting)
+]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A chat model and one conversation."""
+    folder = tmp_path_factory.mktemp("chat")
+    write_chat_model(folder / "base")
+    (folder / "chats.jsonl").write_text(CHATS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(own_cache(tmp_path_factory.mktemp("cache"))))
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run(here) -> Path:
+    assert main(["train", "base", "chats.jsonl", *SHORT, "--quiet"]) == 0
+    return here / "runs/chats-1"
+
+
+def test_one_line_is_enough(run):
+    """Everything else is chosen: the kind of data, adapters, rows, the rate."""
+    chosen = tomllib.loads((run / "recipe.toml").read_text())
+    assert chosen["data"]["kind"] == "chat" and chosen["adapter"]["kind"] == "lora"
+    assert chosen["model"]["init_from"] == "base" and chosen["objective"]["name"] == "causal"
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in log if line["kind"] == "step"]
+    assert losses[0] > 3 and losses[-1] < 0.1
+
+
+def test_it_answers_and_stops_at_the_end_of_its_turn(run, capsys):
+    tuned = heedful.load(run)
+    result = tuned.complete(TALK[:1], chat=True, temperature=0, max_tokens=40)[0].choices[0]
+    assert result.text == TALK[1]["content"] and result.finish_reason == "stop"
+    assert main(["generate", str(run), "What is red?", "--chat", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.strip().endswith(TALK[1]["content"])
+
+
+def test_over_http_too(run):
+    with sync_client(str(run)) as client:
+        body = {"model": "chats-1", "messages": TALK[:1], "temperature": 0, "max_tokens": 40}
+        status, reply = client("POST", "/v1/chat/completions", json=body)
+    assert status == 200, reply
+    choice = reply["choices"][0]
+    assert choice["message"]["content"] == TALK[1]["content"] and choice["finish_reason"] == "stop"
+
+
+def test_peft_runs_the_adapter(here, run):
+    peft = pytest.importorskip("peft", reason="peft, the other implementation of adapters, is not installed")
+    transformers = pytest.importorskip("transformers", reason="the reference is not installed")
+    tuned = heedful.load(run)
+    base = transformers.AutoModelForCausalLM.from_pretrained(here / "base")
+    theirs = peft.PeftModel.from_pretrained(base, run / "checkpoints" / "step-0000060").eval()
+    reference = transformers.AutoTokenizer.from_pretrained(run / "checkpoints" / "step-0000060")
+    ids = reference.apply_chat_template(TALK[:1], add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    assert ids["input_ids"][0].tolist() == tuned.tokenizer.chat(TALK[:1])
+    with torch.no_grad():
+        assert torch.allclose(theirs(**ids).logits, tuned.model(ids["input_ids"]).logits, atol=1e-4)
+    exported = here / "merged"
+    assert main(["export", str(run), str(exported)]) == 0
+    merged = transformers.AutoModelForCausalLM.from_pretrained(exported)
+    out = merged.generate(**ids, max_new_tokens=40, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert reference.decode(out) == TALK[1]["content"] + "<|im_end|>"  # it stops there as well
+
+
+def test_pairs_full_fine_tuning_and_epochs(here, capsys):
+    rows = [{"prompt": f"What is red? {i}", "answer": "A rose"} for i in range(12)]
+    (here / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--set", "adapter.kind=none", "--set", "log.samples=false", "--set", "train.device=cpu"]
+    assert main(["train", "pairs.jsonl", "--init-from", "base", "--set", "data.length=64", *words]) == 0
+    said = capsys.readouterr().err
+    assert "11 conversations of" in said and "of them the assistant's" in said and "3 passes over the data" in said
+    assert heedful.load("runs/pairs-1").eos_ids[-1] == heedful.load("base").tokenizer.id("<|im_end|>")
+
+
+def test_what_is_missing_is_told(here, capsys):
+    assert main(["train", "chats.jsonl"]) == 2
+    assert "heedful train MODEL chats.jsonl" in capsys.readouterr().err
+    assert main(["train", "base", "base", "chats.jsonl"]) == 2
+    assert "heedful train MODEL DATA" in capsys.readouterr().err
+    assert main(["train", "shakespeare", "chats.jsonl"]) == 2
+    assert "no chat template" in capsys.readouterr().err
+
+
+def test_the_page_runs(here, run, capsys):
+    """docs/chat.md: its data is read, its commands are commands, its Python runs."""
+    pytest.importorskip("peft", reason="the page uses it")
+    (here / "page.jsonl").write_text("".join(blocks("docs/chat.md", "json")))
+    found = [words for code in blocks("docs/chat.md", "sh") for words in commands(code)]
+    assert [words[1] for words in found] == ["train", "generate", "serve", "export"]
+    for words in found:
+        parse_arguments(words[1:])
+    assert main(["train", "base", "page.jsonl", *SHORT, "--set", "train.steps=1", "--quiet"]) == 0
+    assert main(found[1][1:]) == 0
+    exec(compile("\n".join(blocks("docs/chat.md", "python")), "docs/chat.md", "exec"), {})
+    assert "A rose is red.<|im_end|>" in capsys.readouterr().out
