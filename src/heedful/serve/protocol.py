@@ -8,12 +8,14 @@ where the connection is closed.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uvicorn._types import ASGISendCallable, ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from heedful.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendCallable, ASGISendEvent
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of a request before its body
 HEADERS_TOO_LARGE = ApiError(431, f"the headers are larger than {MAX_HEADER_BYTES:,} bytes")
