@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 
 import heedful
 from heedful.cli import main, parse_arguments
+from heedful.recipes.dry_run import dry_run
+from heedful.recipes.resolve import resolve_recipe
 from support.application import sync_client
 from support.chats import CHATS, TALK, write_chat_model
 from support.documents import blocks, commands
@@ -97,6 +100,12 @@ def test_pairs_full_fine_tuning_and_epochs(here, capsys):
     said = capsys.readouterr().err
     assert "11 conversations of" in said and "of them the assistant's" in said and "3 passes over the data" in said
     assert heedful.load("runs/pairs-1").eos_ids[-1] == heedful.load("base").tokenizer.id("<|im_end|>")
+
+
+def test_an_estimate_counts_the_passes(here):
+    found = resolve_recipe("chats.jsonl", {"data": {"length": 32}}, init_from="base")
+    plan = dry_run(found.recipe)
+    assert plan.recipe.train.steps == math.ceil(3 * len(plan.data) / 4) < 100
 
 
 def test_what_is_missing_is_told(here, capsys):

@@ -87,10 +87,7 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     reader = tokenizer.reading_special() if tokenizer is not None and recipe.tokenizer.allow_special else tokenizer
     data = load_data(recipe, reader, segments=uses_segments(recipe, begin or teacher))
     notes += data.notes
-    if recipe.train.epochs:
-        steps = max(1, math.ceil(recipe.train.epochs * len(data.train) / recipe.train.batch_size))
-        notes.append(f"{steps:,} steps: {recipe.train.epochs:g} passes over the data")
-        recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=steps, epochs=0.0))
+    recipe = count_steps(recipe, len(data.train), notes)
     torch.manual_seed(recipe.train.seed)
     if begin is not None:
         model, new = pretrained_model(begin, recipe, data)
@@ -118,6 +115,15 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
         resolved, model, objective, data.train, data.validation, tokenizer, data.baselines, data.bytes_per_token,
         notes,
     )  # fmt: skip
+
+
+def count_steps(recipe: Recipe, n_examples: int, notes: list[str]) -> Recipe:
+    """The recipe with train.epochs, if it has them, as train.steps."""
+    if not recipe.train.epochs:
+        return recipe
+    steps = max(1, math.ceil(recipe.train.epochs * n_examples / recipe.train.batch_size))
+    notes.append(f"{steps:,} steps: {recipe.train.epochs:g} passes over the data")
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=steps, epochs=0.0))
 
 
 def recipe_objective(recipe: Recipe, teacher: Model | None) -> Objective:

@@ -21,6 +21,7 @@ from heedful.models.heads import PretrainingHead
 from heedful.recipes.build import (
     choose_model,
     choose_vocabulary,
+    count_steps,
     make_tokenizer,
     new_model,
     pretrained_config,
@@ -79,6 +80,7 @@ def dry_run(recipe: Recipe) -> DryRun:
         model = new_model(choose_model(recipe, data), device="meta")
     adapt(model, recipe.adapter)
     examples.model = model
+    recipe = count_steps(recipe, len(data.train), notes)
     objective = recipe_objective(recipe, teacher)
     return DryRun(recipe, model, objective, data.train, teacher is not None, notes)
 
