@@ -6,6 +6,7 @@ has follows from its family and head (`Model.abilities`); the others raise a Val
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -380,4 +381,4 @@ def model_name(given: str | Path, path: Path) -> str:
     """The hub id of a downloaded model, else the name of its folder (a run's, not its checkpoint's)."""
     if "snapshots" in path.parts:
         return str(given)
-    return (Path(given).expanduser() if is_run(Path(given).expanduser()) else path).resolve().name
+    return (Path(os.path.expanduser(given)) if is_run(Path(os.path.expanduser(given))) else path).resolve().name

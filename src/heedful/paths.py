@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from functools import cache
 from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: ~/.cache/heedful, or under XDG_CACHE_HOME."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "heedful"
+    """Where what can be made again is kept: ~/.cache/heedful, or under XDG_CACHE_HOME. A user without a home folder, as
+    in some containers, has a temporary one, which is removed when the process ends."""
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "heedful"
+    try:
+        return Path.home() / ".cache" / "heedful"
+    except RuntimeError:  # no HOME, and no entry for the user id
+        return Path(_temporary_cache().name)
+
+
+@cache
+def _temporary_cache() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="heedful-", ignore_cleanup_errors=True)

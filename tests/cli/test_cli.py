@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import pwd
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import heedful
+from heedful import paths
 from heedful.cli import main
 from heedful.cli.models import short_count
 from heedful.kernels.cpu.library import status
+from heedful.paths import cache_folder
 from heedful.text import Tokenizer
 
 
@@ -246,3 +252,76 @@ def test_a_mistake_is_one_line_that_helps(arguments, words, capsys):
 
 def test_counts_read_well():
     assert [short_count(n) for n in (999, 1234, 124_439_808, 174_604_259_328)] == ["999", "1.23k", "124M", "175B"]
+
+
+# --- mistakes, and what the system refuses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("generat tiny x", "'generat' is none of .*did you mean generate"),
+        ("generate tiny x --temprature 0.5", "heedful generate: .* --temprature .did you mean --temperature"),
+        ("generate tiny x --temprature=0.5", "did you mean --temperature"),
+        ("train my.txt --stes 4", "heedful train: .*did you mean --set"),
+        ("show tiny x --what atention", "did you mean attention"),
+        ("generate tiny --max-tokens x", "argument --max-tokens: invalid int value"),
+        ("generate", "arguments are required: model"),
+    ],
+)  # fmt: skip
+def test_a_misspelled_argument_is_one_line_with_the_nearest(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    out, errors = capsys.readouterr()
+    assert ended.value.code == 2 and out == "" and errors.count("\n") == 1
+    assert re.search(words, errors) and "--help` says more" in errors
+
+
+def test_a_misspelled_family_or_option_has_the_nearest(capsys, monkeypatch):
+    assert main(["models", "lama"]) == 2 and "did you mean llama?" in capsys.readouterr().err
+    assert "did you mean temperature?" in loop(capsys, monkeypatch, "/set temprature 1\n")
+    with pytest.raises(ValueError, match=r"generation has no setting 'temprature' \(did you mean temperature"):
+        heedful.load("tiny").generate("a", temprature=1)
+
+
+def test_without_a_home_folder_the_cache_is_temporary(monkeypatch, capsys):
+    """As in a container that runs under a user id of its own."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])
+    with pytest.raises(RuntimeError, match="home directory"):
+        Path.home()
+    folder = cache_folder()
+    assert folder.is_dir() and folder == cache_folder() and folder.stat().st_mode & 0o77 == 0
+    assert str(folder) in says(capsys, "info")
+    assert main(["generate", "~/nothing", "x"]) == 2
+    assert "no model, folder or file is called '~/nothing'" in capsys.readouterr().err
+    paths._temporary_cache().cleanup()
+    paths._temporary_cache.cache_clear()
+
+
+def test_a_closed_stdin_is_told(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["generate", "tiny"]) == 2
+    assert "give one after the model" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_output_that_cannot_be_written_is_told(capfd, monkeypatch, buffering):
+    with open("/dev/full", "w", buffering=buffering) as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        assert main(["models", "t5"]) == 1
+        patch.undo()
+    assert capfd.readouterr().err == "heedful: No space left on device\n"
+
+
+def test_a_full_disk_is_told(tmp_path, capsys, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("heedful.weights.save.save_file", full)
+    assert main(["export", "tiny", str(tmp_path / "copy")]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("heedful: No space left on device: ") and errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

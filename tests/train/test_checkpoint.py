@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import heedful
 from heedful.models.registry import FAMILIES
-from heedful.train import checkpoint
 from heedful.train.checkpoint import newest_checkpoint, prune_checkpoints, write_checkpoint
+from heedful.weights import save as weights
 from heedful.weights.manifest import integrity_error
 from support.folders import tiny_gpt, tiny_llama
 from support.tiny import tiny
@@ -236,18 +237,18 @@ def test_one_killed_between_two_renames_comes_back(tmp_path):
 # --- no room ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fails", ["os.fsync", "Path.write_text", "write_safetensors"])
+@pytest.mark.parametrize("fails", ["os.fsync", "Path.write_text", "save_file"])
 def test_a_full_disk_leaves_the_old_ones_and_says_what_to_do(fails, tmp_path, monkeypatch):
     save(tmp_path, 1)
 
     def full(*_: object, **__: object) -> None:
-        if fails == "write_safetensors":  # as its library says it
-            raise checkpoint.SafetensorError("Error while serializing: No space left on device (os error 28)")
+        if fails == "save_file":  # as safetensors says it
+            raise SafetensorError("Error while serializing: No space left on device (os error 28)")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for step in (1, 2):
         with monkeypatch.context() as patch:
-            where = {"os.fsync": os, "Path.write_text": Path, "write_safetensors": checkpoint}[fails]
+            where = {"os.fsync": os, "Path.write_text": Path, "save_file": weights}[fails]
             patch.setattr(where, fails.split(".")[-1], full)
             with pytest.raises(OSError, match="no space left") as error:
                 save(tmp_path, step)

@@ -8,13 +8,16 @@ help is instant.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 
 from heedful import __version__
+from heedful.cli.parser import ArgumentParser
 
 COMMANDS = {  # name: help; in the order of `heedful --help`
     "models": "list the models that ship, the families and every published size",
@@ -34,32 +37,59 @@ COMMANDS = {  # name: help; in the order of `heedful --help`
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; a mistake of the user's is one line on stderr and exit code 2."""
-    command, options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+    """Run one command; what went wrong is one line on stderr, with exit code 2 for a mistake of the user's."""
     try:
+        return run_command(sys.argv[1:] if arguments is None else arguments)
+    except (ValueError, FileNotFoundError) as problem:
+        print_line(f"heedful: {problem}")
+        return 2
+    except KeyboardInterrupt:
+        print_line("")
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        discard_output()
+        return 0
+    except OSError as problem:  # a full disk, a full stdout, no permission
+        discard_output()
+        where = f": {problem.filename}" if problem.filename else ""
+        print_line(f"heedful: {problem.strerror or problem}{where}")
+        return 1
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Parse the arguments and run their command; all of its output is written when this returns."""
+    try:
+        command, options = parse_arguments(arguments)
         with warnings.catch_warnings():
             warnings.showwarning = print_warning
             code: int = command.run(options)
-        return code
-    except (ValueError, FileNotFoundError) as problem:
-        print(f"heedful: {problem}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        sys.stderr.close()
-        return 0
+            return code
+    finally:  # after --help too: what cannot be written fails here, not at exit
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+def print_line(text: str) -> None:
+    """Print to stderr, if that can be written."""
+    with suppress(OSError):
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
+
+
+def discard_output() -> None:
+    """Drop what stdout still has to write: Python would try again at exit, and fail again."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_warning(message: Warning | str, category: type[Warning], filename: str, *_: object, **__: object) -> None:
     """A warning as one line on stderr, in place of the line of code that it comes from."""
-    print(f"heedful: warning: {message}", file=sys.stderr)
+    print_line(f"heedful: warning: {message}")
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
     """The command's module and its options; exits with usage or help as argparse does."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="heedful",
         description="The whole Transformer family: build, train, generate, look inside.",
         epilog="heedful COMMAND --help says more about each.",
@@ -67,13 +97,14 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Name
     parser.add_argument("--version", action="version", version=f"heedful {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     chosen = next((word for word in arguments if not word.startswith("-")), "")
+    parsers = {name: commands.add_parser(name, help=about, description=about) for name, about in COMMANDS.items()}
     module: ModuleType | None = None
-    for name, about in COMMANDS.items():
-        command = commands.add_parser(name, help=about, description=about)
-        if name == chosen:
-            module = import_module(f"heedful.cli.{name.replace('-', '_')}")
-            module.add_arguments(command)
-    options = parser.parse_args(arguments)
+    if chosen in COMMANDS:
+        module = import_module(f"heedful.cli.{chosen.replace('-', '_')}")
+        module.add_arguments(parsers[chosen])
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parsers[chosen].reject(unknown)
     assert module is not None, "argparse exits unless a command is given"
     return module, options
 

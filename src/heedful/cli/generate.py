@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from heedful.cli.arguments import MODEL, add_context_length, add_quantize
+from heedful.models.config import did_you_mean
 
 if TYPE_CHECKING:
     from heedful.generate.request import Result
@@ -109,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         accelerate_as_stored(loaded.model)
     given |= {"draft": load_draft(given["draft"], loaded)} if "draft" in given else {}
     if options.prompt is None:
+        if sys.stdin is None:
+            raise ValueError("there is no prompt, and no input to read prompts from: give one after the model")
         return Repl(loaded, given, options.json).run()
     print_completion(loaded, options.prompt, given, as_json=options.json)
     return 0
@@ -238,6 +241,7 @@ class Repl:
         elif words[0] == "/set" and len(words) == 2 and words[1] in OPTIONS:
             self.given.pop(words[1], None)
         elif words[0] == "/set":
-            print(f"/set NAME VALUE, where NAME is one of {', '.join(OPTIONS)}")
+            hint = did_you_mean(words[1], OPTIONS) if words[1:] else ""
+            print(f"/set NAME VALUE, where NAME is one of {', '.join(OPTIONS)}{hint}")
         else:
             print(HELP)

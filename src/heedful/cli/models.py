@@ -12,11 +12,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the lists."""
+    from heedful.models.config import did_you_mean
     from heedful.models.registry import FAMILIES, sizes
     from heedful.zoo import cards
 
     if options.family and options.family not in FAMILIES:
-        raise ValueError(f"no family is called {options.family!r}: {', '.join(FAMILIES)} are")
+        hint = did_you_mean(options.family, FAMILIES) or f": {', '.join(FAMILIES)} are"
+        raise ValueError(f"no family is called {options.family!r}{hint}")
     if not options.family and cards():
         print("Ship with heedful, load by name:")
         for name, about in cards().items():

@@ -61,7 +61,7 @@ class TextSource:
     """
 
     def __init__(self, path: str | Path, *, field: str = "") -> None:
-        self.path = Path(path).expanduser()
+        self.path = Path(os.path.expanduser(path))
         self.field = field
         self._notes: dict[str, None] = {}  # an ordered set: reading twice adds no note twice
         if self.path.is_dir():

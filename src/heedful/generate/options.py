@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, cast
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
 from heedful.generate.request import Request, Sampling
 from heedful.models.base import DecoderModel, GenerativeModel, Model, TruncationWarning
+from heedful.models.config import check_names
 from heedful.text.prompt import PromptOptions
 from heedful.text.tokenizer import Tokenizer
 
@@ -105,6 +106,7 @@ def build_requests(
     """A request for each encoded prompt (decoder's ids, encoder's ids); `stop_ids` end a completion, `banned_ids` are
     never generated."""
     rest: dict[str, Any] = dict(options)
+    check_names(rest, [*GenerationOptions.__annotations__], "generation")
     stop, max_tokens = rest.pop("stop", ()), rest.pop("max_tokens", 200)
     ends = frozenset() if rest.pop("ignore_eos", False) else frozenset(stop_ids)
     ends |= frozenset(rest.pop("stop_token_ids", ()))

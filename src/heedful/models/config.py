@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -161,6 +161,11 @@ def check_names(given: Mapping[str, Any], known: list[str], what: str) -> None:
     """ValueError for a name of `given` that is not one of the `known`, with the nearest one; `what` has these names."""
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else f": it has {', '.join(known)}"
+            hint = did_you_mean(name, known) or f": it has {', '.join(known)}"
             raise ValueError(f"{what} has no setting {name!r}{hint}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message on a misspelled name, " (did you mean steps?)"; empty if no known name is near it."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

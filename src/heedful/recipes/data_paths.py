@@ -30,7 +30,7 @@ COMPANIONS = ("validation", "target", "validation_target")
 
 def find_data(name: str) -> Path | None:
     """A path as given, or else below the folder that HEEDFUL_DATA names; None if it is at neither place."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if name.startswith(PREFIX):
         return sample_file(name)
     if path.exists() or path.is_absolute():

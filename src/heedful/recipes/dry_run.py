@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ def without_weights(name: str) -> Model:
 
 
 def _local(name: str) -> Path:
-    if name in shipped_models() or Path(name).expanduser().exists() or not hub.is_id(name):
+    if name in shipped_models() or Path(os.path.expanduser(name)).exists() or not hub.is_id(name):
         return resolve_model(name)
     from huggingface_hub import try_to_load_from_cache
 

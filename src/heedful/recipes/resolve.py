@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from heedful.data.chats import is_chat_file
+from heedful.models.config import did_you_mean
 from heedful.recipes.data_paths import change_recipe
 from heedful.train.recipe import Recipe, merge_tables, read_recipe, shipped_recipes
 
@@ -51,7 +52,7 @@ def resolve_recipe(
 ) -> ResolvedRecipe:
     """The recipe of a shipped name, a .toml file, or a path to data, with `changes`; `init_from` is a model to
     fine-tune."""
-    text, path, changes = str(what), Path(what).expanduser(), changes or {}
+    text, path, changes = str(what), Path(os.path.expanduser(what)), changes or {}
     shipped = text in shipped_recipes()
     if shipped:
         name, given = text, read_recipe(shipped_recipes()[text])
@@ -67,8 +68,7 @@ def resolve_recipe(
                 automatic = merge_tables(CHAT, {"train": {"epochs": 0}})
         name, given = path.name.partition(".")[0] or "run", merge_tables(automatic, {"data": {"source": str(path)}})
     else:
-        near = difflib.get_close_matches(text, shipped_recipes(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = did_you_mean(text, shipped_recipes())
         known = ", ".join(shipped_recipes())
         raise ValueError(f"there is no file, folder or recipe {text!r}{hint}; recipes that ship: {known}")
     given, notes = change_recipe(given, changes, shipped=shipped)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class ModelManager:
 
     def _resolve(self, text: str) -> ServedModel:
         name, given, source = text.partition("=")
-        if not given or text in shipped_models() or Path(text).expanduser().exists():
+        if not given or text in shipped_models() or Path(os.path.expanduser(text)).exists():
             name, source = "", text
         path = resolve_model(source)
         reject_pickle(path)

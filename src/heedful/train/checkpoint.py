@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from heedful.models.base import Model
@@ -258,8 +257,6 @@ def _size_on_disk(model: Model, tensors: Mapping[str, Tensor], with_model: bool)
 def _say_if_full(error: BaseException, place: Path, needed: int) -> None:
     """Raise an OSError that says what to do, if the error means that the disk or quota is full."""
     number = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, SafetensorError) and (told := re.search(r"os error (\d+)", str(error))):
-        number = int(told[1])  # safetensors reports it only in the message
     if number is not None and number in NO_ROOM:
         free = shutil.disk_usage(place.parent).free
         raise OSError(

@@ -11,7 +11,6 @@ Each table is a frozen class below, with the defaults. `--set train.steps=200` c
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import tomllib
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from heedful.models.config import Config, check_names
+from heedful.models.config import Config, check_names, did_you_mean
 
 
 def choice_field(default: str, *others: str) -> Any:
@@ -54,8 +53,7 @@ class Settings(Config):
         elif str(field.type).startswith("str |") and not isinstance(value, str | list | tuple):
             raise ValueError(f"{name} is {value!r}: it must be a text, or a list")
         if "choices" in limits and value not in limits["choices"]:
-            near = difflib.get_close_matches(str(value), limits["choices"], n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = did_you_mean(str(value), limits["choices"])
             raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(limits['choices'])}{hint}")
         if "bounds" not in limits:
             return super()._check(name, value)
@@ -333,8 +331,7 @@ def check_model(model: Mapping[str, Any]) -> None:
     else:
         family = str(model["family"])
     if family not in FAMILIES:
-        near = difflib.get_close_matches(family, FAMILIES, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else f": {', '.join(FAMILIES)} are"
+        hint = did_you_mean(family, FAMILIES) or f": {', '.join(FAMILIES)} are"
         raise ValueError(f"no family is called {family!r}{hint}")
     FAMILIES[family].load().config_class.from_dict(settings)
 

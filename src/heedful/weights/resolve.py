@@ -6,6 +6,7 @@ The folder of a training run resolves to its best checkpoint.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -32,7 +33,7 @@ def resolve_model(name: str | Path) -> Path:
         raise ValueError(f"{text!r} is not the name of a model, a folder or a file")
     if isinstance(name, str) and text in shipped_models():
         return shipped_models()[text]
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if path.exists():
         return run_checkpoint(path) if is_run(path) else path
     if hub.is_id(text) and not text.endswith((".gguf", ".safetensors", *PICKLES)):
@@ -45,7 +46,7 @@ def is_local(name: str) -> bool:
     if not name or "\0" in name:
         return False
     try:
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if name in shipped_models() or is_run(path) or (path / "config.json").is_file():
             return True
         return (path.suffix == ".gguf" and path.is_file()) or (hub.is_id(name) and hub.is_cached(name))

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -109,7 +111,12 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, model: Model) -> None:
 
 def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file with its folder's permissions (the library makes it readable by its owner alone)."""
-    save_file(tensors, path, metadata={"format": "pt"})
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk is told in its message alone
+        if told := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
+        raise
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
