@@ -63,16 +63,12 @@ def test_packed_float32_is_the_same_model(case):
 
 
 def round_by_hand(model: nn.Module, kind: str) -> None:
-    """The plain model with the weights that packing rounds, rounded: by groups of 32 inputs; int4 has heads and
-    inputs that 32 does not divide as int8; tables by rows."""
-
-    def by_rows(w):
-        scale = w.abs().amax(dim=1, keepdim=True) / 127
-        return torch.round(w / scale) * scale
+    """The plain model with the weights that packing rounds, rounded: by groups of 32 inputs; int4 has heads,
+    tables and inputs that 32 does not divide as int8."""
 
     def evenly(w):
         groups = nn.functional.pad(w, (0, -w.shape[1] % 32)).reshape(len(w), -1, 32)
-        scale = (groups.abs().amax(-1, keepdim=True) / 127).bfloat16().float()
+        scale = (groups.abs().amax(-1, keepdim=True) / 127).half().float()
         return (torch.round(groups / scale).clamp(-127, 127) * scale).flatten(1)[:, : w.shape[1]]
 
     def by_groups(w):
@@ -80,8 +76,8 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
             return evenly(w)
         groups = w.reshape(len(w), -1, 32)
         low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-        scale = ((high - low) / 15).bfloat16().float()
-        middle = (low + 8 * scale).bfloat16().float()
+        scale = ((high - low) / 15).half().float()
+        middle = (low + 8 * scale).half().float()
         return (torch.round((groups - middle) / scale).clamp(-8, 7) * scale + middle).reshape(w.shape)
 
     floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -98,7 +94,7 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
         head.weight = nn.Parameter((evenly if kind.startswith("int") else inner)(head.weight.data))
     for name, table in model.named_modules():
         if isinstance(table, Embedding) and name.endswith("embed"):
-            table.weight = nn.Parameter((by_rows if kind.startswith("int") else inner)(table.weight.data))
+            table.weight = nn.Parameter((evenly if kind.startswith("int") else inner)(table.weight.data))
 
 
 # Relative to the largest logit. The weights are the same on both sides; what is left is what happens to activations:
@@ -146,8 +142,7 @@ def model_bytes(model: nn.Module, kind: str) -> int:
         if name.startswith("decoder.blocks") and p.ndim == 2:
             total += n_outputs(len(p)) * p.shape[1] * per_weight
         elif name == "embed.weight":  # and the head's, tied to it
-            table = p.shape[1] + 4 if kind in ("int8", "int4") else p.shape[1] * per_weight
-            total += len(p) * table + n_outputs(len(p)) * p.shape[1] * outer
+            total += (len(p) + n_outputs(len(p))) * p.shape[1] * outer
         else:
             total += p.numel() * 4  # norms, biases, positions
     return int(total)

@@ -44,16 +44,17 @@ def by_hand(weight: Tensor, kind: str, implementation: type[Packed]) -> Tensor:
     if kind in ("float32", "bfloat16", "float16"):
         return weight.to(getattr(torch, kind)).double()
     out = torch.empty_like(weight, dtype=torch.float64)
+    narrow = torch.bfloat16 if implementation in (packed.Int8Aten, packed.Int4Aten) else torch.float16
     for n, row in enumerate(weight.double()):
         for begin in range(0, len(row), 32):
             group = row[begin : begin + 32]
             if kind == "int8":
                 most = row.abs().max() if implementation is packed.Int8Aten else group.abs().max()
-                scale = (most / 127).bfloat16().double()
+                scale = (most / 127).to(narrow).double()
                 out[n, begin : begin + 32] = torch.round(group / scale).clamp(-127, 127) * scale
             else:
-                scale = ((group.max() - group.min()) / 15).bfloat16().double()
-                middle = (group.min() + 8 * scale).bfloat16().double()
+                scale = ((group.max() - group.min()) / 15).to(narrow).double()
+                middle = (group.min() + 8 * scale).to(narrow).double()
                 out[n, begin : begin + 32] = torch.round((group - middle) / scale).clamp(-8, 7) * scale + middle
     return out
 
@@ -92,6 +93,36 @@ def test_products_are_those_of_the_rounded_weights(kind, implementation, n_rows)
         assert torch.equal(made(x.to(dtype)[None])[0], got)  # however many dimensions
         without = implementation(stored(weight, kind), None)
         assert ((without(x.to(dtype)).double() + bias - got.double()).abs() <= 0.02 * expected.abs().max()).all()
+
+
+@pytest.mark.skipif(library() is None, reason="only the C kernels quantize x")
+@pytest.mark.parametrize("kind, implementation", [("int8", packed.Int8Panels), ("int4", packed.Int4Panels)])
+@pytest.mark.parametrize("large", [20, 1000])
+def test_outlier_columns_of_x_cost_no_precision(kind, implementation, large):
+    """A few columns of real activations are 20 to 1,000 times the others (Dettmers et al. 2022)."""
+    weight, x = numbers(64, 576), numbers(9, 576, seed=1)
+    made, rounded = implementation(weight, None), by_hand(weight, kind, implementation)
+
+    def noise(x: Tensor) -> float:
+        return (made(x).double() - x.double() @ rounded.T).pow(2).mean().sqrt().item()
+
+    outliers = x.clone()
+    outliers[:, [7, 9, 100, 471, 560]] *= large
+    assert noise(outliers) < 1.1 * noise(x) + 1e-6 * large
+    assert torch.equal(made(outliers)[4:5], made(outliers[4:5]))  # in any batch
+
+
+@pytest.mark.parametrize("kind, of_file, steps", [("int8", "Q8_0", 0), ("int4", "Q4_1", 0.01)])
+def test_weights_of_a_gguf_file_keep_their_grid(kind, of_file, steps):
+    """What llama.cpp rounded is rounded no further. The least of a Q4_1 group is on the grid, our zero point is the
+    middle, which float16 may round."""
+    gguf = pytest.importorskip("gguf")
+    type_ = gguf.GGMLQuantizationType[of_file]
+    written = gguf.quants.quantize((0.05 * numbers(48, 128)).numpy(), type_)
+    weight = torch.from_numpy(gguf.quants.dequantize(written, type_))
+    made = PLAIN[kind](weight, None)
+    step = weight.unflatten(1, (-1, 32)).abs().amax(-1).max() / (127 if kind == "int8" else 7.5)
+    assert (made(torch.eye(128)).T - weight).abs().max() <= steps * step
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -215,4 +246,4 @@ def test_a_table_gives_rounded_rows(kind, limit):
     rows = plain(tokens)
     assert table(tokens).dtype == torch.float32
     assert ((table(tokens) - rows).abs() <= 1.001 * limit * rows.abs().amax(dim=-1, keepdim=True)).all()
-    assert table.nbytes == (20 * 16 * 2 if kind != "int8" else 20 * 16 + 20 * 4)
+    assert table.nbytes == (20 * 16 * 2 if kind != "int8" else 20 * 32 + 20 * 2)

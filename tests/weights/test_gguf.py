@@ -282,6 +282,21 @@ def test_smollm2_knows_the_capital_of_france(smol):
     assert loaded.model.config.norm_eps == 1e-5
 
 
+def capitals(loaded: heedful.Loaded) -> list[str]:
+    """Greedy answers to five questions."""
+    countries = ("France", "Italy", "Japan", "Egypt", "Norway")
+    questions = [f"What is the capital of {country}?" for country in countries]
+    return [r.choices[0].text for r in loaded.complete(questions, chat=True, temperature=0, max_tokens=6)]
+
+
+def test_smollm2_quantized_answers_as_in_float32(smol):
+    path, loaded = smol
+    expected = capitals(loaded)
+    assert expected[0] == "The capital of France is Paris"
+    for precision in ("int8", "int4"):
+        assert capitals(heedful.load(path, quantize=precision)) == expected
+
+
 def test_smollm2s_tensors_equal_the_packages_own(smol):
     path, _ = smol
     with GgufFile(path) as file:

@@ -8,7 +8,7 @@ decoder become one call (kernels/cpu/decode.py). The precision determines:
     float32    float32                         float32, beside a packed head    4
     bfloat16   float32, on a GPU bfloat16      bfloat16, beside a packed head   2
     float16    float32, on a GPU float16       float16, beside a packed head    2
-    int8       float32, on a GPU bfloat16      int8, a scale per row, likewise  1.0625, of which scales 0.0625
+    int8       float32, on a GPU bfloat16      int8, likewise                   1.0625, of which scales 0.0625
     int4       as int8                         int8, as is the head             0.625, of which scales 0.125
 
 With int4 the head and the embedding table are int8, since every prediction depends on them. Experts' routers and

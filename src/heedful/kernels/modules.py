@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heedful.kernels.cpu.attention import single_query_attention, supports_single_query
 from heedful.kernels.packed import FLOATS, Frozen, Packed, Plain, Precision, pack_weight
-from heedful.kernels.quantize import quantize_rows
+from heedful.kernels.quantize import GROUP, quantize_groups_int8
 from heedful.nn.attention import Attention
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
@@ -131,17 +131,18 @@ class PackedHead(LanguageHead):
 
 
 class PackedEmbedding(Frozen):
-    """An embedding table in a narrower float type, or in int8 with a scale per row; outputs are of type `dtype`."""
+    """An embedding table in a narrower float type, or in int8 with a scale per group; outputs are of type `dtype`."""
 
     def __init__(self, table: Embedding, precision: Precision, dtype: torch.dtype) -> None:
         super().__init__()
-        self.scale, self.dtype = table.scale, dtype
+        self.scale, self.dtype, self.n_columns = table.scale, dtype, table.weight.shape[1]
         self.scales: Tensor | None = None
         if precision in FLOATS:
             self.weight = table.weight.detach().to(FLOATS[precision])
         else:
-            self.weight, self.scales = quantize_rows(table.weight.detach())
-        self.n_weights = self.weight.numel()
+            ints, self.scales = quantize_groups_int8(table.weight.detach())
+            self.weight = F.pad(ints, (0, -self.n_columns % GROUP)).unflatten(1, (-1, GROUP))
+        self.n_weights = table.weight.numel()
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -149,6 +150,7 @@ class PackedEmbedding(Frozen):
         rows = tokens.flatten()
         x = self.weight.index_select(0, rows).to(self.dtype)
         if self.scales is not None:
-            x = x * self.scales.index_select(0, rows)[:, None].to(self.dtype)
-        x = x.view(*tokens.shape, -1)
+            x = x * self.scales.index_select(0, rows)[..., None].to(self.dtype)
+            x = x.flatten(1)[:, : self.n_columns]
+        x = x.reshape(*tokens.shape, -1)
         return x if self.scale is None else x * torch.tensor(self.scale, dtype=x.dtype)

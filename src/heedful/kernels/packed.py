@@ -13,7 +13,7 @@ The C kernels are in cpu/; where they cannot run (see cpu/library.py), PyTorch o
 are used. Every implementation is checked once, on a small product, and used only if it agrees with plain PyTorch.
 
 On a CPU x is float32. The bfloat16 kernels round it to bfloat16; the int8 and int4 C kernels quantize it to int8 with a
-scale for every 32 inputs of a row, so that outliers affect only their group and a result does not depend on the batch.
+scale for every 32 inputs of a row, so that a result does not depend on the batch, and leave its outliers as they are.
 
     N outputs, K inputs, G inputs in a group
 """
@@ -200,7 +200,7 @@ class Int4Aten(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        ints, scale, zero = quantize_groups_int4(weight.detach())
+        ints, scale, zero = quantize_groups_int4(weight.detach(), torch.bfloat16)
         self.weight = self.layout(ints)
         self.scales_and_zeros = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous()  # (K/G, N, 2)
         self.nbytes += self.weight.nbytes + self.scales_and_zeros.nbytes
