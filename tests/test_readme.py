@@ -19,8 +19,8 @@ PLACEHOLDERS = {
     "CHAT_MODEL": "chatty",
     "RECIPE": "runs/my-1/recipe.toml",
 }  # and FOLDER is a new one each time
-# Commands that are only parsed: the first serves until it is stopped, the second needs eight devices.
-ONLY_PARSED = [["heedful", "serve"], ["torchrun"]]
+# Commands that are only parsed: one needs an old checkpoint, one serves until it is stopped, one needs eight devices.
+ONLY_PARSED = [["heedful", "convert"], ["heedful", "serve"], ["torchrun"]]
 SHORT = [
     word
     for setting in ("train.steps=2", "train.batch_size=2", "train.eval_batches=1", "train.device=cpu", "data.length=16")

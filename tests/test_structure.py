@@ -116,6 +116,7 @@ def test_a_name_means_one_thing():
 def test_nothing_unpickles_or_runs_foreign_code():
     found = {name: structure.unsafe_calls(text) for name, text in PYTHON.items()}
     assert not {name: called for name, called in found.items() if called}
+    assert [name for name, text in PYTHON.items() if "torch.load(" in text] == ["weights/unpickle.py"]  # tensors alone
 
 
 def test_softmax_of_attention_scores_has_its_places():
@@ -180,6 +181,8 @@ def test_a_name_with_two_meanings_is_found():
     ("text", "found"),
     [
         ("import torch\ntorch.load('x')", ["torch.load"]),
+        ("import torch\ntorch.load('x', weights_only=True)", []),
+        ("import torch\ntorch.load('x', weights_only=safe)", ["torch.load"]),
         ("eval('1')", ["eval"]),
         ("model.eval()", []),
         ("f(trust_remote_code=yes)", ["trust_remote_code"]),

@@ -135,7 +135,7 @@ def test_a_pickle_is_never_opened(kind, name, tmp_path):
     else:
         with zipfile.ZipFile(folder / name, "w") as archive:
             archive.writestr("model/data.pkl", payload)
-    message = "pickle" if name == "model.safetensors" else "save_pretrained"
+    message = "pickle" if name == "model.safetensors" else "heedful convert"
     for given_name in folder, folder / name:
         with pytest.raises(ValueError, match=message if given_name is folder else "."):
             heedful.load(given_name)

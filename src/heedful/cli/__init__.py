@@ -30,6 +30,7 @@ COMMANDS = {  # name: help; in the order of `heedful --help`
     "fill": "what a model puts into a blank, and what that goes with",
     "probe": "which layers of a model know best: words tagged from each",
     "export": "write a model as a folder in the hub's layout",
+    "convert": "write pickled weights (.bin) as safetensors, without running what is in them",
     "tokenize": "show the tokens of a text",
     "merges": "byte-pair encoding step by step: every merge and the text after it",
     "train-tokenizer": "train a tokenizer on text files",

@@ -212,7 +212,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if not (folder / TENSORS).exists():
         pickles = [p.name for p in folder.glob("adapter_model.*") if p.suffix in PICKLES]
         if pickles:
-            raise ValueError(f"{folder} has no {TENSORS}, only {', '.join(pickles)}. {HOW_TO_CONVERT}")
+            raise ValueError(f"{folder} has no {TENSORS}, only {', '.join(pickles)}. {HOW_TO_CONVERT.format(folder)}")
     config = read_json(folder, CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":

@@ -28,9 +28,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 OWN = "heedful"  # the model_type of families that have no layout on the hub
 
 HOW_TO_CONVERT = (
-    "Such files can run code when they are opened, so they are not. If you trust where they come from, convert them "
-    "once with the program that wrote them, for example transformers: "
-    "AutoModel.from_pretrained(folder).save_pretrained(new_folder) writes safetensors."
+    "Such files can run code when they are opened, so they are not: `heedful convert {} NEW_FOLDER` reads their "
+    "tensors alone, in a process of its own, and writes safetensors."
 )
 
 
@@ -139,7 +138,11 @@ def _instead(folder: Path) -> str:
     others = [n for n in names if n.endswith(".safetensors")]
     if others:
         return f", only {', '.join(others[:5])}: the weights must be in model.safetensors or in shards with their index"
-    return f", only {', '.join(pickles[:5])}. {HOW_TO_CONVERT}" if pickles else ""
+    if pickles:
+        return f", only {', '.join(pickles[:5])}. {HOW_TO_CONVERT.format(folder)}"
+    if folder.parent.name == "snapshots":
+        return "; if the hub has only pickled ones (.bin), `heedful convert ORG/NAME NEW_FOLDER` fetches and converts"
+    return ""
 
 
 def regular_file(folder: Path, name: str) -> Path:

@@ -22,6 +22,7 @@ IGNORED = [
     "*.pth",
     "*.py",
 ]
+PICKLED = ["pytorch_model*.bin", "adapter_model.bin"]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
@@ -38,12 +39,15 @@ def is_cached(name: str) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
-def download(name: str, *, revision: str | None = None) -> Path:
-    """The folder of a hub model in the cache, downloaded if it is not there yet."""
+def download(name: str, *, revision: str | None = None, pickles: bool = False) -> Path:
+    """The folder of a hub model in the cache, downloaded if it is not there yet; with `pickles`, pickled weights too,
+    which `heedful convert` reads."""
     from huggingface_hub import errors, snapshot_download
 
+    allowed = [*ALLOWED, *PICKLED] if pickles else ALLOWED
+    ignored = [pattern for pattern in IGNORED if not pickles or pattern != "*.bin"]
     try:
-        found = snapshot_download(name, revision=revision, allow_patterns=ALLOWED, ignore_patterns=IGNORED)
+        found = snapshot_download(name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored)
     except errors.GatedRepoError as error:
         raise ValueError(
             f"{name} asks for its license to be accepted: do so at https://huggingface.co/{name}, then `hf auth login`"

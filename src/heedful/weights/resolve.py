@@ -80,7 +80,7 @@ def _unknown(text: str) -> str:
 def reject_pickle(path: Path) -> None:
     """ValueError, with how to convert it, for a pickled checkpoint."""
     if path.suffix in PICKLES:
-        raise ValueError(f"{path} is a pickled checkpoint. {HOW_TO_CONVERT}")
+        raise ValueError(f"{path} is a pickled checkpoint. {HOW_TO_CONVERT.format(path)}")
 
 
 def resolve_model_in(root: Path, name: str) -> Path:

@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,24 @@ def save(
     is kept unless `overwrite` says that all of it may go."""
     if any(hasattr(module, "n_weights") for module in model.modules()):
         raise ValueError("the weights are packed: save the model as it was loaded")
-    folder = Path(folder).absolute()
+    with new_folder(Path(folder), overwrite=overwrite) as aside:
+        write_folder(aside, model, tokenizer, max_shard)
+        for name, content in (also or {}).items():
+            (aside / name).parent.mkdir(exist_ok=True)
+            (aside / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+@contextmanager
+def new_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A folder to write into, which becomes `folder` at the end; after an error nothing of it stays."""
+    folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not overwrite)):
         raise ValueError(f"{folder} exists and is not empty: choose another name, or overwrite=True replaces it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     aside.mkdir()
     try:
-        write_folder(aside, model, tokenizer, max_shard)
-        for name, content in (also or {}).items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            (aside / name).write_text(json.dumps(content, indent=2) + "\n")
+        yield aside
         _sync(aside)
         _put_in_place(aside, folder)
     except BaseException:
@@ -144,9 +152,13 @@ def _shards(entries: list[Entry], parameters: dict[str, Tensor], max_shard: int)
 def _theirs(entries: list[Entry], parameters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for entry in entries:
         for name, tensor in zip(entry.theirs, entry.op.save([parameters[n] for n in entry.ours]), strict=True):
-            whole = tensor.contiguous()
-            # safetensors refuses tensors that share memory: each gets its own.
-            yield name, whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
+            yield name, own_memory(tensor)
+
+
+def own_memory(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is a part of a larger one: safetensors refuses tensors that share memory."""
+    whole = tensor.contiguous()
+    return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
