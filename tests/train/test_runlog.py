@@ -118,6 +118,32 @@ def test_lines_now_and_then_where_there_is_no_terminal(capsys):
     assert shown[-1].startswith("step 1000/1000  ") and shown[-1].endswith("0:00 left")
 
 
+def shown_losses(capsys) -> list[float]:
+    return [float(line.split()[3]) for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+
+
+def test_the_loss_shown_does_not_lag_behind_a_fall(capsys):
+    with opened(None, steps=100) as log:
+        for step in range(1, 101):
+            log.step(step, 4 - 3 * step / 100, lr=0.1, norm=1.0, tokens=1000, seconds=0.05)
+    assert shown_losses(capsys)[-1] == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_loss_shown_goes_on_after_a_resume(tmp_path, capsys):
+    draw = np.random.default_rng(0).normal(2, 0.5, 1001)
+
+    def steps(folder, begin, end):
+        with opened(folder, steps=1000, begin=begin) as log:
+            for step in range(begin + 1, end + 1):
+                log.step(step, float(draw[step]), lr=0.1, norm=1.0, tokens=1000, seconds=0.05)
+
+    steps(tmp_path / "whole", 0, 1000)
+    whole = shown_losses(capsys)
+    steps(tmp_path / "resumed", 0, 899)
+    steps(tmp_path / "resumed", 899, 1000)
+    assert shown_losses(capsys)[-3:] == whole[-3:]
+
+
 def test_a_bar_on_a_terminal(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")

@@ -11,7 +11,7 @@ from heedful.data.corpus import Corpus, TokenWindows
 from heedful.data.corruption import MaskedWindows
 from heedful.data.pairs import Pairs
 from heedful.text import train_wordpiece
-from heedful.train import loss, torch_compile
+from heedful.train import cost, loss, torch_compile
 from heedful.train.diagnostics import TrainingDiverged, out_of_memory_advice
 from heedful.train.objectives import causal, make_objective, seq2seq
 from heedful.train.recipe import Recipe, merge_tables
@@ -27,13 +27,14 @@ class Told(RunLog):
 
     def __init__(self, recipe):
         super().__init__(None, steps=recipe.train.steps, settings=recipe.log, quiet=True)
-        self.notes, self.losses, self.judged = [], [], []
+        self.notes, self.losses, self.judged, self.steps_told = [], [], [], []
 
     def note(self, text):
         self.notes.append(text)
 
     def step(self, step, loss, **more):
         self.losses.append(loss)
+        self.steps_told.append(more)
 
     def validation(self, step, loss, metrics=None):
         self.judged.append(loss)
@@ -61,6 +62,16 @@ def trainer_of(model, objective=causal, data=None, validation=None, save=None, *
     settings = recipe(**tables)
     data = Lines(50, model.family) if data is None else data
     return Trainer(model, objective, data, validation, settings, log=Told(settings), save=save)
+
+
+def test_utilisation_is_a_share(monkeypatch):
+    """Also where the peak rate was measured on a busy machine, and where two steps arrive at once, as on a GPU."""
+    monkeypatch.setattr(cost, "peak_rate", lambda device, dtype: 1.0)
+    trainer = trainer_of(fresh(), train={"steps": 30, "batch_size": 2})
+    trainer.log.quiet = False
+    trainer.train()
+    found = [more["utilisation"] for more in trainer.log.steps_told]
+    assert found[:19] == [None] * 19 and all(0 < share <= 1 for share in found[19:])
 
 
 def weights_of(model):

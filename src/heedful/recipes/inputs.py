@@ -9,6 +9,7 @@ pixels      images as sequences of colours                   reversal  synthetic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,7 +30,7 @@ from heedful.data.corpus import (
     unigram_entropy,
 )
 from heedful.data.corruption import CBOWWindows, MaskedWindows, SpanCorruption
-from heedful.data.dataset import Dataset
+from heedful.data.dataset import IGNORED, Dataset
 from heedful.data.mixture import Mixture
 from heedful.data.pairs import Pairs, read_pairs
 from heedful.data.prepare import prepare_corpus
@@ -137,10 +138,24 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
         n_tokens,
         settings,
         bytes_per_token if recipe.objective.name == "causal" else None,
-        {"uniform": uniform_cross_entropy(len(tokenizer)), "unigram": count_entropy(counts)},
+        _text_baselines(recipe, len(tokenizer), counts),
         np.pad(counts, (0, len(tokenizer) - len(counts))),
         notes,
     )
+
+
+def _text_baselines(recipe: Recipe, vocab_size: int, counts: np.ndarray) -> dict[str, float]:
+    """Reference losses of the objective: with next-sentence prediction a coin is tossed too; distillation's weighted
+    sum of three losses has none."""
+    if recipe.objective.name == "distill":
+        return {}
+    coin = math.log(2) if recipe.objective.name == "masked" and recipe.data.pairs else 0.0
+    return {"uniform": uniform_cross_entropy(vocab_size) + coin, "unigram": count_entropy(counts) + coin}
+
+
+def _class_baselines(labels: Any) -> dict[str, float]:
+    """The reference loss of a classifier: that of a guess by how frequent each class is."""
+    return {"class frequencies": count_entropy(np.bincount(np.asarray(labels)))}
 
 
 def _validation(recipe: Recipe, held: Sequence[Corpus], tokenizer: Tokenizer, segments: bool) -> Dataset | None:
@@ -238,7 +253,7 @@ def _labelled(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeDat
     settings = {"n_labels": n_labels, "problem_type": problem.get(kind, "regression")}
     if kind != "regress":
         settings["labels"] = list(made.names)
-    baselines = {"uniform": uniform_cross_entropy(n_labels)} if kind == "classify" else {}
+    baselines = _class_baselines(made.targets) if kind == "classify" else {}
     n_tokens = int(made.lengths.sum())
     return RecipeData(
         train,
@@ -256,7 +271,8 @@ def _tagged(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     again: dict[str, Any] = {"names": made.names, "max_length": max_length}
     train, validation = _held_out(recipe, made, lambda path: TaggedSentences.read(path, tokenizer, **again))
     settings = {"vocab_size": len(tokenizer), "n_labels": len(made.names), "labels": list(made.names)}
-    baselines = {"uniform": uniform_cross_entropy(len(made.names))}
+    marks = made.marks.values
+    baselines = _class_baselines(marks[marks != IGNORED])
     return RecipeData(train, validation, int(made.lengths.sum()), settings, baselines=baselines, notes=made.notes)
 
 
@@ -300,7 +316,7 @@ def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Reci
     }
     validation = None if held is None else images.LabelledImages(held)
     made = images.LabelledImages(train, shift=recipe.data.shift)
-    return RecipeData(made, validation, 0, settings, baselines={"uniform": uniform_cross_entropy(n_labels)})
+    return RecipeData(made, validation, 0, settings, baselines=_class_baselines(train.labels))
 
 
 def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:

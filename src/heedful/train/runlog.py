@@ -3,7 +3,7 @@
     log.jsonl                   JSON lines of "kind" step, validation or note; NaN and infinity are null
     samples/step-0000200.txt    text generated after that step
     loss.png                    training and validation loss beside the baselines (train/loss_plot.py)
-    baselines.json              reference losses: "uniform" guess, ln V, and "unigram" entropy, in nats
+    baselines.json              reference losses in nats: a "uniform" guess, ln V; the entropy of tokens or classes
     summary.json                how it ended
 
 A resumed run appends to the same files, after entries past its checkpoint are removed, so that they end up as those of
@@ -19,6 +19,7 @@ import math
 import os
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from heedful.train.trackers import Tracker, make_trackers
 LOG, PLOT, SAMPLES = "log.jsonl", "loss.png", "samples"
 BASELINES = "baselines.json"
 WRITE_EVERY, SHOW_EVERY, PLOT_EVERY = 1.0, 0.25, 60.0  # seconds at least
-DECAY = 0.97  # of the exponential moving averages of loss and speed that are shown
+SHOWN_STEPS = 20  # at most, of which the loss and the speed on the terminal are means
 
 
 @dataclass
@@ -44,6 +45,7 @@ class History:
     validation: list[tuple[int, float]] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=SHOWN_STEPS))  # tokens, seconds
 
     def add_step(self, step: int, loss: float, tokens: int, seconds: float) -> None:
         """Record an optimizer step."""
@@ -51,6 +53,18 @@ class History:
         self.losses.append(loss)
         self.tokens += tokens
         self.seconds += seconds
+        self.recent.append((tokens, seconds))
+
+    def loss(self) -> float:
+        """The mean loss of the last steps: a fiftieth of all, so that it does not lag where the loss falls fast."""
+        n = min(SHOWN_STEPS, max(1, len(self.losses) // 50))
+        last = [loss for loss in self.losses[-n:] if math.isfinite(loss)]
+        return sum(last) / len(last) if last else math.nan
+
+    def tokens_per_second(self) -> float:
+        """The throughput of the last steps, 0 if it is not known."""
+        tokens, seconds = map(sum, zip(*self.recent, strict=True)) if self.recent else (0, 0)
+        return tokens / seconds if seconds > 0 else 0.0
 
     def best(self) -> tuple[int, float] | None:
         """Step and loss of the lowest validation loss."""
@@ -84,13 +98,13 @@ class RunLog:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             truncate_log(folder, begin, self.history)
+            self.history.recent.clear()  # another process or machine may be faster or slower
             if self.baselines:
                 write_atomic(folder / BASELINES, json.dumps(_without_nonfinite(self.baselines)) + "\n")
         self._trackers: list[Tracker] = make_trackers(settings, folder, begin)
         self._display = None if quiet else ProgressDisplay(begin, steps)
         now = time.perf_counter()
         self._written = self._shown = self._plotted = now
-        self._mean, self._weight = [0.0, 0.0, 0.0], 0.0  # of loss, tokens, seconds
         atexit.register(self.close)  # also after an error: write the last lines, restore the terminal
 
     def __enter__(self) -> Self:
@@ -120,9 +134,6 @@ class RunLog:
         if utilisation is not None:
             numbers["utilisation"] = utilisation
         self._log({"kind": "step", "step": step, **numbers, "tokens": tokens, "seconds": seconds})
-        if math.isfinite(loss):
-            self._weight = DECAY * self._weight + 1
-            self._mean = [DECAY * m + x for m, x in zip(self._mean, (loss, tokens, seconds), strict=True)]
         now = time.perf_counter()
         if now - self._written >= WRITE_EVERY:
             self._write()
@@ -235,10 +246,9 @@ class RunLog:
 
     def _words(self, utilisation: float | None) -> str:
         """Loss, throughput and utilisation for the progress bar."""
-        loss, tokens, seconds = (m / max(self._weight, 1e-9) for m in self._mean)
-        words = [f"loss {loss:.4f}"]
-        if seconds > 0:
-            words.append(f"{format_count(tokens / seconds)} {self.unit}/s")
+        words = [f"loss {self.history.loss():.4f}"]
+        if (rate := self.history.tokens_per_second()) > 0:
+            words.append(f"{format_count(rate)} {self.unit}/s")
         if utilisation is not None:
             words.append(f"{utilisation:.0%} utilisation")
         return "  ".join(words)

@@ -132,6 +132,7 @@ class Trainer:
         self._unlogged: deque[StepRecord] = deque()
         self._clock, self._began = 0.0, 0
         self._peak_tokens_per_second: float | None = None  # at the peak rate of matrix products
+        self._recent: deque[tuple[int, float]] = deque(maxlen=UTILISATION_AFTER)  # tokens and seconds of steps
         self._compiled = torch_compile.compile_if_wanted(model, self.settings, self.processes.device, self.log.note)
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
@@ -233,6 +234,7 @@ class Trainer:
             scores = mean_scores(numbers)
             seconds = time.perf_counter() - self._clock
             tokens = sum(count_tokens(b) for b in record.batches) * self.processes.world_size
+            self._recent.append((tokens, seconds))
             self.log.step(
                 record.step,
                 scores.loss,
@@ -240,7 +242,7 @@ class Trainer:
                 norm=norm,
                 tokens=tokens,
                 seconds=seconds,
-                utilisation=self._utilisation(tokens / self.processes.world_size / seconds, record),
+                utilisation=self._utilisation(record),
                 metrics=scores.metrics,
             )
             self._clock = time.perf_counter()
@@ -248,8 +250,9 @@ class Trainer:
             if self.nonfinite_steps:
                 self._check_diverged(record)
 
-    def _utilisation(self, tokens_per_second: float, record: StepRecord) -> float | None:
-        """Model FLOPs utilisation, None in the first steps: counting FLOPs would delay the start of training."""
+    def _utilisation(self, record: StepRecord) -> float | None:
+        """Model FLOPs utilisation of the last steps (a GPU's last two end at once in the log); None in the first ones:
+        counting FLOPs would delay the start. Steps above the measured peak, of a busy machine, are the better one."""
         if self.log.quiet or record.step < self._began + UTILISATION_AFTER:
             return None
         if self._peak_tokens_per_second is None:
@@ -260,7 +263,10 @@ class Trainer:
             flops = cost.count_flops(model, self.loss_module.objective, batch).training / max(1, count_tokens(batch))
             kind = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
             self._peak_tokens_per_second = cost.peak_rate(str(self.processes.device), kind) / max(1.0, flops)
-        return tokens_per_second / self._peak_tokens_per_second
+        tokens, seconds = map(sum, zip(*self._recent, strict=True))
+        rate = tokens / self.processes.world_size / max(seconds, 1e-9)
+        self._peak_tokens_per_second = max(self._peak_tokens_per_second, rate)
+        return rate / self._peak_tokens_per_second
 
     def _check_diverged(self, record: StepRecord) -> None:
         """Note a step with a non-finite gradient; TrainingDiverged after `halt_after` in a row."""
