@@ -297,7 +297,8 @@ class Loaded:
         return tag_spans(cast(EncoderModel, self.model), self._text_tokenizer, text)
 
     def complete_image(self, begun: Tensor, n: int = 1, *, temperature: float = 1.0, seed: int | None = 0) -> Tensor:
-        """n completions of an image's first pixels (N,): whole images as colours (n, pixels)."""
+        """n completions of an image's first rows (C, rows, W): images (n, C, H, W), -1 to 1, in the model's palette. Of
+        its first pixels as colour ids (N,): images as colour ids (n, pixels)."""
         self.require("complete_image")
         return complete_image(cast(ImageGPT, self.model), begun, n, temperature=temperature, seed=seed)
 

@@ -1,6 +1,7 @@
 """Images from every source, refused before decoding where they would be too large."""
 
 import gzip
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from heedful.data.dataset import Draw
 from heedful.data.images import ImageSet, LabelledImages, PixelSequences, load_digits, read_idx, read_images
 from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, to_image
+from heedful.train.recipe import DataSettings
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "mnist"
 random = np.random.default_rng(0)
@@ -171,9 +173,26 @@ def test_a_folder_for_each_class(folder):
     assert found.names == ("cat", "dog") and found.labels.tolist() == [0, 1, 1]
     assert found.pixels.shape == (3, 3, 4, 4) and found.pixels[0, :, 0, 0].tolist() == [255, 0, 0]
     (folder / "dog" / "3.png").write_bytes(red(6))
-    with pytest.raises(ValueError, match="differ in size"):
+    with pytest.raises(ValueError, match=r"differ in size \(4 x 4, 6 x 6\): set data.image_size") as problem:
         read_images(folder)
+    setting = re.search(r"data\.(\w+)", str(problem.value))[1]
+    assert hasattr(DataSettings, setting)  # the message names one that exists
     assert read_images(folder, size=8).pixels.shape == (4, 3, 8, 8)
+
+
+def test_images_without_labels_need_no_classes(tmp_path):
+    pytest.importorskip("PIL", reason="wants Pillow")
+    (tmp_path / "more").mkdir()
+    for name in ("a.png", "more/b.png", ".hidden.png"):
+        (tmp_path / name).write_bytes(red(4))
+    (tmp_path / "notes.txt").write_text("no image")
+    found = read_images(tmp_path, labels=False)
+    assert found.labels is None and found.pixels.shape == (2, 3, 4, 4)
+    with pytest.raises(ValueError, match="for each class"):
+        read_images(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="should have images"):
+        read_images(tmp_path / "empty", labels=False)
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's own, which says the same

@@ -1,11 +1,14 @@
 """Images as colours and back, their completion, and their features."""
 
+import numpy as np
 import pytest
 import torch
 
+import heedful
 from heedful.generate.batch import greedy_batch
 from heedful.models.base import Batch
 from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, find_clusters, quantize, to_image
+from heedful.recipes import train
 from heedful.train.objectives import causal
 
 SIDE, COLOURS = 4, 6
@@ -96,6 +99,57 @@ def test_a_lesson_asks_for_every_pixel(model, ids):
     assert batch.tokens.shape == ids.shape and (batch.tokens[:, 0] == COLOURS).all()
     assert torch.equal(batch.targets, ids) and torch.equal(batch.tokens[:, 1:], ids[:, :-1])
     assert causal(model, batch).n_targets == ids.numel()
+
+
+@pytest.fixture(scope="module")
+def painter(tmp_path_factory):
+    """Trained on images of 5 x 6 in two colours, which are in no folders of classes."""
+    pillow = pytest.importorskip("PIL.Image", reason="wants Pillow")
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "photos").mkdir()
+    draw = np.random.default_rng(0)
+    for i in range(8):
+        image = np.where(draw.random((5, 6, 1)) < 0.5, [[[200, 30, 30]]], [[[20, 60, 220]]]).astype(np.uint8)
+        pillow.fromarray(image).save(folder / "photos" / f"{i}.png")
+    changes = {
+        "data": {"source": str(folder / "photos"), "levels": 2, "share": 0.0},
+        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1},
+        "train": {"steps": 2, "batch_size": 4},
+    }
+    train("image_gpt", changes, folder=folder / "run", quiet=True)
+    heedful.load(folder / "run").save(folder / "saved")
+    return folder
+
+
+def test_the_palette_is_saved_and_images_are_completed_in_it(painter):
+    loaded = heedful.load(painter / "saved")
+    colours = torch.tensor([[200, 30, 30], [20, 60, 220]]) * (2 / 255) - 1
+    found = loaded.model.palette
+    assert torch.allclose(found[found[:, 0].argsort(descending=True)], colours, atol=1e-5)
+    begun = torch.tensor([[[200] * 6], [[30] * 6], [[30] * 6]], dtype=torch.uint8)
+    images = loaded.complete_image(begun, n=2)
+    assert images.shape == (2, 3, 5, 6) and torch.allclose(images[:, :, 0], colours[0, None, :, None], atol=1e-5)
+    assert torch.equal(to_image(quantize(images, found), found, height=5), images)  # every pixel is one of the palette
+    assert torch.allclose(loaded.complete_image(begun.float() * (2 / 255) - 1, n=2), images)
+    with pytest.raises(ValueError, match=r"first rows of an image as \(3, rows, 6\)"):
+        loaded.complete_image(begun[:1])
+
+
+def test_transformers_reads_the_same_colours(painter):
+    processors = pytest.importorskip("transformers", reason="wants transformers")
+    loaded = heedful.load(painter / "saved")
+    image = np.random.default_rng(1).integers(0, 256, (5, 6, 3)).astype(np.uint8)
+    processor = processors.ImageGPTImageProcessor.from_pretrained(painter / "saved", do_resize=False)
+    theirs = processor(image, return_tensors="np")["input_ids"].reshape(-1).tolist()
+    ours = quantize(torch.from_numpy(image).permute(2, 0, 1)[None] * (2 / 255) - 1, loaded.model.palette)
+    assert ours[0].tolist() == theirs
+
+
+def test_without_a_file_few_colours_are_greys_and_many_are_unknown(model):
+    assert torch.allclose(model.palette, torch.linspace(-1, 1, COLOURS)[:, None])
+    many = ImageGPT(ImageGPTConfig(d_model=4, n_layers=1, n_heads=1, vocab_size=513, max_len=4))
+    with pytest.raises(ValueError, match="not in its files"):
+        _ = many.palette
 
 
 def test_features_are_means_of_what_a_layer_reads(model, ids):

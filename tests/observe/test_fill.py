@@ -7,12 +7,13 @@ import io
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import heedful
 from heedful.models.base import Batch
-from heedful.observe import fill_report
+from heedful.observe import charts, fill_report
 from heedful.observe.fill import fill_template
 from heedful.observe.template import MAX_ALTERNATIVES, MAX_CHARACTERS, MAX_SENTENCES, parse_template
 from heedful.text.tokenizer import Tokenizer
@@ -285,3 +286,14 @@ def test_reports_hold_the_numbers_and_no_markup(bert, tmp_path):
     with pytest.raises(ValueError, match="written as"):
         fill_report.save_report(found, "x", tmp_path / "r.doc")
     assert "his" in fill_report.report_text(found) and math.isfinite(float(found.mean()[0]))
+
+
+def test_charts_have_the_natural_logarithms_of_the_report(bert):
+    """A log ratio of 0.69 is twice as likely: in the tables of a report, and in its charts."""
+    found = bert.fill("the [man|woman] is _ .", words=["good", "bad", "old"])
+    both, difference = charts.fill_chart(found).axes
+    assert "log₁₀" not in both.get_xlabel() + difference.get_ylabel()
+    a, b = found.logprobs.tolist()
+    np.testing.assert_allclose(both.collections[0].get_offsets(), list(zip(b, a, strict=True)), rtol=1e-5)
+    ratios = np.asarray(difference.collections[0].get_offsets())[:, 1]
+    np.testing.assert_allclose(ratios, found.log_ratio().tolist(), rtol=1e-4, atol=1e-6)

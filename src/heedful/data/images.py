@@ -1,7 +1,8 @@
 """Image data: for classification (`LabelledImages`, for ViT) or as pixel sequences (`PixelSequences`, for image GPT).
 
     read_images("mnist/train-images-idx3-ubyte.gz")    MNIST's idx files, labels from the file beside it
-    read_images("photos/")                             a folder with a subfolder per class (needs Pillow)
+    read_images("photos/")                             a folder with a subfolder per class (needs Pillow); without
+                                                       labels any folder of images
     load_digits()                                      1,797 digits of 8 x 8 that come with scikit-learn, or drawn ones
 
 Sizes are checked before decoding, since a header can claim gigabytes.
@@ -181,21 +182,22 @@ def find_palette(images: ImageSet, n_colours: int, n_images: int = 2000) -> Tens
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_images(path: str | Path, *, size: int | None = None) -> ImageSet:
-    """The images of an idx file or of a folder; `size` resizes those of a folder to squares."""
+def read_images(path: str | Path, *, size: int | None = None, labels: bool = True) -> ImageSet:
+    """The images of an idx file or of a folder; `size` resizes those of a folder to squares. With `labels`, a folder
+    has a subfolder for each class."""
     path = Path(path)
     if path.is_dir():
-        return read_image_folder(path, size=size)
+        return read_image_folder(path, size=size, labels=labels)
     pixels = read_idx(path)
     if pixels.ndim not in (3, 4):
         raise ValueError(f"{path} has {pixels.ndim} dimensions and holds no images: is it the file of the labels?")
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
     if beside == path or not beside.is_file():
         return ImageSet.of(pixels)
-    labels = read_idx(beside)
-    if labels.ndim != 1:
-        raise ValueError(f"{beside} has {labels.ndim} dimensions and holds no labels")
-    return ImageSet.of(pixels, labels)
+    classes = read_idx(beside)
+    if classes.ndim != 1:
+        raise ValueError(f"{beside} has {classes.ndim} dimensions and holds no labels")
+    return ImageSet.of(pixels, classes)
 
 
 def load_digits() -> ImageSet:
@@ -239,22 +241,30 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(sizes)
 
 
-def read_image_folder(folder: Path, *, size: int | None = None) -> ImageSet:
-    """Read a folder with a subfolder of images per class, named after it; decoded by Pillow."""
-    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    files = [
-        (path, label)
-        for label, name in enumerate(names)
-        for path in sorted((folder / name).iterdir())
-        if path.suffix.lower() in ENDINGS and path.is_file()
-    ]
-    if len(names) < 2 or not files:
-        raise ValueError(f"{folder} should have a folder with images for each class, at least two")
+def read_image_folder(folder: Path, *, size: int | None = None, labels: bool = True) -> ImageSet:
+    """Read a folder with a subfolder of images per class, named after it, or without `labels` all images in it and
+    below it; decoded by Pillow."""
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")) if labels else []
+    files = [(path, label) for label, name in enumerate(names) for path in _image_files(folder / name, "*")]
+    if not labels:
+        files = [(path, 0) for path in _image_files(folder, "**/*")]
+    if not files or len(names) == 1 or (labels and not names):
+        wanted = "a folder with images for each class, at least two" if labels else f"images ({', '.join(ENDINGS)})"
+        raise ValueError(f"{folder} should have {wanted}")
     found = [decode_image(path, size) for path, _ in files]
-    shapes = sorted({image.shape for image in found})
+    shapes = sorted({image.shape[:2] for image in found})
     if len(shapes) > 1:
-        raise ValueError(f"the images of {folder} differ in size ({shapes[0]}, {shapes[-1]}): set a size for all")
-    return ImageSet.of(np.stack(found), [label for _, label in files], names=names)
+        small, large = (f"{height} x {width}" for height, width in (shapes[0], shapes[-1]))
+        raise ValueError(
+            f"the images of {folder} differ in size ({small}, {large}): set data.image_size to resize them all"
+        )
+    return ImageSet.of(np.stack(found), [label for _, label in files] if labels else None, names=names)
+
+
+def _image_files(folder: Path, pattern: str) -> list[Path]:
+    """The images of a folder by name, without hidden files and folders."""
+    found = (path for path in folder.glob(pattern) if path.suffix.lower() in ENDINGS and path.is_file())
+    return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
 def decode_image(path: Path, size: int | None = None) -> np.ndarray:

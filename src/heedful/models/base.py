@@ -78,9 +78,10 @@ class Model(nn.Module):
         super().__init__()
         self.config = config
         # Contents of a model's files beside its settings, kept for saving: special tokens by the hub's keys
-        # ("eos_token_id": an id or a list), and generation_config.json.
+        # ("eos_token_id": an id or a list), generation_config.json, and for images preprocessor_config.json.
         self.special: dict[str, Any] = {}
         self.generation: dict[str, Any] = {}
+        self.preprocessor: dict[str, Any] = {}
 
     @classmethod
     def create(cls, config: Config, *, device: str | torch.device = "cpu") -> Self:

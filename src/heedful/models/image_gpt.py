@@ -2,7 +2,8 @@
 
 `find_clusters` chooses a palette by k-means, `quantize` replaces each pixel by the id of its nearest colour, row by
 row, and `to_image` turns the ids back into colours. The decoder is GPT-2's with a norm that does not subtract the mean,
-a sigmoid GELU and an untied head; the last token of the vocabulary starts an image and is never predicted.
+a sigmoid GELU and an untied head; the last token of the vocabulary starts an image and is never predicted. The palette
+is not in its weights but beside them, as on the hub: `clusters` of preprocessor_config.json.
 
     B batch, C channels, N pixels of an image, T positions, K colours, E model width
 """
@@ -30,6 +31,8 @@ from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
+
+MOST_GREYS = 256  # a larger palette without a file of it is one of colours
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,31 @@ class ImageGPT(DecoderModel):
     def start_id(self) -> int:
         """The token that starts an image: the last of the vocabulary."""
         return self.config.vocab_size - 1
+
+    @property
+    def palette(self) -> Tensor:
+        """The colours (K, C) from -1 to 1; levels of grey where the model's files have none, as they are few."""
+        n = self.config.vocab_size - 1
+        given = self.preprocessor.get("clusters")
+        if given is None and n <= MOST_GREYS:
+            return torch.linspace(-1, 1, n)[:, None]
+        try:
+            found = torch.tensor(given, dtype=torch.float32)
+        except (TypeError, ValueError):
+            found = torch.empty(0)
+        if found.ndim != 2 or len(found) != n or not 1 <= found.shape[1] <= 4 or not bool(found.isfinite().all()):
+            raise ValueError(f"the palette of {n} colours (clusters in preprocessor_config.json) is not in its files")
+        return found
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """Height and width of an image: those in the model's files, else a square."""
+        size = self.preprocessor.get("size")
+        if isinstance(size, dict) and type(size.get("height")) is int and size["height"] > 0:
+            height: int = size["height"]
+        else:
+            height = math.isqrt(self.config.max_len)
+        return height, self.config.max_len // height
 
     def prompt(self, ids: Tensor) -> Batch:
         """The first pixels (B, N) of images, N may be 0, ready to be continued."""

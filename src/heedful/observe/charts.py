@@ -151,8 +151,8 @@ def _bars(found: Filled, title: str) -> Figure:
 
 
 def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A point for each word: its log10 p in sentences a and b, or with `difference` their mean and their difference."""
-    rows = found.logprobs.numpy() / np.log(10)
+    """A point for each word: its log p in sentences a and b, or with `difference` their mean and their difference."""
+    rows = found.logprobs.numpy()
     one, other = rows[a], rows[b]
     gap = one - other
     x, y = ((one + other) / 2, gap) if difference else (other, one)
@@ -161,14 +161,14 @@ def _scatter(axes: Axes, found: Filled, a: int, b: int, difference: bool) -> tup
     names = shorten_label(found.sentences[a].name, 24), shorten_label(found.sentences[b].name, 24)
     if difference:
         axes.axhline(0, color=PALE, linewidth=0.7, zorder=0)
-        axes.set_xlabel("mean of log₁₀ p", fontsize=8, color=GREY)
-        axes.set_ylabel(f"← {names[1]}    log₁₀ ratio    {names[0]} →", fontsize=8, color=GREY)
+        axes.set_xlabel("mean of log p", fontsize=8, color=GREY)
+        axes.set_ylabel(f"← {names[1]}    log ratio    {names[0]} →", fontsize=8, color=GREY)
     else:
         low, high = float(min(one.min(), other.min())), float(max(one.max(), other.max()))
         axes.plot([low, high], [low, high], color=PALE, linewidth=0.7, zorder=0)
         axes.set_aspect("equal", adjustable="datalim")
-        axes.set_xlabel(f"log₁₀ p   {names[1]}", fontsize=8, color=GREY)
-        axes.set_ylabel(f"log₁₀ p   {names[0]}", fontsize=8, color=GREY)
+        axes.set_xlabel(f"log p   {names[1]}", fontsize=8, color=GREY)
+        axes.set_ylabel(f"log p   {names[0]}", fontsize=8, color=GREY)
     axes.margins(0.1)
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)

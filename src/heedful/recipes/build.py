@@ -108,6 +108,7 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     model.special |= config_token_ids(tokenizer)
     if recipe.data.kind == "chat" and begin is not None and begin.eos_ids:
         model.special["eos_token_id"] = list(begin.eos_ids)
+    model.preprocessor |= data.preprocessor
     notes.append(f"{model.family} of {model.n_parameters():,} parameters")
     objective = recipe_objective(recipe, None if teacher is None else teacher.model)
     resolved = dataclasses.replace(recipe, model=chosen)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class RecipeData:
     baselines: dict[str, float] = field(default_factory=dict)  # reference losses in nats
     counts: np.ndarray | None = None  # of each token id in a text, for a model that begins with them
     notes: list[str] = field(default_factory=list)
+    preprocessor: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json of a model for images
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = True) -> RecipeData:
@@ -292,12 +294,10 @@ def _answers(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData
 def _image_sets(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None]:
     """Training and validation images."""
     data = recipe.data
-    if data.source == "digits":
-        every = images.load_digits()
-    else:
-        every = images.read_images(single_source_path(data))
+    read = partial(images.read_images, size=data.image_size or None, labels=data.kind == "images")
+    every = images.load_digits() if data.source == "digits" else read(single_source_path(data))
     if data.validation:
-        return every, images.read_images(resolve_data_path(data.validation, "validation"))
+        return every, read(resolve_data_path(data.validation, "validation"))
     if data.share == 0:
         return every, None
     order = np.random.default_rng(0).permutation(len(every))
@@ -325,7 +325,13 @@ def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Reci
     validation = None if held is None else images.PixelSequences(held, palette=made.palette)
     settings = {"vocab_size": made.vocab_size, "max_len": made.ids.shape[1]}
     baselines = {"uniform": uniform_cross_entropy(len(made.palette)), "unigram": unigram_entropy(made.ids.reshape(-1))}
-    return RecipeData(made, validation, made.ids.size, settings, baselines=baselines)
+    height, width = train.pixels.shape[2:]
+    preprocessor = {
+        "image_processor_type": "ImageGPTImageProcessor",
+        "clusters": made.palette.tolist(),
+        "size": {"height": height, "width": width},
+    }
+    return RecipeData(made, validation, made.ids.size, settings, baselines=baselines, preprocessor=preprocessor)
 
 
 def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:

@@ -7,13 +7,22 @@ from torch import Tensor
 
 from heedful.generate.batch import generate_batch
 from heedful.generate.request import Sampling
-from heedful.models.image_gpt import ImageGPT
+from heedful.models.image_gpt import ImageGPT, quantize, to_image
 
 
 def complete_image(
     model: ImageGPT, begun: Tensor, n: int = 1, *, temperature: float = 1.0, seed: int | None = 0
 ) -> Tensor:
-    """n completions of the first pixels (N,) of an image, N may be 0: whole images as colours (n, max_len)."""
+    """n completions of an image's first rows (C, rows, W), uint8 or -1 to 1: images (n, C, H, W), -1 to 1, in the
+    model's palette. Of its first pixels as colour ids (N,), N may be 0: images as colour ids (n, max_len)."""
+    if begun.ndim == 3:
+        rows = begun.float() * (2 / 255) - 1 if begun.dtype == torch.uint8 else begun
+        palette, (height, width) = model.palette, model.image_shape
+        if rows.shape[0] != palette.shape[1] or rows.shape[1] >= height or rows.shape[2] != width:
+            wanted = f"({palette.shape[1]}, rows, {width}), fewer than {height} rows"
+            raise ValueError(f"give the first rows of an image as {wanted}, not {tuple(begun.shape)}")
+        ids = complete_image(model, quantize(rows[None], palette)[0], n, temperature=temperature, seed=seed)
+        return to_image(ids, palette, height=height)
     n_pixels, n_colours = model.config.max_len, model.config.vocab_size - 1
     if begun.ndim != 1 or len(begun) >= n_pixels:
         raise ValueError(

@@ -184,6 +184,7 @@ def halve(teacher: Model, *, family: str | None = None) -> Model:
             student.get_parameter("position.weight").add_(teacher.segment.weight[0])
     student.special = dict(teacher.special)
     student.generation = dict(teacher.generation)
+    student.preprocessor = dict(teacher.preprocessor)
     return student.to(next(teacher.parameters()).dtype)
 
 

@@ -96,6 +96,9 @@ class DataSettings(Settings):
     n_examples: int = number_field(2000, 1)  # reversal
     n_symbols: int = number_field(10, 2)
     shortest: int = number_field(0, 0)  # reversal: lengths from this to `length`; 0: all sequences have that length
+    image_size: int = number_field(
+        0, 0, 4096
+    )  # images of a folder are resized to squares of this size; 0: they are not
     levels: int = number_field(16, 2, 4096)  # pixels: levels of grey, or colours of the palette
     shift: int = number_field(0, 0, 64)  # images: random shift by up to so many pixels
     blanked: float = number_field(0.0, 0, 0.99)  # reversal: word dropout on the decoder input

@@ -40,6 +40,7 @@ def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torc
         model = meta_model(hub, set(source.names()))
         load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
     model.generation = read_json(folder, "generation_config.json", missing={})
+    model.preprocessor = read_json(folder, "preprocessor_config.json", missing={})
     model.special = special_token_ids(hub) | special_token_ids(model.generation)
     return model.eval()
 

@@ -150,6 +150,7 @@ def with_config(model: Model, config: Config) -> tuple[Model, list[str]]:
     parameters (a new head, say), which are initialized."""
     fresh = type(model).create(config)
     fresh.special, fresh.generation = dict(model.special), dict(model.generation)
+    fresh.preprocessor = dict(model.preprocessor)
     old, new = dict(model.named_parameters()), []
     with torch.no_grad():
         for name, parameter in fresh.named_parameters():

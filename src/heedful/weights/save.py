@@ -129,10 +129,12 @@ def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def write_config(folder: Path, model: Model) -> None:
-    """Write config.json and generation_config.json."""
+    """Write config.json and, where the model has them, generation_config.json and preprocessor_config.json."""
     _write_json(folder / "config.json", hub_config(model))
     if model.generation:
         _write_json(folder / "generation_config.json", model.generation)
+    if model.preprocessor:
+        _write_json(folder / "preprocessor_config.json", model.preprocessor)
 
 
 def _shards(entries: list[Entry], parameters: dict[str, Tensor], max_shard: int) -> list[list[Entry]]:
