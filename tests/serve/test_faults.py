@@ -27,7 +27,7 @@ LONG = {
     "prompt": "the old dog",
     "max_tokens": 900,
     "temperature": 1,
-    "logit_bias": {"397": -100},
+    "ignore_eos": True,
 }
 CANCELLED = "heedful_cancelled_requests_total"
 
@@ -39,10 +39,9 @@ def end(folder) -> int:
 
 
 @pytest.fixture(scope="module")
-def long(end) -> dict[str, Any]:
+def long() -> dict[str, Any]:
     """A request that runs until somebody ends it."""
-    bias = {str(end): -100}
-    return {"model": "small", "prompt": "the old dog", "max_tokens": 900, "logit_bias": bias}
+    return {"model": "small", "prompt": "the old dog", "max_tokens": 900, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -232,8 +231,9 @@ def test_a_chat_template_without_end_holds_up_nobody(narrow, monkeypatch):
     narrow.complete(model="small", prompt="a", max_tokens=1)
     monkeypatch.setattr(template, "SECONDS", 0.2)
     template.end_template_processes()
-    tokenizer = narrow.app.state.manager._models["small"].worker.loaded.tokenizer
-    monkeypatch.setattr(tokenizer, "chat_template", SLOW)
+    loaded = narrow.app.state.manager._models["small"].worker.loaded
+    monkeypatch.setattr(loaded.tokenizer, "chat_template", SLOW)
+    assert loaded.eos_ids  # as when it is loaded, in a thread: the template is asked how a turn ends
     body = {"model": "small", "messages": [{"role": "user", "content": "x"}]}
     with ThreadPoolExecutor(4) as crowd:
         asked = [crowd.submit(narrow.post, "/v1/chat/completions", body) for _ in range(4)]
@@ -280,7 +280,14 @@ def test_a_pass_that_fails_on_a_prompt(failing, end):
 def test_a_pass_that_fails_in_the_middle(failing, end):
     """The request that failed gets the error, its neighbour all of its answer, and the next one works."""
     bias = {str(end): -100, str(POISON): -100}
-    good = {"model": "small", "prompt": [5, 6, 7], "max_tokens": 300, "temperature": 0, "logit_bias": bias}
+    good = {
+        "model": "small",
+        "prompt": [5, 6, 7],
+        "max_tokens": 300,
+        "temperature": 0,
+        "logit_bias": bias,
+        "ignore_eos": True,
+    }
     expected = failing.complete(**good)["choices"][0]["text"]
     bad = {**good, "logit_bias": {str(POISON): 100}, "max_tokens": 3}
     with ThreadPoolExecutor(1) as other:

@@ -185,6 +185,9 @@ class ModelManager:
         loaded.name = model.name
         if options.quantize is None and loaded.model.device.type == "cpu":
             accelerate_as_stored(loaded.model)
+        assert (
+            loaded.eos_ids is not None
+        )  # asks the chat template once, here: it may take long, and others must not wait
         return loaded
 
     # --- memory ----------------------------------------------------------------------------------------------------

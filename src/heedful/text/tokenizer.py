@@ -293,7 +293,7 @@ class Tokenizer:
         return [index for index, _, _ in self.encode_rendered(rendered)]
 
     def render_messages(
-        self, messages: Messages, add_generation_prompt: bool, continue_final_message: bool = False, **variables: Any
+        self, messages: Messages, add_generation_prompt: bool, continue_final_message: bool = False, /, **variables: Any
     ) -> Rendered:
         """The text of a conversation, as the chat template writes it."""
         if self.chat_template is None:
