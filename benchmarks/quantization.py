@@ -79,10 +79,10 @@ def load(model: str, kind: str, device: str) -> Loaded:
     return heedful.load(model, device=device, dtype=torch.float32, quantize=quantize)  # type: ignore[arg-type]
 
 
-def answers(loaded: Loaded) -> list[list[tuple[int, ...]]]:
-    """The greedy answers to all questions as token ids, of texts to continue and in a chat."""
+def answers(loaded: Loaded, n: int) -> list[list[tuple[int, ...]]]:
+    """The greedy answers to n of the questions, evenly chosen, as token ids, of texts to continue and in a chat."""
     ask: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
-    texts, chats = zip(*questions(), strict=True)
+    texts, chats = zip(*questions()[:: 200 // n], strict=True)
     found = [loaded.complete(texts, **ask), loaded.complete(chats, chat=True, **ask)]
     return [[tuple(result.choices[0].tokens) for result in results] for results in found]
 
@@ -154,8 +154,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8_000, help="how many of its first tokens to score")
     parser.add_argument("--window", type=int, default=1024)
     parser.add_argument("--stride", type=int, default=512)
+    parser.add_argument("--questions", type=int, default=200, choices=(200, 100, 50, 20))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--no-references", action="store_true", help="leave out transformers and llama.cpp's formats")
+    parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=get_args(Precision))
+    parser.add_argument("--no-references", action="store_true", help="only packed models, compared with the first")
     arguments = parser.parse_args()
 
     plain = load(arguments.model, "plain", arguments.device)
@@ -173,10 +175,10 @@ def main() -> None:
 
     def report_loaded(kind: str, loaded: Loaded) -> None:
         log_probs = evaluation(lambda ids: loaded.model(Batch(ids)).logits)
-        report(kind, n_bytes(loaded.model), log_probs, answers(loaded))
+        report(kind, n_bytes(loaded.model), log_probs, answers(loaded, arguments.questions))
 
-    report_loaded("plain", plain)
     if not arguments.no_references:
+        report_loaded("plain", plain)
         with tempfile.TemporaryDirectory() as folder:
             plain.save(folder)
             from transformers import AutoModelForCausalLM
@@ -186,7 +188,7 @@ def main() -> None:
             report("transformers", size, evaluation(lambda ids: theirs(ids, use_cache=False).logits), None)
             del theirs
     del plain
-    for kind in get_args(Precision):
+    for kind in arguments.precision:
         report_loaded(kind, load(arguments.model, kind, arguments.device))
     for kind in () if arguments.no_references else ("Q8_0", "Q4_1"):
         for inputs in (False, True):
