@@ -1,4 +1,4 @@
-"""First come, first served, within bounds."""
+"""Who is admitted, and how much of each prompt a step reads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from heedful.generate.pace import PrefillPace
 from heedful.generate.scheduler import Scheduler, bucket_by_length
 
 
@@ -14,6 +15,7 @@ from heedful.generate.scheduler import Scheduler, bucket_by_length
 class Job:
     n_left: int
     n_rows: int = 1
+    n_prefilled: int = 0
     cache_tokens: int = 10
     atomic: bool = False
     fixed_chunks: bool = False
@@ -24,29 +26,44 @@ def read(scheduler: Scheduler[Job]) -> list[int]:
     """Do what the plan says; how many tokens of each job."""
     plan = scheduler.schedule()
     for job, n in plan:
-        job.n_left -= n
+        job.n_left, job.n_prefilled = job.n_left - n, job.n_prefilled + n
     return [n for _, n in plan]
 
 
-def test_long_prompts_are_read_in_parts_and_in_order():
+def test_long_prompts_are_read_in_parts_the_shortest_first():
     scheduler = Scheduler(max_rows=4, chunk=10)
     for n in (25, 3, 4, 30):
         scheduler.add(Job(n))
-    assert [read(scheduler) for _ in range(8)] == [[10], [10], [5, 3, 2], [2, 8], [10], [10], [2], []]
+    assert [read(scheduler) for _ in range(7)] == [[3, 4, 3], [10], [10], [2, 8], [10], [10], [2]]
+    assert read(scheduler) == []
+
+
+def test_a_short_prompt_does_not_wait_and_a_long_one_does_not_starve():
+    for n in 40, 90:  # shorter prompts come in every step: some of it, and all of it and more
+        scheduler = Scheduler(max_rows=1000, chunk=100)
+        scheduler.add(long := Job(1000))
+        steps = 0
+        while long.n_left:
+            read(scheduler)
+            scheduler.add(short := Job(n))
+            read(scheduler)
+            assert n == 90 or not short.n_left
+            steps += 2
+        assert steps <= 1000 / 25
 
 
 def test_what_cannot_be_divided_is_read_at_once():
     scheduler = Scheduler(max_rows=4, chunk=10)
     scheduler.add(Job(25, atomic=True))
     scheduler.add(Job(3))
-    assert [read(scheduler) for _ in range(2)] == [[25], [3]]
+    assert read(scheduler) == [3, 25]
 
 
 def test_what_is_scored_is_divided_the_same_whoever_else_is_read():
     scheduler = Scheduler(max_rows=4, chunk=10)
     for job in (Job(7), Job(25, fixed_chunks=True), Job(4, fixed_chunks=True)):
         scheduler.add(job)
-    assert [read(scheduler) for _ in range(4)] == [[7, 10], [10], [5, 4], []]
+    assert [read(scheduler) for _ in range(5)] == [[4, 6], [1, 10], [10], [5], []]
 
 
 def test_nobody_overtakes():
@@ -99,7 +116,32 @@ def test_everyone_is_served_and_the_bounds_hold():
             job.n_tokens -= 1
             if not job.n_tokens:
                 scheduler.remove(job)
-    assert came == jobs and not scheduler.running and not scheduler.waiting
+    assert set(map(id, came)) == set(map(id, jobs)) and not scheduler.running and not scheduler.waiting
+
+
+def test_a_steps_cost_is_bounded_however_long_the_prompt_has_become():
+    pace = PrefillPace(per_key=0.01)
+    scheduler = Scheduler(max_rows=4, chunk=1000, pace=pace)
+    job = Job(5000)
+    scheduler.add(job)
+    sizes = []
+    while job.n_left:
+        at = job.n_prefilled
+        ((_, n),) = scheduler.schedule(cost=1000)
+        assert pace.cost(at, n) <= 1000
+        job.n_left, job.n_prefilled = job.n_left - n, at + n
+        sizes.append(n)
+    assert sizes[0] == pace.fitting(0, 1000) == 358 and sizes[:-1] == sorted(sizes[:-1], reverse=True)
+
+
+def test_the_pace_is_learned():
+    pace = PrefillPace(step_time=10.0)
+    first = pace.budget(decoding=False)
+    for _ in range(20):
+        pace.record(200, 2)
+    assert pace.budget(decoding=False) == pytest.approx(1000) and first < 1000
+    pace.record(1, 1)  # a short prompt takes what reading the weights takes
+    assert pace.budget(decoding=False) > 950
 
 
 def test_groups_are_at_most_half_padding():

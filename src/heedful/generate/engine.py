@@ -1,7 +1,8 @@
 """The engine: continuous batching of requests through a model's `start` and `step`, for every family.
 
 Each `step` decodes one token for every running sequence and prefills a bounded part of the waiting prompts, so requests
-join and leave between steps (Yu et al. 2022, "Orca"). A sequence never depends on the others in the batch.
+join and leave between steps (Yu et al. 2022, "Orca"; Agrawal et al. 2023, "SARATHI"). A sequence never depends on the
+others in the batch.
 
     engine = Engine(model, tokenizer)
     results = engine.run(requests)                     # offline
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from heedful.generate.detokenizer import SupportsDecode
 from heedful.generate.model_runner import Chunk, ModelRunner
+from heedful.generate.pace import PrefillPace, cost_per_key
 from heedful.generate.request import Request, Result
 from heedful.generate.sampling import InvalidLogits, sample, token_scores
 from heedful.generate.scheduler import Scheduler, bucket_by_length
@@ -44,8 +47,9 @@ Pass = tuple[list[GeneratedSequence], Tensor, State]
 class Engine:
     """Runs requests on one model; the tokenizer is needed for text and stop strings only.
 
-    `max_rows` bounds how many sequences decode at once, `chunk` how many prompt tokens a step prefills, `cache_tokens`
-    how many tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged"
+    `max_rows` bounds how many sequences decode at once, `chunk` how many prompt tokens a step prefills, `step_time` how
+    many seconds that may take (None: no bound; less beside rows that decode, see PrefillPace), `cache_tokens` how many
+    tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged"
     (decoder-only models) prompts share the blocks of a common prefix, and cache_tokens is the size of the pool, in
     blocks of `block`, at most 32,768 unless given; on a CPU it takes memory only as it fills.
     """
@@ -57,6 +61,7 @@ class Engine:
         *,
         max_rows: int = 32,
         chunk: int = 512,
+        step_time: float | None = None,
         state: Literal["contiguous", "paged"] = "contiguous",
         cache_tokens: int | None = None,
         block: int = 16,
@@ -69,7 +74,8 @@ class Engine:
             prepare()  # compile the C kernels here rather than in the first step
         self.model, self.tokenizer = model, tokenizer
         self.runner = ModelRunner(model, cache_tokens if state == "paged" else None, block)
-        self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.runner.allocate)
+        pace = PrefillPace() if step_time is None else PrefillPace(cost_per_key(model), step_time)
+        self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.runner.allocate, pace)
         self._groups: dict[int, SequenceGroup] = {}  # waiting or running, by their request's id
         self._ids = count()
         self._decoding: list[GeneratedSequence] = []  # one per row of the state
@@ -156,28 +162,47 @@ class Engine:
 
     @torch.inference_mode()
     def _step(self) -> list[Event]:
-        self._events = []
-        self._decode()
-        chunks = self.scheduler.schedule()
+        self._events, pace = [], self.scheduler.pace
+        if pace.step_time is None:
+            self._decode()
+            self._prefill(self.scheduler.schedule())
+            return self._events
+        decoding = self._state is not None
+        chunks = self.scheduler.schedule(pace.budget(decoding=decoding))
+        cost = sum(pace.cost(group.n_prefilled, n) for group, n in chunks)
+        beside = self.runner.combinable(chunks) if decoding and pace.may_combine() else None
+        begin = perf_counter()
+        self._decode(beside)
+        if decoding and beside is None:
+            pace.record_decode(perf_counter() - begin)
+            begin = perf_counter()
+        self._prefill([chunk for chunk in chunks if chunk is not beside])
+        for group, _ in chunks:
+            if group.last_logits is not None and not group.last_logits.is_cpu:
+                group.last_logits[0].item()  # waits for the device
+        pace.record(cost, perf_counter() - begin, combined=beside is not None)
+        return self._events
+
+    def _prefill(self, chunks: list[Chunk]) -> None:
+        """Prefill n tokens of each prompt, in as few passes as possible."""
         if self.runner.pool is not None:
             for wave in self.runner.prefix_waves(chunks):
                 self._prefill_chunks(wave)
-            return self._events
+            return
         whole = [group for group, n in chunks if self._is_whole(group, n)]
         for bucket in bucket_by_length(whole, lambda group: group.n_left):
             self._prefill_batch(bucket)
         for group, n in chunks:
             if group not in whole:
                 self._prefill_chunks([(group, n)])
-        return self._events
 
-    def _decode(self) -> None:
-        """One token for every row."""
+    def _decode(self, beside: Chunk | None = None) -> None:
+        """One token for every row, and in the same pass a chunk of a prompt."""
         if self._state is None:
             return
         sequences, before = self._decoding, self._state.lengths
         try:
-            logits = self.runner.decode([s.tokens[-1] for s in sequences], self._state)
+            logits = self.runner.decode([s.tokens[-1] for s in sequences], self._state, beside)
             passes = [(sequences, logits, self._state)]
         except Exception as error:
             self._state.truncate(before)  # a pass may fail after it was recorded in the state
@@ -186,6 +211,8 @@ class Engine:
         for some, logits, state in passes:
             self._sample_running(some, logits, state.lengths)
         self._drop_finished_rows()
+        if beside is not None and beside[0].state is not None and not beside[0].n_left:
+            self._finish_prefill([beside[0]])
 
     def _decode_halves(self, state: State, rows: list[int], error: Exception) -> list[Pass]:
         """A pass of these rows failed: repeat it with each half. A row that fails alone ends with its error."""
@@ -261,11 +288,7 @@ class Engine:
         """Prefill the next n tokens of each prompt; if that raises each alone, so that only the one at fault fails."""
         try:
             self.runner.prefill_chunks(chunks)
-            groups = [group for group, _ in chunks if group.n_left == 0]
-            if groups:
-                state = self.runner.take_state(groups)
-                logits = torch.stack([group.last_logits for group in groups if group.last_logits is not None])
-                self._start_decoding(groups, logits, state)
+            self._finish_prefill([group for group, _ in chunks if group.n_left == 0])
         except Exception as error:
             if len(chunks) == 1:
                 return self._fail(chunks[0][0], error)
@@ -275,6 +298,12 @@ class Engine:
                     self._free_state(group)
                     group.reset()
                 self._prefill_chunks([(group, n)])
+
+    def _finish_prefill(self, groups: list[SequenceGroup]) -> None:
+        if groups:
+            state = self.runner.take_state(groups)
+            logits = torch.stack([group.last_logits for group in groups if group.last_logits is not None])
+            self._start_decoding(groups, logits, state)
 
     def _start_decoding(self, groups: Sequence[SequenceGroup], logits: Tensor, state: State) -> None:
         """Sample the first tokens of prefilled prompts by the logits (B, V) after each; their rows join the batch."""

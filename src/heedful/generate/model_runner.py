@@ -18,6 +18,7 @@ from heedful.generate.detokenizer import SupportsDecode
 from heedful.generate.request import Request
 from heedful.generate.scheduler import bucket_by_length
 from heedful.generate.sequence import SequenceGroup
+from heedful.kernels.cpu.decode import KernelStack
 from heedful.kernels.cpu.memory import huge_zeros
 from heedful.models.base import Batch, DecoderModel, GenerativeModel
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
@@ -75,9 +76,29 @@ class ModelRunner:
 
     # --- decode ------------------------------------------------------------------------------------------------------
 
-    def decode(self, tokens: Sequence[int], state: State) -> Tensor:
-        """One decode step: the last token of each row in, logits (B, V) out."""
-        return self.model.step(self._tensor(tokens), state)
+    def decode(self, tokens: Sequence[int], state: State, beside: Chunk | None = None) -> Tensor:
+        """One decode step: the last token of each row in, logits (B, V) out; with a chunk of a prompt in the same pass,
+        so that the weights are read once for both."""
+        if beside is None:
+            return self.model.step(self._tensor(tokens), state)
+        group, n = beside
+        assert isinstance(self.model, DecoderModel) and isinstance(state, PagedState)
+        assert isinstance(group.state, PagedState)
+        self._reuse_prefix(group)
+        prompt = group.prompt[group.n_prefilled : group.n_prefilled + n]
+        whole = PagedState.concatenated([state, group.state])
+        batch = Batch(*self._padded([*([token] for token in tokens), prompt]))
+        logits, _ = self.model.start(batch, state=whole)
+        whole.write_back([state, group.state])
+        self._prefilled(group, logits[-1:], len(prompt))
+        return logits[:-1]
+
+    def combinable(self, chunks: Sequence[Chunk]) -> Chunk | None:
+        """The largest chunk that a decode pass can take along. The C kernels alone leave the padding out."""
+        if self.pool is None or not isinstance(getattr(self.model, "decoder", None), KernelStack):
+            return None
+        fit = [chunk for chunk in chunks if isinstance(chunk[0].state, PagedState) and not chunk[0].request.echo]
+        return max(fit, key=lambda chunk: chunk[1], default=None)
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 

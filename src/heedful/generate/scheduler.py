@@ -1,16 +1,25 @@
 """The scheduler of continuous batching: which requests are admitted, and how much of each prompt a step prefills.
 
-First come, first served, within bounds on rows, KV-cache tokens and prompt tokens per step. It knows nothing of models.
+Requests are admitted first come, first served, within bounds on rows and KV-cache tokens. It knows nothing of models.
 A request reserves its rows (one per sequence) and its cache tokens when it is admitted, for as long as it runs, so a
-running request is never preempted. A step prefills at most `chunk` prompt tokens, so that a long prompt does not stall
-those that decode (chunked prefill); only the last request of a step may go beyond, if it cannot be divided there.
+running request is never preempted. A step prefills a bounded part of the admitted prompts, so that a long one does not
+stall those that decode (chunked prefill); only the last of a step may go beyond, if it cannot be divided there. The
+prompt with the least left comes first, so that a short one does not wait for a long one; the oldest gets a share of
+every step, so that it does not wait forever.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
+
+from heedful.generate.pace import PrefillPace
+
+OLDEST = 0.25  # the share of every step that the oldest prompt gets, however many shorter ones there are
+MIN_CHUNK = 4  # tokens of the first prompt of a step, whatever they cost
+FIXED_CHUNK = 256  # tokens of a prompt whose chunks must not depend on others
 
 
 class Job(Protocol):
@@ -19,6 +28,11 @@ class Job(Protocol):
     @property
     def n_left(self) -> int:
         """Prompt tokens that are not prefilled yet."""
+        ...
+
+    @property
+    def n_prefilled(self) -> int:
+        """Prompt tokens that are."""
         ...
 
     @property
@@ -47,8 +61,9 @@ T = TypeVar("T")
 
 
 class Scheduler(Generic[J]):
-    """The waiting queue and the running requests. `on_admit` is called with each request before its first prefill,
-    where a prefix cache may shorten what is left of its prompt."""
+    """The waiting queue and the running requests. A step prefills at most `chunk` prompt tokens, and those of a given
+    cost by `pace`. `on_admit` is called with each request before its first prefill, where a prefix cache may shorten
+    what is left of its prompt."""
 
     def __init__(
         self,
@@ -56,13 +71,15 @@ class Scheduler(Generic[J]):
         chunk: int,
         max_cache_tokens: int | None = None,
         on_admit: Callable[[J], None] | None = None,
+        pace: PrefillPace | None = None,
     ) -> None:
         for name, value in (("max_rows", max_rows), ("chunk", chunk), ("cache_tokens", max_cache_tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")
         self.max_rows, self.chunk, self.max_cache_tokens, self.on_admit = max_rows, chunk, max_cache_tokens, on_admit
+        self.pace = pace or PrefillPace()
         self.waiting: deque[J] = deque()
-        self.running: list[J] = []  # in prefill or decoding, in the order of their arrival
+        self.running: list[J] = []  # in prefill or decoding, in the order of their admission
 
     def add(self, job: J) -> None:
         """Append a request to the waiting queue; ValueError if it could never run."""
@@ -86,30 +103,52 @@ class Scheduler(Generic[J]):
         else:
             self.waiting.remove(job)
 
-    def schedule(self) -> list[tuple[J, int]]:
-        """Admit what fits; the prefill of this step: requests, each with its number of prompt tokens."""
+    def schedule(self, cost: float = math.inf) -> list[tuple[J, int]]:
+        """The prefill of this step: requests, each with its number of prompt tokens. Together they
+        have at most `chunk` tokens, and at most this `cost`."""
+        admissible = self._admissible()
+        left = [job for job in self.running if job.n_left] + admissible
         chunks: list[tuple[J, int]] = []
-        budget = self.chunk
-        for job in self.running:
-            if job.n_left and budget > 0:
-                chunks.append((job, self._chunk_of(job, budget)))
-                budget -= chunks[-1][1]
-        while budget > 0 and self.waiting and self._can_admit(self.waiting[0]):
-            job = self.waiting.popleft()
-            self.running.append(job)
-            if self.on_admit is not None:
-                self.on_admit(job)
-            chunks.append((job, self._chunk_of(job, budget)))
-            budget -= chunks[-1][1]
+        tokens, spent = 0, 0.0
+        share = 1 - OLDEST if len(left) > 1 else 1.0
+        for job in sorted(left, key=lambda job: job.n_left):
+            share = 1.0 if job is left[0] else share
+            tokens_left, cost_left = math.ceil(share * self.chunk) - tokens, share * cost - spent
+            if tokens_left <= 0 or (cost_left <= 0 and chunks):
+                continue
+            if job in admissible:
+                self._admit(job)
+            n = self._chunk_of(job, tokens_left, cost_left, first=not chunks)
+            if n > 0:
+                chunks.append((job, n))
+                tokens, spent = tokens + n, spent + self.pace.cost(job.n_prefilled, n)
         return chunks
 
-    def _chunk_of(self, job: J, budget: int) -> int:
-        return job.n_left if job.atomic else min(job.n_left, self.chunk if job.fixed_chunks else budget)
+    def _admissible(self) -> list[J]:
+        """The waiting requests, in their order, for which there is room; who does not fit is not overtaken."""
+        rows, tokens = sum(job.n_rows for job in self.running), sum(job.cache_tokens for job in self.running)
+        found = []
+        for job in self.waiting:
+            rows, tokens = rows + job.n_rows, tokens + job.cache_tokens
+            if rows > self.max_rows or (self.max_cache_tokens is not None and tokens > self.max_cache_tokens):
+                break
+            found.append(job)
+        return found
 
-    def _can_admit(self, job: J) -> bool:
-        rows = sum(j.n_rows for j in self.running) + job.n_rows
-        tokens = sum(j.cache_tokens for j in self.running) + job.cache_tokens
-        return rows <= self.max_rows and (self.max_cache_tokens is None or tokens <= self.max_cache_tokens)
+    def _admit(self, job: J) -> None:
+        self.waiting.remove(job)
+        self.running.append(job)
+        if self.on_admit is not None:
+            self.on_admit(job)
+
+    def _chunk_of(self, job: J, tokens: int, cost: float, *, first: bool) -> int:
+        """How many tokens of a prompt to prefill where so many, and this cost, are left of the step."""
+        if job.atomic:
+            return job.n_left
+        if job.fixed_chunks:
+            return min(job.n_left, self.chunk, FIXED_CHUNK)
+        n = min(job.n_left, tokens, self.pace.fitting(job.n_prefilled, cost))
+        return max(n, min(job.n_left, tokens, MIN_CHUNK)) if first else n
 
 
 def bucket_by_length(items: Sequence[T], length: Callable[[T], int]) -> list[list[T]]:

@@ -171,7 +171,7 @@ class ModelManager:
         tokens = options.cache_tokens or kv_cache_tokens(model.estimate, options.max_rows, available / 2)
         model.memory = weights + model.estimate.per_token * tokens
         limits = {"max_rows": options.max_rows, "queue": options.queue, "chunk": options.chunk}
-        worker = Worker(loaded, cache_tokens=tokens, metrics=self.metrics, **limits)
+        worker = Worker(loaded, cache_tokens=tokens, step_time=options.step_time, metrics=self.metrics, **limits)
         worker.start()
         self.metrics.model(model.name).loaded(weights)
         return worker

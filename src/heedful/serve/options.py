@@ -29,7 +29,8 @@ class Options:
     max_rows: int = 64  # answers decoded at once (the batch size), per model
     queue: int = 256  # requests that may wait, per model
     cache_tokens: int | None = None  # capacity of the KV cache of a model; None: by the memory there is
-    chunk: int = 256  # prompt tokens per step (chunked prefill)
+    chunk: int = 1024  # prompt tokens per step (chunked prefill)
+    step_time: float = 0.5  # seconds of prefill per step; less where answers are being written
     max_tokens_per_request: int = 65_536  # prompts x answers x max_tokens of one request
     max_body: int = 8 * 2**20  # bytes
     max_connections: int = 1000  # open at once, idle ones too
@@ -49,6 +50,8 @@ class Options:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")
         if self.memory is not None and not (math.isfinite(self.memory) and self.memory > 0):
             raise ValueError(f"memory is {self.memory}: it must be above 0 (in GB)")
+        if not (math.isfinite(self.step_time) and self.step_time > 0):
+            raise ValueError(f"step_time is {self.step_time}: it must be above 0 (in seconds)")
         if not (math.isfinite(self.drain) and self.drain >= 0):
             raise ValueError(f"drain is {self.drain}: it must be 0 or more (in seconds)")
         for key in self.api_keys:

@@ -50,12 +50,15 @@ class Worker:
         max_rows: int = 64,
         queue: int = 256,
         cache_tokens: int | None = None,
-        chunk: int = 256,
+        chunk: int = 1024,
+        step_time: float = 0.5,
         metrics: Metrics | None = None,
     ) -> None:
         self.loaded, self.queue = loaded, queue
         self.chat_encoders = asyncio.Semaphore(2)  # threads that a slow chat template may hold at once
-        self._settings: dict[str, Any] = {"max_rows": max_rows, "chunk": chunk, "cache_tokens": cache_tokens}
+        self._settings: dict[str, Any] = {
+            "max_rows": max_rows, "chunk": chunk, "step_time": step_time, "cache_tokens": cache_tokens,
+        }  # fmt: skip
         self._metrics = None if metrics is None else metrics.model(loaded.name)
         self._n_prefilled, self._n_generated, self._last_step = 0, 0, 0.0  # reported to the metrics, and when
         self._engine = self._make_engine()
