@@ -16,7 +16,7 @@ from heedful.nn.attention import Attention
 ATTENTION = 2.0  # seconds per operation of attention, relative to those of the products with weights
 FIRST = 64.0  # cost of the first chunk, before any time is known
 WEIGHT = 0.5  # of the newest measurement
-PREFILL_SHARE = 1.5  # seconds of prefill per second of decoding, in a step that does both
+PREFILL_SHARE = 1.25  # seconds of prefill per second of decoding, in a step that does both
 REFRESH = 32  # steps after which a decode pass is timed again without company
 
 
