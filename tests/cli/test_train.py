@@ -69,7 +69,10 @@ def test_a_text_is_enough(here, capfd):
     assert re.search(r"characters tokenizer of \d+ tokens", said)
     assert "validation: 10% of the documents" in said and "in 54 documents" in said
     assert re.search(r"[\d,]+ examples to train on, [\d,]+ to validate with", said)
-    assert re.search(r"llama of [\d,]+ parameters", said)
+    assert re.search(r"llama of [\d,]+ parameters: n_layers \d+, d_model \d+, n_heads \d+", said)
+    assert (
+        "optimizer muon, lr 0.01, muon_lr 0.025, cosine schedule; 5 steps of 4 examples of at most 128 tokens" in said
+    )
     assert re.search(r"step 5/5  loss \d", said) and "bits per byte" in said and "perplexity" in said
     assert re.search(r"best validation loss +\d+\.\d+ at step \d", said)
     assert "heedful generate runs/my-1" in said and "uniform baseline" in said

@@ -75,3 +75,10 @@ def test_metrics(documented):
 
 def test_the_readme_points_to_it():
     assert "docs/serving.md" in read("README.md")
+
+
+def test_the_playgrounds_routes_are_those_of_the_schema(documented):
+    """By their first words: /api/steps/weights is found in the schema beside /api/steps."""
+    schema = {"/".join(path.split("/")[:3]) for path in documented.get("/openapi.json").json()["paths"]}
+    written = {"/".join(path.split("/")[:3]) for path in re.findall(r"/api/[\w/]+", read(PAGE))}
+    assert written == {path for path in schema if path.startswith("/api/")}

@@ -109,13 +109,28 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     if recipe.data.kind == "chat" and begin is not None and begin.eos_ids:
         model.special["eos_token_id"] = list(begin.eos_ids)
     model.preprocessor |= data.preprocessor
-    notes.append(f"{model.family} of {model.n_parameters():,} parameters")
+    notes += describe_settings(recipe, model)
     objective = recipe_objective(recipe, None if teacher is None else teacher.model)
     resolved = dataclasses.replace(recipe, model=chosen)
     return TrainingSetup(
         resolved, model, objective, data.train, data.validation, tokenizer, data.baselines, data.bytes_per_token,
         notes,
     )  # fmt: skip
+
+
+def describe_settings(recipe: Recipe, model: Model) -> list[str]:
+    """What is trained and how, by the names of the settings: many were chosen for the user."""
+    shape = {name: getattr(model.config, name, None) for name in ("n_layers", "d_model", "n_heads")}
+    sizes = ", ".join(f"{name} {value}" for name, value in shape.items() if value is not None)
+    optimizer, train = recipe.optimizer, recipe.train
+    rates = f"lr {optimizer.lr:g}" + (f", muon_lr {optimizer.muon_lr:g}" if optimizer.name == "muon" else "")
+    window = "" if recipe.data.kind in ("images", "pixels", "reversal") else f" of at most {recipe.data.length} tokens"
+    return [
+        f"{model.family} of {model.n_parameters():,} parameters" + (f": {sizes}" if sizes else ""),
+        f"optimizer {optimizer.name}, {rates}, {recipe.schedule.name} schedule; {train.steps:,} steps of "
+        f"{train.batch_size} examples{window}",
+        "recipe.toml in the run's folder has every setting; --set changes one, as --set model.n_layers=6",
+    ]
 
 
 def count_steps(recipe: Recipe, n_examples: int, notes: list[str]) -> Recipe:
