@@ -227,13 +227,14 @@ class ModelManager:
 
 
 def _default_names() -> list[str]:
-    """All shipped models: first those that generate text, then those that read it, then the others."""
+    """All shipped models: first those that continue a text, then those that translate it, read it, then the others."""
 
     def rank(name: str) -> int:
         path = shipped_models()[name]
         if not any((path / file).exists() for file in TOKENIZER_FILES):
-            return 2
-        return 0 if "generate" in estimate_memory(path).abilities else 1
+            return 3
+        abilities = estimate_memory(path).abilities
+        return (1 if "translate" in abilities else 0) if "generate" in abilities else 2
 
     return sorted(shipped_models(), key=rank)
 
