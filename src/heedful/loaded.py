@@ -103,10 +103,14 @@ class Loaded:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The tokens that end a text, that of the chat template which ends an answer too."""
-        ends = self._special_ids("eos")
+        """The tokens that end a text; a chat model often has several."""
+        return self._special_ids("eos")
+
+    @property
+    def chat_eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer in a chat: those that end a text, and that of the chat template."""
         turn = None if self.tokenizer is None else end_of_turn_id(self.tokenizer)
-        return ends if turn is None or turn in ends else (*ends, turn)
+        return self.eos_ids if turn is None or turn in self.eos_ids else (*self.eos_ids, turn)
 
     @property
     def pad_id(self) -> int | None:
@@ -236,7 +240,8 @@ class Loaded:
         options = self.generation_options(stream=stream, **given)
         how = prompt_options(options, self.model.context_length)
         encoded = [self.encode_prompt(prompt, **how) for prompt in prompts]
-        requests = build_requests(encoded, options, stop_ids=self.eos_ids, banned_ids=self.banned_ids)
+        ends = self.chat_eos_ids if options.get("chat") else self.eos_ids
+        requests = build_requests(encoded, options, stop_ids=ends, banned_ids=self.banned_ids)
         longest = self.model.context_length
         if "max_tokens" in given and longest is not None:  # the default may be more than there is room for
             warn_beyond_context(longest, requests)

@@ -106,8 +106,8 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
             model.init_unigram(torch.from_numpy(data.counts))
     check_objective_fits(recipe, model)
     model.special |= config_token_ids(tokenizer)
-    if recipe.data.kind == "chat" and begin is not None and begin.eos_ids:
-        model.special["eos_token_id"] = list(begin.eos_ids)
+    if recipe.data.kind == "chat" and begin is not None and begin.chat_eos_ids:
+        model.special["eos_token_id"] = list(begin.chat_eos_ids)
     model.preprocessor |= data.preprocessor
     notes += describe_settings(recipe, model)
     objective = recipe_objective(recipe, None if teacher is None else teacher.model)

@@ -29,7 +29,7 @@ from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.event_stream import EventStream
 from heedful.serve.handle import GenerationHandle, HandleGroup, Wakeup, empty_result
 from heedful.serve.logprobs import LogprobBuffer, token_text_of
-from heedful.serve.request_schema import SamplingRequest
+from heedful.serve.request_schema import ChatRequest, SamplingRequest
 from heedful.serve.worker import Worker
 
 LARGE = 4096  # log-probabilities: a body with more is made in a thread, beside the event loop
@@ -115,7 +115,8 @@ def stopping(body: SamplingRequest, loaded: Loaded) -> dict[str, Any]:
     """The fields of a GenerationSpec that say when an answer ends."""
     with client_errors("stop_token_ids"):
         check_token_ids(body.stop_token_ids, vocab_sizes(loaded.model)[1], "stop_token_ids", loaded.name)
-    own = () if body.ignore_eos else loaded.eos_ids
+    ends = loaded.chat_eos_ids if isinstance(body, ChatRequest) else loaded.eos_ids
+    own = () if body.ignore_eos else ends
     return {
         "stop": body.stop,
         "stop_ids": frozenset([*own, *body.stop_token_ids]),

@@ -183,6 +183,7 @@ class ModelManager:
             model.source, device=options.device, quantize=options.quantize, context_length=options.context_length
         )
         loaded.name = model.name
+        _ = loaded.chat_eos_ids  # renders the chat template once: here, and not on the event loop
         if options.quantize is None and loaded.model.device.type == "cpu":
             accelerate_as_stored(loaded.model)
         assert (
