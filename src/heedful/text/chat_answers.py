@@ -21,7 +21,7 @@ Render = Callable[[Messages, bool], Rendered]
 ASSISTANT = ("assistant", "model")
 
 
-def tokenize_answers(tokenizer: Tokenizer, messages: Messages, **variables: Any) -> tuple[list[int], list[bool]]:
+def tokenize_answers(tokenizer: Tokenizer, messages: Messages, /, **variables: Any) -> tuple[list[int], list[bool]]:
     """The ids of a whole conversation, and for each whether the assistant wrote it: what a chat model learns.
 
     A message with `"weight": 0` is not learned, as in OpenAI's fine-tuning files. `variables` go to the template.
