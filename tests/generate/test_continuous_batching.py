@@ -311,5 +311,5 @@ def test_lists_of_prompts_are_answered_together(bard):
     for wrong in ({"n": 2}, {"logprobs": 0}, {"logprobs": 1}, {"echo": True}):
         with pytest.raises(ValueError, match="complete"):
             bard.generate("O", **wrong)
-    with pytest.raises(TypeError, match="top_q"):
+    with pytest.raises(ValueError, match="top_q"):
         bard.generate("O", top_q=1)
