@@ -15,7 +15,7 @@ from support.serving import Server, as_gguf, assert_error, exported, serving, wo
 from support.tiny import tiny
 from support.trainings import own_cache, write_story
 
-ASK = {"prompt": "the old dog", "max_tokens": 6, "temperature": 0}
+ASK = {"prompt": "the old dog", "max_tokens": 5, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_whatever_we_can_load(tmp_path, run):
     assert [m["id"] for m in server.get("/v1/models").json()["data"]] == ["hub", "llama", "trained", "t5"]
     assert server.count("heedful_model_loaded") == 1  # the first; the others when they are asked for
     for name, source in (("hub", hub), ("llama", gguf), ("trained", run), ("t5", t5)):
-        expected = heedful.load(source).complete("the old dog", max_tokens=6, temperature=0)[0].choices[0]
+        expected = heedful.load(source).complete("the old dog", max_tokens=5, temperature=0)[0].choices[0]
         found = server.complete(model=name, **ASK)
         assert found["choices"][0]["text"] == expected.text and found["model"] == name
     assert server.count("heedful_model_loaded") == 4
