@@ -186,9 +186,6 @@ class ModelManager:
         _ = loaded.chat_eos_ids  # renders the chat template once: here, and not on the event loop
         if options.quantize is None and loaded.model.device.type == "cpu":
             accelerate_as_stored(loaded.model)
-        assert (
-            loaded.eos_ids is not None
-        )  # asks the chat template once, here: it may take long, and others must not wait
         return loaded
 
     # --- memory ----------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from heedful.text.chat import Messages, Rendered
 from heedful.text.tokenizer import Tokenizer
@@ -38,13 +38,18 @@ def tokenize_answers(tokenizer: Tokenizer, messages: Messages, /, **variables: A
 
 def end_of_turn_id(tokenizer: Tokenizer) -> int | None:
     """The special token with which a tokenizer's chat template ends an answer; None if it has no such token."""
-    return _end_of_turn_id(tokenizer, tokenizer.chat_template)
-
-
-@lru_cache(maxsize=64)
-def _end_of_turn_id(tokenizer: Tokenizer, template: str | None) -> int | None:
+    template = tokenizer.chat_template
     if template is None:
         return None
+    if _found.get(tokenizer, ("", None))[0] != template:
+        _found[tokenizer] = template, _find_end_of_turn(tokenizer)
+    return _found[tokenizer][1]
+
+
+_found: WeakKeyDictionary[Tokenizer, tuple[str, int | None]] = WeakKeyDictionary()  # each with its template
+
+
+def _find_end_of_turn(tokenizer: Tokenizer) -> int | None:
     with suppress(ValueError):  # a template that refuses this conversation
         talk = [{"role": role, "content": "a"} for role in ("user", "assistant")]
         ids, learned = tokenize_answers(tokenizer, talk)
