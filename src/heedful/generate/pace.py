@@ -17,6 +17,7 @@ ATTENTION = 2.0  # seconds per operation of attention, relative to those of the 
 FIRST = 64.0  # cost of the first chunk, before any time is known
 WEIGHT = 0.5  # of the newest measurement
 PREFILL_SHARE = 1.25  # seconds of prefill per second of decoding, in a step that does both
+MIN_PREFILL = 0.005  # seconds of prefill that nobody notices in a step: small models need not divide short prompts
 REFRESH = 32  # steps after which a decode pass is timed again without company
 
 
@@ -57,7 +58,8 @@ class PrefillPace:
         """The cost of what a step may prefill; beside rows that decode less than alone."""
         if self.step_time is None:
             return math.inf
-        seconds = min(self.step_time, PREFILL_SHARE * self.decode_seconds) if decoding else self.step_time
+        beside = max(MIN_PREFILL, PREFILL_SHARE * self.decode_seconds)
+        seconds = min(self.step_time, beside) if decoding else self.step_time
         return FIRST if self.speed is None else seconds * self.speed
 
     def may_combine(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from heedful.generate.pace import PrefillPace
 
-OLDEST = 0.25  # the share of every step that the oldest prompt gets, however many shorter ones there are
+OLDEST = 0.5  # the share of every step that the oldest prompt gets, however many shorter ones there are
 MIN_CHUNK = 4  # tokens of the first prompt of a step, whatever they cost
 FIXED_CHUNK = 256  # tokens of a prompt whose chunks must not depend on others
 
@@ -106,8 +106,11 @@ class Scheduler(Generic[J]):
     def schedule(self, cost: float = math.inf) -> list[tuple[J, int]]:
         """The prefill of this step: requests, each with its number of prompt tokens. Together they
         have at most `chunk` tokens, and at most this `cost`."""
+        left = [job for job in self.running if job.n_left]
+        if not (left or self.waiting):
+            return []
         admissible = self._admissible()
-        left = [job for job in self.running if job.n_left] + admissible
+        left += admissible
         chunks: list[tuple[J, int]] = []
         tokens, spent = 0, 0.0
         share = 1 - OLDEST if len(left) > 1 else 1.0
