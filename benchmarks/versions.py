@@ -73,12 +73,12 @@ def compare(names: list[str], rounds: int, measure: Callable[[str], list[float]]
         print(f"| {name} | {median(old + again):,.1f} | {median(new):,.1f} | {' | '.join(ratios)} |", flush=True)
 
 
-def generation(sources: dict[str, Path], folder: Path, rounds: int) -> None:
+def generation(sources: dict[str, Path], folder: Path, rounds: int, precisions: list[str]) -> None:
     """Decoding speed at three precisions and two batch sizes."""
     saved = folder / "gpt2"
     program = f"import heedful; heedful.save(heedful.create('gpt2').eval(), {str(saved)!r})"
     subprocess.run([sys.executable, "-c", program], env=environment(sources["old"]), check=True)
-    for precision in PRECISIONS:
+    for precision in precisions:
 
         def measure(version: str, precision: str = precision) -> list[float]:
             command = [sys.executable, "-c", GENERATION, str(saved), precision]
@@ -147,12 +147,13 @@ def main() -> None:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="+", default=["generation", "training", "serving"])
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     options = parser.parse_args()
     sources = {"old": options.old.resolve(), "again": options.old.resolve(), "new": options.new.resolve()}
     print("| tokens per second | old | new | new / old | of the best | old / old | of the best |\n|---|" + "---|" * 6)
     with tempfile.TemporaryDirectory() as folder:
         if "generation" in options.only:
-            generation(sources, Path(folder), options.rounds)
+            generation(sources, Path(folder), options.rounds, options.precision)
         if "training" in options.only and options.text:
             training(sources, options.text.resolve(), Path(folder), options.rounds)
         if "serving" in options.only:
