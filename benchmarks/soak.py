@@ -11,8 +11,8 @@ one whose connection the server closed, as it does with a body that is too large
 
 Printed: the time to the first token (of an answer that does not stream and of an error: to all of it) and the status
 codes by kind of client, and the memory of the server with its processes over time. The KV cache keeps what it may
-(prefixes of later prompts), so that memory grows to the bound that `heedful serve --memory` sets, here --memory. The exit code is 1 if the server
-answered anything with 5xx, did not answer within --patience seconds, or did not end well.
+(prefixes of later prompts), so that memory grows to the bound that `heedful serve --memory` sets, here --memory. The
+exit code is 1 if the server answered anything with 5xx, did not answer within --patience seconds, or did not end well.
 """
 
 from __future__ import annotations
