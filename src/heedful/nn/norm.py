@@ -26,4 +26,5 @@ class RMSNorm(nn.Module):
         if self.offset:
             weight = self.offset + self.weight.float()
             return nn.functional.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
-        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # Of one type, so that PyTorch's fused version runs: queries and keys are bfloat16 under autocast.
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
