@@ -6,22 +6,15 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
+from heedful.generate.model_with_tokenizer import ModelWithTokenizer
 from heedful.generate.request import Request, Sampling
-from heedful.models.base import DecoderModel, GenerativeModel, Model, TruncationWarning
+from heedful.models.base import DecoderModel, GenerativeModel, TruncationWarning
 from heedful.models.config import check_names
 from heedful.text.prompt import PromptOptions
 from heedful.text.tokenizer import Tokenizer
-
-
-class ModelWithTokenizer(Protocol):
-    """A model with its tokenizer and name, as `heedful.load` returns it."""
-
-    model: Model
-    tokenizer: Tokenizer | None
-    name: str
 
 
 class GenerationOptions(PromptOptions, total=False):
