@@ -12,7 +12,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the folder, the type of the weights."""
     parser.add_argument("model", help=MODEL)
     parser.add_argument("folder", type=Path, help="where to; must not exist yet")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="convert the weights")
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16", "float16", "int8"],
+        help="convert the weights; int8 is for heedful: others may not read it",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,8 +27,9 @@ def run(options: argparse.Namespace) -> int:
 
     import heedful
 
-    dtype = getattr(torch, options.dtype) if options.dtype else None
+    int8 = options.dtype == "int8"
+    dtype = getattr(torch, options.dtype) if options.dtype and not int8 else None
     loaded = heedful.load(options.model, dtype=dtype)
-    loaded.save(options.folder)
+    loaded.save(options.folder, int8=int8)
     print(f"{loaded.name} written to {options.folder}")
     return 0

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from heedful.models.base import Model
 from heedful.models.mapping import WeightMap, identity
 from heedful.models.registry import for_hub
-from heedful.weights.load import load_tensors
+from heedful.weights.compressed import CompressedSource, is_int8
+from heedful.weights.load import TensorSource, load_tensors
 from heedful.weights.safetensors_file import SafetensorsFiles
 
 LARGEST_CONFIG = 4 * 2**20
@@ -36,7 +37,8 @@ HOW_TO_CONVERT = (
 def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
     """The model in a folder, in evaluation mode."""
     hub = read_config(folder)
-    with SafetensorsFiles(weight_files(folder)) as source:
+    with SafetensorsFiles(weight_files(folder)) as files:
+        source: TensorSource = CompressedSource(files) if hub.get("quantization_config") else files
         model = meta_model(hub, set(source.names()))
         load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
     model.generation = read_json(folder, "generation_config.json", missing={})
@@ -49,12 +51,13 @@ def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torc
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json; ValueError for quantized weights, which are not supported in safetensors."""
+    """config.json; ValueError for weights that are quantized in another way than `compressed` knows."""
     hub = read_json(folder, "config.json")
-    if hub.get("quantization_config") is not None:
+    quantization = hub.get("quantization_config")
+    if quantization is not None and not (isinstance(quantization, Mapping) and is_int8(quantization)):
         raise ValueError(
-            f"the weights in {folder} are quantized (quantization_config), which is not supported in safetensors; "
-            "use the model's unquantized files, or its GGUF"
+            f"the weights in {folder} are quantized (quantization_config) in a way that is not supported in "
+            "safetensors; use the model's unquantized files, or its GGUF"
         )
     return hub
 
@@ -92,7 +95,7 @@ class SkipInit(TorchFunctionMode):
 
 def own_settings(hub: Mapping[str, Any]) -> dict[str, Any]:
     """The family's settings in a config.json of the "heedful" layout, without what every config.json has."""
-    shared = {"model_type", "family", "architectures", "dtype", *special_token_ids(hub)}
+    shared = {"model_type", "family", "architectures", "dtype", "quantization_config", *special_token_ids(hub)}
     return {key: value for key, value in hub.items() if key not in shared}
 
 
