@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import heedful
-from heedful.weights.compressed import INT8_CONFIG, is_int8, compress_rows
+from heedful.weights.compressed import INT8_CONFIG, compress_rows, is_int8
 
 
 def test_a_row_is_within_half_a_step_and_its_largest_is_127():
