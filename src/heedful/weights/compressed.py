@@ -3,7 +3,7 @@
 A matrix (out, in) is stored as int8 and a scale for each row, `NAME_scale` (out, 1): symmetric, so that
 weight = ints * scale. config.json tells by `quantization_config`. Loading multiplies, and the model is an ordinary one
 of floats; `accelerate` may quantize it again for its kernels. Vectors (norms, biases) are stored as they are;
-embeddings are matrices too. transformers reads such a model unless its head is the embedding, which it cannot tie in int8.
+embeddings are matrices too. transformers reads such a model unless its head is the embedding: it cannot tie int8.
 """
 
 from __future__ import annotations
