@@ -37,6 +37,7 @@ from heedful.kernels.cpu.adamw import AdamW, scale_, total_norm
 from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
 from heedful.train.distributed import is_sharded, local_shard, shard_like
+from heedful.train.muon import BatchedMuon
 from heedful.train.recipe import OptimizerSettings, ScheduleSettings
 
 FUSED = ("cpu", "cuda")  # devices with fused optimizers in every torch version we support
@@ -147,7 +148,9 @@ def _make(model: nn.Module, learning: dict[str, nn.Parameter], settings: Optimiz
                     "muon is for the matrices of Transformer blocks, and none of them learns here: use adamw"
                 )
             rest = _groups([p for p in learning.values() if p not in matrices], s.weight_decay)
-            muon = torch.optim.Muon(list(matrices), s.muon_lr, s.weight_decay, s.momentum, adjust_lr_fn=s.adjust_lr)
+            batched = all(p.is_cuda and not is_sharded(p) for p in matrices)
+            kind = BatchedMuon if batched else torch.optim.Muon
+            muon = kind(list(matrices), s.muon_lr, s.weight_decay, s.momentum, adjust_lr_fn=s.adjust_lr)
             if not rest:
                 return CombinedOptimizer(muon)
             return CombinedOptimizer(muon, AdamW(rest, s.lr, betas, s.eps, **fast))
