@@ -238,3 +238,31 @@ def test_fingerprints_follow_the_data_and_how_it_is_cut(tokenizer):
     ]
     assert len({m.fingerprint for m in made}) == len(made)
     assert made[0].fingerprint == MaskedWindows(text, tokenizer, 32).fingerprint
+
+
+def test_whole_words_are_hidden_together_and_never_too_many():
+    tokenizer = train_wordpiece(["unbelievable understanding of the cats and dogs"] * 3, 60)
+    assert len(tokenizer.encode("unbelievable")) > 1
+    texts = ["the cats unbelievable dogs understanding of dogs the and unbelievable cats of understanding the"] * 40
+    text = Corpus.of([tokenizer.encode(text) for text in texts])
+    data = MaskedWindows(text, tokenizer, 34, pairs=False, whole_words=True, share=0.25, documents=False)
+    shares, words = [], []
+    for epoch in range(6):
+        batch = whole(data, epoch)
+        for ids, targets, n in zip(restored(batch), batch.targets, batch.lengths.tolist(), strict=True):
+            hidden = (targets != -100).tolist()
+            assert not hidden[0] and not any(hidden[n - 1 :])
+            groups: list[list[int]] = []
+            for place in range(1, n - 1):  # a window may begin inside a word
+                if place > 1 and tokenizer.token(int(ids[place])).startswith("##"):
+                    groups[-1].append(place)
+                else:
+                    groups.append([place])
+            chosen = [group for group in groups if any(hidden[place] for place in group)]
+            assert chosen and all(all(hidden[place] for place in group) for group in chosen)
+            assert sum(hidden) <= max(round(0.25 * (n - 2)), len(chosen[0]))
+            shares.append(sum(hidden) / (n - 2))
+            words += [len(group) for group in chosen]
+    assert 0.15 < np.mean(shares) < 0.25 and max(words) > 1
+    alone = MaskedWindows(text, tokenizer, 34, pairs=False, share=0.25, documents=False)
+    assert alone.fingerprint != data.fingerprint

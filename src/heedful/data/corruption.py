@@ -20,6 +20,7 @@ from heedful.data.dataset import IGNORED, Draw
 from heedful.data.loader import random_bits
 from heedful.data.pairs import pair_batch
 from heedful.data.ragged import content_digest
+from heedful.data.whole_words import choose_words, continues_word
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 
@@ -85,6 +86,9 @@ class MaskedWindows:
 
     Without `pairs` a row is one window, [CLS] ... [SEP] (RoBERTa, DistilBERT), of concatenated documents with attention
     kept inside each. All rows are padded to `length`, which `objectives.masked` relies on.
+
+    With `whole_words` all pieces of a word are targets, or none (BERT's second release): words are chosen in random
+    order as long as they fit into the 15 %.
     """
 
     lengths: None = None
@@ -101,6 +105,7 @@ class MaskedWindows:
         shifted: bool = True,
         segments: bool = True,
         documents: bool = True,
+        whole_words: bool = False,
     ) -> None:
         self.cls_id = _needed(tokenizer.cls_id if tokenizer.cls_id is not None else tokenizer.bos_id, "[CLS]")
         self.sep_id = _needed(tokenizer.sep_id if tokenizer.sep_id is not None else tokenizer.eos_id, "[SEP]")
@@ -109,6 +114,7 @@ class MaskedWindows:
         self.share, self.short, self.segments = share, short if shifted else 0.0, segments and pairs
         special = set(tokenizer.special_tokens.values())
         self.ordinary = np.array([i for i in range(tokenizer.vocab_size) if i not in special])
+        self.continues = continues_word(tokenizer) if whole_words else None
         self.tokens = corpus.tokens.view(np.ndarray)  # a memmap's own indexing is slow
         room = length - (3 if pairs else 2)
         if room < 4:
@@ -139,6 +145,7 @@ class MaskedWindows:
             self.cuts.shifted,
             self.segments,
             self.documents,
+            *(["whole words"] if self.continues is not None else []),
         )
         return content_digest("masked", self.corpus.fingerprint, self.mask_id, self.cls_id, self.sep_id, *made)
 
@@ -199,9 +206,11 @@ class MaskedWindows:
         """Targets, and ids with the chosen tokens masked; every row has the same fraction of targets."""
         lot, fate, token = fates
         n_chosen = np.maximum(1, np.round(self.share * inner.sum(axis=1))).astype(np.int64)
-        lot = np.where(inner, lot, 2.0)
-        last = np.take_along_axis(np.sort(lot, axis=1), n_chosen[:, None] - 1, axis=1)
-        chosen = lot <= last
+        if self.continues is None:
+            lot = np.where(inner, lot, 2.0)
+            chosen = lot <= np.take_along_axis(np.sort(lot, axis=1), n_chosen[:, None] - 1, axis=1)
+        else:
+            chosen = choose_words(inner, self.continues[ids], lot, n_chosen)
         targets = np.where(chosen, ids, IGNORED)
         random = self.ordinary[(token * len(self.ordinary)).astype(np.int64)]
         hidden = np.where(fate < 0.8, self.mask_id, np.where(fate < 0.9, random, ids))
