@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -16,6 +17,7 @@ from heedful.train.objectives import (
     masked,
     multi_label,
     question_answering,
+    r_drop_loss,
     regression,
     seq2seq,
 )
@@ -274,3 +276,25 @@ def test_objectives_by_name_use_their_settings():
 def test_mistakes_in_settings_are_named(settings, message):
     with pytest.raises(ValueError, match=message):
         make_objective(settings)
+
+
+def test_r_drop_is_the_paper_s_loss_in_training_and_cross_entropy_in_validation():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(4, 3, 7), torch.tensor([[1, 2, -100], [0, 6, 5]])
+    found = r_drop_loss(logits, targets, 0.1, 5.0)
+    one, other = logits[:2], logits[2:]
+    kept = targets != -100
+    ce = sum(F.cross_entropy(x[kept], targets[kept], reduction="sum", label_smoothing=0.1) for x in (one, other))
+    p, q = (x[kept].log_softmax(-1) for x in (one, other))
+    kl = F.kl_div(p, q, log_target=True, reduction="sum") + F.kl_div(q, p, log_target=True, reduction="sum")
+    torch.testing.assert_close(2 * found.sum, ce + 5.0 / 2 * kl)  # Liang et al. 2021, equations 2 to 4
+    assert found.n_targets == 5
+    sizes = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "vocab_size": 50, "max_len": 16}
+    classifier = Bert.create(BertConfig(**sizes, head="classify", n_labels=2, dropout=0.2))
+    batch = Batch(torch.randint(5, 50, (6, 9)), targets=torch.tensor([0, 1, 0, 1, 1, 0]))
+    twice = make_objective({"name": "classify", "r_drop": 1.0})
+    once = make_objective({"name": "classify"})
+    classifier.train()
+    assert twice(classifier, batch).metrics["divergence"][0] > 0
+    classifier.eval()
+    assert torch.equal(twice(classifier, batch).sum, once(classifier, batch).sum)

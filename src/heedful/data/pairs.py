@@ -8,6 +8,7 @@ B pairs, S source positions, T target positions
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import zip_longest
@@ -19,7 +20,7 @@ from heedful.data import tables
 from heedful.data.dataset import IGNORED, Draw
 from heedful.data.ragged import Ids, RaggedArray, content_digest, lengths_if_padded, pad_ids
 from heedful.models.base import Batch
-from heedful.text import Tokenizer
+from heedful.text import BPEDropout, Tokenizer
 
 
 class Pairs:
@@ -51,6 +52,7 @@ class Pairs:
         self.sources = RaggedArray(sources[i] for i in kept)
         self.targets = RaggedArray(targets[i] for i in kept)
         self.start_id, self.eos_id = start_id, eos_id
+        self.dropouts: tuple[BPEDropout, BPEDropout] | None = None
 
     @classmethod
     def read(
@@ -79,13 +81,22 @@ class Pairs:
             max_length=max_length,
         )
 
+    def with_dropout(self, tokenizer: Tokenizer, rate: float) -> Pairs:
+        """The same pairs, whose words are cut anew in each epoch (BPE-dropout)."""
+        other = copy.copy(self)
+        other.__dict__.pop("fingerprint", None)
+        source = BPEDropout(tokenizer, rate)
+        other.dropouts = source, source if tokenizer.target is tokenizer else BPEDropout(tokenizer.target, rate)
+        return other
+
     def __len__(self) -> int:
         return len(self.sources)
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the data and of how it is split into examples."""
-        return content_digest("pairs", self.sources, self.targets, self.start_id, self.eos_id)
+        rate = [] if self.dropouts is None else [self.dropouts[0].rate]
+        return content_digest("pairs", self.sources, self.targets, self.start_id, self.eos_id, *rate)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -94,8 +105,13 @@ class Pairs:
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         """The examples of these draws as one padded batch."""
-        sources = [self.sources[d.index] for d in draws]
-        targets = [self.targets[d.index] for d in draws]
+        sources: list[Ids] = [self.sources[d.index] for d in draws]
+        targets: list[Ids] = [self.targets[d.index] for d in draws]
+        if self.dropouts is not None:
+            cut_source, cut_target = self.dropouts
+            chances = [d.random(seed) for d in draws]
+            sources = [cut_source(ids, chance) for ids, chance in zip(sources, chances, strict=True)]
+            targets = [cut_target(ids, chance) for ids, chance in zip(targets, chances, strict=True)]
         return pair_batch(sources, targets, self.start_id, self.eos_id)
 
 

@@ -67,6 +67,8 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = T
     data = recipe.data
     if tokenizer is None and data.kind not in ("images", "pixels", "reversal"):
         raise ValueError(f"data of the kind {data.kind!r} is text: it needs a tokenizer")
+    if recipe.tokenizer.dropout and data.kind != "pairs":
+        raise ValueError(f"tokenizer.dropout is for data.kind pairs, and this is {data.kind!r}: leave it out")
     made = READERS[data.kind](recipe, tokenizer, segments)  # type: ignore[arg-type]
     n_held = 0 if made.validation is None else len(made.validation)
     made.notes.append(f"{len(made.train):,} examples to train on, {n_held:,} to validate with")
@@ -176,7 +178,9 @@ def _examples(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bo
     if name == "causal":
         return TokenWindows(corpus, data.length, shifted=training, documents=data.documents)
     if name == "masked":
-        options: dict[str, Any] = {"pairs": data.pairs, "share": data.masked, "documents": data.documents}
+        options: dict[str, Any] = {
+            "pairs": data.pairs, "share": data.masked, "documents": data.documents, "whole_words": data.whole_words,
+        }  # fmt: skip
         return MaskedWindows(corpus, tokenizer, data.length, shifted=training, segments=segments, **options)
     if name == "spans":
         rates: dict[str, Any] = {"share": data.masked, "mean": data.span}
@@ -215,6 +219,9 @@ def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     made = Pairs.read(single_source_path(data), tokenizer, target=resolve_target(data.target), **options)
     other = resolve_target(data.validation_target or data.target)
     train, validation = _held_out(recipe, made, lambda p: Pairs.read(p, tokenizer, target=other, **options))
+    if recipe.tokenizer.dropout:
+        whole = made.with_dropout(tokenizer, recipe.tokenizer.dropout)
+        train = whole if train is made else random_split(whole, data.share)[0]
     settings = {"vocab_size": len(tokenizer), "start_id": start}
     if tokenizer.target is not tokenizer:
         settings["target_vocab_size"] = len(tokenizer.target)

@@ -1,5 +1,6 @@
 """Tokenizers of every family, training new ones, chat templates, and a trace of BPE merges."""
 
+from heedful.text.bpe_dropout import BPEDropout
 from heedful.text.bpe_trace import Merge, Trace, WordTrace, learned_merges, trace_merges, trace_tokenizer
 from heedful.text.template import render_template
 from heedful.text.tokenizer import Tokenizer
@@ -15,6 +16,7 @@ from heedful.text.train import (
 from heedful.text.unknown import UnknownTextWarning, unknown_share, warn_if_unknown
 
 __all__ = [
+    "BPEDropout",
     "Merge",
     "Tokenizer",
     "Trace",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
 
@@ -63,9 +64,14 @@ def next_token_targets(batch: Batch) -> Tensor:
     return targets
 
 
-def seq2seq(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
+def seq2seq(model: Model, batch: Batch, *, smoothing: float = 0.0, r_drop: float = 0.0) -> Loss:
     """Each target token from the source and the target tokens before it (Vaswani et al. 2017, section 5.4)."""
-    return _language(model, batch, required_targets(batch), smoothing)
+    targets = required_targets(batch)
+    if not r_drop or not model.training:
+        return _language(model, batch, targets, smoothing)
+    both = twice(batch)
+    logits = model.get_submodule("head")(model.hidden(both)) if has_separate_head(model) else model(both).logits  # type: ignore[operator]
+    return r_drop_loss(logits, targets, smoothing, r_drop)
 
 
 def cbow(model: Model, batch: Batch) -> Loss:
@@ -119,9 +125,12 @@ def masked(model: Model, batch: Batch, *, share: float | None = None) -> Loss:
     return loss
 
 
-def classification(model: Model, batch: Batch, *, smoothing: float = 0.0) -> Loss:
+def classification(model: Model, batch: Batch, *, smoothing: float = 0.0, r_drop: float = 0.0) -> Loss:
     """One label per sequence or image (B,), or per token (B, T)."""
-    logits, targets = model(batch).logits, required_targets(batch)
+    targets = required_targets(batch)
+    if r_drop and model.training:
+        return r_drop_loss(model(twice(batch)).logits, targets, smoothing, r_drop)
+    logits = model(batch).logits
     loss = cross_entropy(logits, targets, smoothing)
     loss.metrics["accuracy"] = accuracy(logits, targets)
     return loss
@@ -153,6 +162,28 @@ def question_answering(model: Model, batch: Batch) -> Loss:
     right = (ends.argmax(dim=-1) == targets).all(dim=-1).sum()
     loss.metrics["accuracy"] = (right, len(targets))
     return loss
+
+
+# --- R-Drop (Liang et al. 2021) ---------------------------------------------------------------------------------------
+
+
+def twice(batch: Batch) -> Batch:
+    """The batch with each row a second time, after all rows: dropout differs."""
+    return Batch(
+        **{f.name: None if (x := getattr(batch, f.name)) is None else torch.cat([x, x]) for f in fields(batch)}
+    )
+
+
+def r_drop_loss(logits: Tensor, targets: Tensor, smoothing: float, weight: float) -> Loss:
+    """The mean of two passes' cross-entropies plus `weight`/4 times their symmetric divergence: half of the paper's
+    loss, as the learning rate is that of one pass. Logits (2B, ..., V) of `twice`, targets (B, ...)."""
+    one, other = torch.log_softmax(logits.float(), dim=-1).chunk(2)
+    loss = cross_entropy(logits, torch.cat([targets, targets]), smoothing)
+    apart = ((one.exp() - other.exp()) * (one - other)).sum(dim=-1)  # KL(one, other) + KL(other, one)
+    apart = torch.where(targets != IGNORED, apart, 0.0).sum()
+    n_targets = (targets != IGNORED).sum()
+    metrics: dict[str, tuple[Tensor, Tensor | int]] = {"divergence": (apart.detach() / 2, n_targets)}
+    return Loss(loss.sum / 2 + weight / 4 * apart, n_targets, metrics)
 
 
 # --- shared ----------------------------------------------------------------------------------------------------------
@@ -193,9 +224,9 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
     "pixels": (causal, ("smoothing",)),
     "masked": (masked, ("share",)),
     "spans": (seq2seq, ("smoothing",)),
-    "seq2seq": (seq2seq, ("smoothing",)),
+    "seq2seq": (seq2seq, ("smoothing", "r_drop")),
     "cbow": (cbow, ()),
-    "classify": (classification, ("smoothing",)),
+    "classify": (classification, ("smoothing", "r_drop")),
     "tag": (classification, ("smoothing",)),
     "multi_label": (multi_label, ()),
     "regress": (regression, ()),
@@ -205,6 +236,7 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
 # Every setting with its default, the least it may be, and what it must be below.
 SETTINGS: dict[str, tuple[float, float, float]] = {
     "smoothing": (0.0, 0.0, 1.0),
+    "r_drop": (0.0, 0.0, math.inf),
     "share": (0.15, 1e-9, 1.0 + 1e-9),
     "temperature": (2.0, 1e-9, math.inf),
     "soft": (5.0, 0.0, math.inf),

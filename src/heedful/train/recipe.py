@@ -75,6 +75,7 @@ class TokenizerSettings(Settings):
     vocab_size: int = number_field(0, 0, 2**20)  # 0: chosen by the size of the text
     path: str = ""  # a model or folder whose tokenizer is taken instead
     lower_case: bool = True  # WordPiece and words
+    dropout: float = number_field(0.0, 0, 0.9)  # bpe of pairs: merges left out at random in training (BPE-dropout)
     allow_special: bool = False  # special tokens written in the texts (<|im_start|>) are those tokens, not characters
 
 
@@ -104,6 +105,7 @@ class DataSettings(Settings):
     blanked: float = number_field(0.0, 0, 0.99)  # reversal: word dropout on the decoder input
     pairs: bool = True  # masked: next-sentence prediction too
     masked: float = number_field(0.15, 0.01, 0.9)  # fraction of tokens: masked, spans
+    whole_words: bool = False  # masked: all tokens of a word are hidden together
     span: float = number_field(3.0, 1)  # the mean length of a corrupted span
     stride: int = number_field(128, 1)  # answers: overlap of windows over a long passage, in tokens
 
@@ -117,6 +119,7 @@ class ObjectiveSettings(Settings):
         "distill",
     )  # fmt: skip
     smoothing: float = number_field(0.0, 0, 0.99)
+    r_drop: float = number_field(0.0, 0)  # seq2seq, classify: weight of the divergence of two dropouts; 0: one pass
     teacher: str = ""  # distill: the teacher model
     temperature: float = number_field(2.0, 0.01)
     soft: float = number_field(5.0, 0)  # the weights of distill's three losses (Sanh et al. 2019)
