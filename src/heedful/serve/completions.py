@@ -41,6 +41,7 @@ from heedful.serve.request_schema import CompletionRequest
 from heedful.serve.response_schema import CompletionResponse, json_or_event_stream
 from heedful.serve.worker import Worker
 from heedful.text.prompt import PromptOptions, encode_fill_in_the_middle
+from heedful.text.warn import collect_warnings
 
 router = APIRouter()
 LONG = 4096  # characters or tokens: more are encoded in a thread, beside the event loop
@@ -83,7 +84,7 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
             param="echo",
         )
     ends = stopping(body, loaded)
-    limit = prompt_limit(body, worker, body.max_tokens)
+    limit, told = prompt_limit(body, worker, body.max_tokens), list[str]()
     if body.suffix:
         encoded, end = fill_in_the_middle(loaded, body, limit)
         ends["stop_ids"] |= frozenset() if end is None or body.ignore_eos else {end}
@@ -95,7 +96,7 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
             "truncate_prompt_tokens": limit,
         }
         encode = partial(encode_prompts, loaded, prompts, how)
-        with client_errors("prompt"):
+        with client_errors("prompt"), collect_warnings(told):
             encoded = await asyncio.to_thread(encode) if sum(map(len, prompts)) > LONG else encode()
     for prompt in encoded:
         check_context_length(worker, prompt, body.max_tokens, "prompt" if body.max_tokens == 0 else "max_tokens")
@@ -108,6 +109,7 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
             max(body.n, body.best_of or 1),
             logprobs=body.logprobs,
             echo=body.echo,
+            warnings=tuple(told),
             **ends,
         )
 
@@ -196,7 +198,7 @@ class CompletionFormatter(ResponseFormatter):
             logprobs = json.dumps(completion_logprobs(entries, self.token_text), allow_nan=False)
         reason = f'"{finish}"' if finish else "null"
         fields = f'"text": {json.dumps(text)}, "logprobs": {logprobs}, "finish_reason": {reason}'
-        return state.prefix + fields + self.chunk_suffix
+        return state.take_prefix() + fields + self.chunk_suffix
 
     def _released_logprobs(self, sub: SubRequest, state: ChoiceState, event: Event) -> list[TokenLogprob]:
         """The tokens whose text is sent with this event or was before."""

@@ -30,6 +30,7 @@ from heedful.serve.request_schema import EmbeddingRequest
 from heedful.serve.response_schema import EmbeddingResponse
 from heedful.serve.worker import Worker
 from heedful.tasks.embed import embed_token_ids, pooling_mode, tokenize_texts, truncation_length
+from heedful.text.warn import collect_warnings
 
 router = APIRouter()
 FOREIGN_IDS = (
@@ -52,7 +53,8 @@ async def embedding_response(http: HttpRequest, body: EmbeddingRequest, worker: 
     """The response of a worker's model, which the client calls by this name."""
     loaded = worker.loaded
     check_embeds(loaded, body.dimensions)
-    rows = await asyncio.to_thread(encode_inputs, loaded, body.input)  # there may be thousands of texts
+    with collect_warnings() as told:
+        rows = await asyncio.to_thread(encode_inputs, loaded, body.input)  # there may be thousands of texts
     with client_errors():
         group = HandleGroup([worker.run_job(embed_token_ids(loaded.model, rows, loaded.pooling))])
     results = await group.results(http)
@@ -60,7 +62,7 @@ async def embedding_response(http: HttpRequest, body: EmbeddingRequest, worker: 
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     n_tokens = sum(map(len, rows))
     http.app.state.metrics.prompt_tokens.labels(loaded.name).inc(n_tokens)
-    encoded = await asyncio.to_thread(response_body, body, name, results[0], n_tokens)
+    encoded = await asyncio.to_thread(response_body, body, name, results[0], n_tokens, told)
     return Response(encoded, media_type="application/json")
 
 
@@ -99,7 +101,7 @@ def encode_inputs(loaded: Loaded, given: Prompts) -> Sequence[Sequence[int]]:
     with client_errors("input"):
         if "" in texts:
             raise ValueError(f"input has an empty text (at {texts.index('')}): leave it out")
-        rows = tokenize_texts(loaded.tokenizer, texts, truncation, loaded.model.context_length)
+        rows = tokenize_texts(loaded.tokenizer, texts, truncation, loaded.model.context_length, warn_if_cut=True)
     check_lengths(loaded, rows, loaded.model.context_length)
     return rows
 
@@ -116,7 +118,11 @@ def check_lengths(loaded: Loaded, rows: Sequence[Sequence[int]], most: int | Non
 
 
 def response_body(
-    body: EmbeddingRequest, name: str, batches: Sequence[tuple[list[int], Tensor]], n_tokens: int
+    body: EmbeddingRequest,
+    name: str,
+    batches: Sequence[tuple[list[int], Tensor]],
+    n_tokens: int,
+    told: Sequence[str] = (),
 ) -> bytes:
     """The response as JSON, in the order of the texts; each batch is the indices of its texts and their vectors."""
     indices = [index for batch, _ in batches for index in batch]
@@ -131,7 +137,8 @@ def response_body(
         found = vectors.tolist()
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(found)]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return json.dumps({"object": "list", "data": data, "model": name, "usage": usage}).encode()
+    warnings = {"warnings": told} if told else {}
+    return json.dumps({"object": "list", "data": data, "model": name, "usage": usage, **warnings}).encode()
 
 
 def truncated(vectors: Tensor, dimensions: int | None) -> Tensor:

@@ -55,6 +55,7 @@ class GenerationSpec:
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
+    warnings: tuple[str, ...] = ()  # about the prompts, for the client
 
     @property
     def n_prompt_tokens(self) -> int:
@@ -220,10 +221,16 @@ def n_logprobs(results: Sequence[Result]) -> int:
 class ChoiceState:
     """One choice of a stream so far."""
 
-    prefix: str  # of its chunks
+    prefix: str  # of its next chunk
+    later_prefix: str  # of those after it
     logprobs: LogprobBuffer | None  # where log-probabilities are asked for
     n_chars: int = 0  # sent
     started: bool = False
+
+    def take_prefix(self) -> str:
+        """What its next chunk begins with."""
+        prefix, self.prefix = self.prefix, self.later_prefix
+        return prefix
 
 
 class ResponseFormatter(ABC):
@@ -262,12 +269,17 @@ class ResponseFormatter(ABC):
             if spec.best_of > spec.n:
                 answers = sorted(answers, key=lambda answer: -mean_logprob(answer[1]))[: spec.n]
             choices += [{"index": i * spec.n + k, **self.choice(*answer)} for k, answer in enumerate(answers)]
-        whole = {**self.envelope(self.object), "choices": choices, "usage": self.usage()}
+        whole = {**self.envelope(self.object), "choices": choices, "usage": self.usage(), **self.warnings()}
         return json.dumps(whole, allow_nan=False).encode()
 
     def envelope(self, object: str) -> dict[str, Any]:
         """The fields that a full response and every chunk begin with."""
         return {"id": self.id, "object": object, "created": self.created, "model": self.model}
+
+    def warnings(self) -> dict[str, list[str]]:
+        """A field that OpenAI's API does not have, in a full response and in the first chunk of each choice; none if
+        there is nothing to warn of."""
+        return {"warnings": list(self.spec.warnings)} if self.spec.warnings else {}
 
     def usage(self) -> dict[str, int]:
         """The numbers of tokens."""
@@ -290,8 +302,12 @@ class ResponseFormatter(ABC):
             if self.spec.logprobs is not None:
                 prompt = self.spec.prompts[sub.prompt][0]
                 logprobs = LogprobBuffer(self.tokenizer, prompt, len(self.echoed_prompt(sub.prompt)))
-            head = json.dumps(self.envelope(self.chunk_object))
-            self._choices[index] = ChoiceState(f'data: {head[:-1]}, "choices": [{{"index": {index}, ', logprobs)
+            envelope = self.envelope(self.chunk_object)
+            first, later = (
+                f'data: {json.dumps(fields)[:-1]}, "choices": [{{"index": {index}, '
+                for fields in (envelope | self.warnings(), envelope)
+            )
+            self._choices[index] = ChoiceState(first, later, logprobs)
         return self._choices[index]
 
     @property

@@ -66,6 +66,7 @@ class CompletionResponse(ResponseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    warnings: list[str] | None = None  # where there is something; OpenAI's API has no such field
 
 
 class ChatMessage(ResponseModel):
@@ -114,6 +115,7 @@ class ChatResponse(ResponseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    warnings: list[str] | None = None
 
 
 class EmbeddingItem(ResponseModel):
@@ -138,6 +140,7 @@ class EmbeddingResponse(ResponseModel):
     model: str
     data: list[EmbeddingItem]
     usage: EmbeddingUsage
+    warnings: list[str] | None = None
 
 
 class ModelCard(ResponseModel):

@@ -8,7 +8,6 @@ A long passage is read in overlapping windows; the best span of all windows is t
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +19,7 @@ from heedful.models.encoder import EncoderModel, has_segments
 from heedful.text.blank import is_blank
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
+from heedful.text.warn import warn
 
 MAX_ANSWER = 30  # tokens, as in BERT's code
 MAX_WINDOW = 384  # tokens of question and passage, likewise
@@ -47,7 +47,7 @@ def extract_answer(model: EncoderModel, tokenizer: Tokenizer, question: str, pas
         raise ValueError("give a question and a passage to find its answer in: one of them is empty")
     warn_if_unknown(tokenizer, [question, passage])
     for note in windows.notes:
-        warnings.warn(note, TruncationWarning, stacklevel=2)
+        warn(note, TruncationWarning)
     best, highest = AnswerSpan("", 0, 0, 0.0), -torch.inf
     before = windows.passage_offset(0)
     for i, (_, first, last) in enumerate(windows.windows.tolist()):

@@ -5,7 +5,6 @@ B texts or images, T tokens, C labels
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from heedful.tasks.embed import MAX_BATCH, batch_by_length
 from heedful.text.blank import is_blank
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
+from heedful.text.warn import warn
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _tokenize(
         segments = [sides for _, sides in both] if has_segments(model) and template.has_segments else None
     for n in n_tokens:
         if limit is not None and n > limit:
-            warnings.warn(cut_note(n, limit), TruncationWarning, stacklevel=2)
+            warn(cut_note(n, limit), TruncationWarning)
     return list(rows), None if segments is None else list(segments)
 
 

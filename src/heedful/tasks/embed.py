@@ -26,12 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model, last_of_each
+from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model, TruncationWarning, last_of_each
 from heedful.models.cbow import CBOW
 from heedful.models.encoder import EncoderModel
 from heedful.text.limits import check_characters
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
+from heedful.text.warn import warn
 from heedful.weights.folder import LARGEST_CONFIG, allowed_roots
 
 POOLS = ("mean", "first", "last")
@@ -131,7 +132,9 @@ def embed_texts(
     model: Model, tokenizer: Tokenizer, texts: Sequence[str], pooling: Pooling, *, max_batch: int = MAX_BATCH
 ) -> Tensor:
     """The embeddings of the texts (N, E), in float32, computed in batches of at most `max_batch` tokens."""
-    rows = tokenize_texts(tokenizer, texts, truncation_length(model, pooling), model.context_length)
+    rows = tokenize_texts(
+        tokenizer, texts, truncation_length(model, pooling), model.context_length, warn_if_cut=pooling.truncate
+    )
     vectors = torch.empty(len(rows), model.config.d_model, device=model.device)
     for batch, found in embed_token_ids(model, rows, pooling, max_batch=max_batch):
         vectors[batch] = found
@@ -166,7 +169,12 @@ def truncation_length(model: Model, pooling: Pooling) -> int | None:
 
 
 def tokenize_texts(
-    tokenizer: Tokenizer, texts: Sequence[str], most: int | None, context_length: int | None = None
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    most: int | None,
+    context_length: int | None = None,
+    *,
+    warn_if_cut: bool = False,
 ) -> list[list[int]]:
     """The ids of each text with its special tokens ([CLS], [SEP]), truncated to `most` between them; TextTooLong for
     one that is not truncated and cannot fit into the context."""
@@ -181,6 +189,9 @@ def tokenize_texts(
         raise ValueError("a text is empty, and this model has no token that stands for nothing")
     if most is not None and most <= len(around):
         raise ValueError(f"max_tokens is {most}: {len(around)} tokens stand around every text")
+    n_cut = 0 if most is None else sum(len(row) > most for row in rows)
+    if n_cut and warn_if_cut:
+        warn(f"this model reads {most} tokens of a text: the end of {n_cut} of {len(rows)} is cut", TruncationWarning)
     return rows if most is None else [row if len(row) <= most else _truncate(row, most, around) for row in rows]
 
 

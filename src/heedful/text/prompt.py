@@ -59,6 +59,7 @@ def tokenize_prompt(tokenizer: Tokenizer, prompt: str | Messages, options: Promp
 
 def _tokenize_chat(tokenizer: Tokenizer, prompt: str | Messages, options: PromptOptions) -> list[int]:
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    warn_if_unknown(tokenizer, (turn["content"] for turn in turns if isinstance(turn.get("content"), str)))
     variables = options.get("chat_template_kwargs") or {}
     if wrong := [name for name in variables if name in RESERVED or not name.isidentifier()]:
         raise ValueError(f"chat_template_kwargs has {wrong[0]!r}, which is not a variable for a template")

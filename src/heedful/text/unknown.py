@@ -6,10 +6,10 @@ vocabulary with a token for every byte covers everything.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.warn import warn
 
 SAMPLE = 4096  # characters of a text that are looked at
 TOO_MANY = 0.5  # the share of a text's characters from which a result says little
@@ -45,10 +45,9 @@ def warn_if_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     for text in texts:
         share, example = _unknown_share(tokenizer, text)
         if share >= TOO_MANY:
-            warnings.warn(
+            warn(
                 f"the model's vocabulary has no tokens for {share:.0%} of this text, as {example[:20]!r}: the result "
                 "says little about it; use a model for its language or script",
                 UnknownTextWarning,
-                stacklevel=2,
             )
             return

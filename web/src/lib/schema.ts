@@ -734,6 +734,11 @@ export interface components {
          * @description The best answer, or none.
          */
         AnswersResponse: {
+            /**
+             * Warnings
+             * @description That the text was cut, or is in a script that the model does not know
+             */
+            warnings: string[];
             /** Answers */
             answers: components["schemas"]["AnswerInPassage"][];
         };
@@ -1388,6 +1393,8 @@ export interface components {
             /** Choices */
             choices: components["schemas"]["ChatChoice"][];
             usage: components["schemas"]["Usage"];
+            /** Warnings */
+            warnings?: string[] | null;
         } & {
             [key: string]: unknown;
         };
@@ -1396,15 +1403,15 @@ export interface components {
          * @description The classes of a text.
          */
         ClassificationResponse: {
+            /**
+             * Warnings
+             * @description That the text was cut, or is in a script that the model does not know
+             */
+            warnings: string[];
             /** Labels */
             labels: components["schemas"]["LabelProbability"][];
             /** Tokens */
             tokens: components["schemas"]["Token"][];
-            /**
-             * Note
-             * @description What was cut of a text that is longer than the model's context
-             */
-            note: string | null;
         };
         /**
          * CompletionChoice
@@ -1939,6 +1946,8 @@ export interface components {
             /** Choices */
             choices: components["schemas"]["CompletionChoice"][];
             usage?: components["schemas"]["Usage"] | null;
+            /** Warnings */
+            warnings?: string[] | null;
         } & {
             [key: string]: unknown;
         };
@@ -2077,6 +2086,8 @@ export interface components {
             /** Data */
             data: components["schemas"]["EmbeddingItem"][];
             usage: components["schemas"]["EmbeddingUsage"];
+            /** Warnings */
+            warnings?: string[] | null;
         } & {
             [key: string]: unknown;
         };
@@ -2122,6 +2133,11 @@ export interface components {
          * @description Log-probabilities of words in the blanks of several sentences.
          */
         FillResponse: {
+            /**
+             * Warnings
+             * @description That the text was cut, or is in a script that the model does not know
+             */
+            warnings: string[];
             /** Sentences */
             sentences: components["schemas"]["FilledSentence"][];
             /** Words */
@@ -3007,6 +3023,11 @@ export interface components {
          * @description The labelled parts of a text.
          */
         TagsResponse: {
+            /**
+             * Warnings
+             * @description That the text was cut, or is in a script that the model does not know
+             */
+            warnings: string[];
             /** Words */
             words: components["schemas"]["TagInText"][];
         };
@@ -3156,6 +3177,11 @@ export interface components {
          * @description A translation, and the cross-attention of its tokens.
          */
         TranslationResponse: {
+            /**
+             * Warnings
+             * @description That the text was cut, or is in a script that the model does not know
+             */
+            warnings: string[];
             /** Text */
             text: string;
             /** Source */

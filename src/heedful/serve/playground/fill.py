@@ -34,8 +34,10 @@ from heedful.serve.playground.wire import (
     PlaygroundModel,
     ShortText,
     TextRequest,
+    TextResponse,
     Token,
     encode_response,
+    with_warnings,
 )
 from heedful.serve.request_schema import RequestBody
 
@@ -69,7 +71,7 @@ class FilledSentence(PlaygroundModel):
     choices: list[str]
 
 
-class FillResponse(PlaygroundModel):
+class FillResponse(TextResponse):
     """Log-probabilities of words in the blanks of several sentences."""
 
     sentences: list[FilledSentence]
@@ -107,7 +109,8 @@ async def post_fill(http: HttpRequest, body: FillTemplateRequest) -> Response:
         for sentence in template.sentences
     ]
     numbers = {"words": found.words, "logprobs": found.logprobs}
-    return await encode_response(http, {"sentences": sentences, **numbers, "note": METHODS[found.method]})
+    content = {"sentences": sentences, **numbers, "note": METHODS[found.method]}
+    return await encode_response(http, with_warnings(http, content))
 
 
 async def fill_by_model(

@@ -27,6 +27,7 @@ from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.handle import HandleGroup
 from heedful.serve.worker import Worker
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.warn import collect_warnings, collected_warnings, repeat_warnings
 
 T = TypeVar("T")
 
@@ -131,12 +132,14 @@ class Inspector:
         return cast(T, found)
 
     def cache_get(self, key: Hashable) -> Any:
-        """The cached value of a key of this model; None if there is none."""
-        return self._cache.get((self._number, key))
+        """The cached value of a key of this model; None if there is none. What was warned of with it is again."""
+        value, told = self._cache.get((self._number, key)) or (None, ())
+        repeat_warnings(told)
+        return value
 
     def cache_put(self, key: Hashable, value: Any) -> None:
-        """Cache a value for this model."""
-        self._cache.put((self._number, key), value)
+        """Cache a value for this model, with what this request was warned of."""
+        self._cache.put((self._number, key), (value, collected_warnings()))
 
     # --- tokens ----------------------------------------------------------------------------------------------------
 
@@ -181,12 +184,17 @@ async def run_on_model(http: HttpRequest, name: str, compute: Callable[[Inspecto
 
 
 async def run_in_slices(http: HttpRequest, name: str, compute: Callable[[Inspector], Iterator[T]]) -> T:
-    """The last value that `compute` yields; between two values the model's thread serves other requests."""
+    """The last value that `compute` yields; between two values the model's thread serves other requests.
+
+    What it warns of is in `http.state.warnings`, see `wire.with_warnings`.
+    """
     manager = http.app.state.manager
+    told = http.scope["state"].setdefault("warnings", [])
     async with AsyncExitStack() as held:
         with client_errors():
             worker = await held.enter_async_context(manager.acquire(name))
-            job = worker.run_job(_with_errors(compute(http.app.state.inspectors.of(worker, manager.path(name)))))
+            inspector = http.app.state.inspectors.of(worker, manager.path(name))
+            job = worker.run_job(_with_errors(compute(inspector), told))
         results = await HandleGroup([job]).results(http)
     if results is None:
         raise ApiError(CLIENT_CLOSED_REQUEST, "the client went away")
@@ -196,11 +204,12 @@ async def run_in_slices(http: HttpRequest, name: str, compute: Callable[[Inspect
     return last
 
 
-def _with_errors(slices: Iterator[T]) -> Iterator[T | ApiError]:
-    """The same values, with the client's errors yielded: what a job raises counts as a failure of the server."""
+def _with_errors(slices: Iterator[T], told: list[str]) -> Iterator[T | ApiError]:
+    """The same values, with the client's errors yielded: what a job raises counts as a failure of the server. Warnings
+    are appended to `told`."""
     while True:
         try:
-            with torch.no_grad():  # entered anew for each slice: other jobs run between two of them
+            with torch.no_grad(), collect_warnings(told):  # entered anew for each slice: between two, other jobs run
                 found = next(slices)
         except StopIteration:
             return

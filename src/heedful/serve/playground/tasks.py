@@ -27,12 +27,13 @@ from heedful.serve.playground.wire import (
     PlaygroundModel,
     ShortText,
     TextRequest,
+    TextResponse,
     Token,
     check_token_count,
     encode_response,
+    with_warnings,
 )
 from heedful.serve.request_schema import RequestBody
-from heedful.tasks.classify import cut_note
 
 router = APIRouter()
 
@@ -51,7 +52,7 @@ class AnswerRequest(RequestBody):
     passage: ShortText
 
 
-class TranslationResponse(PlaygroundModel):
+class TranslationResponse(TextResponse):
     """A translation, and the cross-attention of its tokens."""
 
     text: str
@@ -60,12 +61,11 @@ class TranslationResponse(PlaygroundModel):
     weights: FloatArray | None = Field(description="(target, source): the mean of the last layer's heads")
 
 
-class ClassificationResponse(PlaygroundModel):
+class ClassificationResponse(TextResponse):
     """The classes of a text."""
 
     labels: list[LabelProbability]
     tokens: list[Token]
-    note: str | None = Field(description="What was cut of a text that is longer than the model's context")
 
 
 class AnswerInPassage(PlaygroundModel):
@@ -77,7 +77,7 @@ class AnswerInPassage(PlaygroundModel):
     probability: float
 
 
-class AnswersResponse(PlaygroundModel):
+class AnswersResponse(TextResponse):
     """The best answer, or none."""
 
     answers: list[AnswerInPassage]
@@ -93,7 +93,7 @@ class TagInText(PlaygroundModel):
     probability: float
 
 
-class TagsResponse(PlaygroundModel):
+class TagsResponse(TextResponse):
     """The labelled parts of a text."""
 
     words: list[TagInText]
@@ -103,28 +103,28 @@ class TagsResponse(PlaygroundModel):
 async def post_translate(http: HttpRequest, body: TranslateRequest) -> Response:
     """A translation with its cross-attention."""
     found = await run_on_model(http, body.model, lambda i: translation(i, body.text, body.beams))
-    return await encode_response(http, found)
+    return await encode_response(http, with_warnings(http, found))
 
 
 @router.post("/api/classify", response_model=ClassificationResponse)
 async def post_classify(http: HttpRequest, body: TextRequest) -> Response:
     """The classes of a text."""
-    return await encode_response(
-        http, await run_on_model(http, body.model, lambda i: text_classification(i, body.text))
-    )
+    found = await run_on_model(http, body.model, lambda i: text_classification(i, body.text))
+    return await encode_response(http, with_warnings(http, found))
 
 
 @router.post("/api/answer", response_model=AnswersResponse)
 async def post_answer(http: HttpRequest, body: AnswerRequest) -> Response:
     """The answer to a question in a passage."""
     found = await run_on_model(http, body.model, lambda i: extracted_answers(i, body.question, body.passage))
-    return await encode_response(http, found)
+    return await encode_response(http, with_warnings(http, found))
 
 
 @router.post("/api/tag", response_model=TagsResponse)
 async def post_tag(http: HttpRequest, body: TextRequest) -> Response:
     """The labelled parts of a text, such as names."""
-    return await encode_response(http, await run_on_model(http, body.model, lambda i: tagged_spans(i, body.text)))
+    found = await run_on_model(http, body.model, lambda i: tagged_spans(i, body.text))
+    return await encode_response(http, with_warnings(http, found))
 
 
 def translation(inspector: Inspector, text: str, beams: int | None) -> dict[str, Any]:
@@ -171,9 +171,7 @@ def text_classification(inspector: Inspector, text: str) -> dict[str, Any]:
     if isinstance(inspector.model, ViT):
         raise ValueError(f"{inspector.loaded.name} classifies images: see /api/image/classify")
     labels = [{"label": label.name, "probability": label.score} for label in inspector.loaded.classify(text)]
-    tokens, limit = tokens_of(inspector, text), inspector.model.context_length
-    note = cut_note(len(tokens), limit) if limit is not None and len(tokens) > limit else None
-    return {"labels": labels, "tokens": tokens, "note": note}
+    return {"labels": labels, "tokens": tokens_of(inspector, text)}
 
 
 def extracted_answers(inspector: Inspector, question: str, passage: str) -> dict[str, Any]:

@@ -74,6 +74,12 @@ class PlaygroundModel(ResponseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
+class TextResponse(PlaygroundModel):
+    """What a model made of a text, and what there is to know about it."""
+
+    warnings: list[str] = Field(description="That the text was cut, or is in a script that the model does not know")
+
+
 class FloatArray(PlaygroundModel):
     """An array of float32 numbers, little-endian, in base64."""
 
@@ -183,6 +189,11 @@ async def encode_response(http: HttpRequest, content: dict[str, Any]) -> Respons
     large = memory_size(content) > THREAD_BYTES
     body = await asyncio.to_thread(encode, content) if large else encode(content)
     return Response(body, media_type=media_type, headers={"cache-control": "no-store", "vary": "accept"})
+
+
+def with_warnings(http: HttpRequest, content: dict[str, Any]) -> dict[str, Any]:
+    """The content of a TextResponse: with the warnings of what ran on models for this request."""
+    return {**content, "warnings": http.scope["state"].get("warnings", [])}
 
 
 def has_tensor(content: Any) -> bool:
