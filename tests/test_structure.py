@@ -33,9 +33,9 @@ EDGES: dict[str, set[str]] = {
     "train": {"nn", "models", "kernels", "text", "weights", "data", "plotting"},
     "generate": {"nn", "models", "kernels", "text"},
     "observe": {"nn", "models", "text", "data", "generate", "plotting"},
-    "evaluate": {"models", "text", "data", "generate", "observe"},
+    "evaluate": {"models", "text", "data", "generate", "observe", "tasks"},
     "tasks": {"models", "text", "weights", "data", "generate", "observe"},
-    "loaded": {"models", "kernels", "text", "weights", "generate", "observe", "tasks"},
+    "loaded": {"models", "kernels", "text", "weights", "generate", "observe", "evaluate", "tasks"},
     "recipes": {"models", "text", "weights", "data", "train", "loaded", "paths"},
     "serve": {"nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "tasks", "loaded", "zoo"},
     "cli": {

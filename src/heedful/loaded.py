@@ -16,6 +16,7 @@ from typing import Any, Literal, Unpack, cast, overload
 import torch
 from torch import Tensor
 
+from heedful.evaluate.evaluation import Evaluation, evaluate
 from heedful.generate import beam, speculative
 from heedful.generate.defaults import default_options
 from heedful.generate.engine import Engine
@@ -221,6 +222,11 @@ class Loaded(ModelWithTokenizer):
         its first pixels as colour ids (N,): images as colour ids (n, pixels)."""
         self.require("complete_image")
         return complete_image(cast(ImageGPT, self.model), begun, n, temperature=temperature, seed=seed)
+
+    def evaluate(self, task: str, data: str | Path | Sequence[str | Path] = (), **options: Any) -> Evaluation:
+        """The scores on a task's data with 95 % intervals, as `evaluate("perplexity", "book.txt", window=512)`;
+        the options are those of heedful.evaluate.evaluation.evaluate."""
+        return evaluate(self, task, data, **options)
 
     # --- looking inside ----------------------------------------------------------------------------------------------
 

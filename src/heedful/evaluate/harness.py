@@ -11,25 +11,35 @@ than with `lm_eval --model hf`.
 
 from __future__ import annotations
 
-import gzip
-import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from contextlib import redirect_stderr
+from dataclasses import dataclass, fields
+from fnmatch import fnmatch
+from io import StringIO
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
+
+from heedful.data import tables
+from heedful.evaluate.bootstrap import Metric, mean_metric
+from heedful.evaluate.task import Item, LoadedModel, Record, Task
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
 from heedful.models.base import DecoderModel, Model
 from heedful.text.tokenizer import Tokenizer
 
 try:
+    import datasets
     import lm_eval
     from lm_eval import utils
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
-    from lm_eval.api.task import ConfigurableTask, Task
+    from lm_eval.api.task import Task as HarnessTask
     from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.tasks import TaskManager
     from tqdm import tqdm
 except ImportError as missing:
     raise ImportError("lm_eval is not installed: pip install 'heedful[harness]'") from missing
@@ -190,28 +200,167 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
 
 def _piqa(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of OpenAI's evaluations, where the question has its prompt around it."""
+    """A row of PIQA; in OpenAI's evaluations the question has its prompt around it."""
+    if "goal" in row:
+        return dict(row)
     goal = row["query"].removeprefix("Question: ").removesuffix("\n")
     return {"goal": goal, "sol1": row["choices"][0], "sol2": row["choices"][1], "label": row["gold"]}
 
 
-# lm_eval's definition, the file of rows, and the function that gives a row the columns of the definition.
-TASKS: dict[str, tuple[str, str, Any]] = {
-    "lambada_openai": ("lambada/lambada_openai.yaml", "lambada_test_openai.jsonl.gz", dict),
-    "piqa": ("piqa/piqa.yaml", "piqa.jsonl.gz", _piqa),
+def _winogrande(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of WinoGrande; in OpenAI's evaluations each option has the text before it, and the rest stands apart."""
+    if "sentence" in row:
+        return dict(row)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(*row["context_options"], strict=False))
+    before = "".join(character for character, _ in same)
+    one, two = (text[len(before) :] for text in row["context_options"])
+    return {
+        "sentence": f"{before}_ {row['continuation']}",
+        "option1": one,
+        "option2": two,
+        "answer": str(row["gold"] + 1),
+    }
+
+
+def _hellaswag(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "label": str(row["label"])}
+
+
+# The folder of lm_eval's definition, the pattern of files with rows (.jsonl, perhaps compressed), and the function that
+# gives a row the columns of the definition.
+LOCAL_TASKS: dict[str, tuple[str, str, Any]] = {
+    "lambada_openai": ("lambada", "lambada*", dict),
+    "winogrande": ("winogrande", "winogrande*", _winogrande),
+    "hellaswag": ("hellaswag", "hellaswag*", _hellaswag),
+    "piqa": ("piqa", "piqa*", _piqa),
+    "arc_easy": ("arc", "arc[_-]easy*", dict),
+    "arc_challenge": ("arc", "arc[_-]challenge*", dict),
 }
 
 
-def local_task(name: str, folder: Path) -> Task:
-    """lm_eval's task of this name (a key of TASKS), with its rows read from a file in `folder`."""
-    import datasets
-    import yaml
+def local_file(name: str, path: Path) -> Path:
+    """The file with the rows of a task: `path` itself, or the one in that folder that has the task's name."""
+    if not path.is_dir():
+        return path
+    _, pattern, _ = LOCAL_TASKS[name]
+    found = sorted(p for p in path.iterdir() if fnmatch(p.name.lower(), pattern) and tables.file_kind(p) == "jsonl")
+    if not found:
+        raise ValueError(f"{path} has no file {pattern}.jsonl(.gz) with the rows of {name}")
+    return found[0]
 
-    definition, file, prepare = TASKS[name]
-    config = yaml.safe_load((Path(lm_eval.__file__).parent / "tasks" / definition).read_text())
-    with gzip.open(folder / file, "rt", encoding="utf-8") as lines:
-        rows = datasets.Dataset.from_list([prepare(json.loads(line)) for line in lines])
-    for key in ("tag", "dataset_path", "dataset_name", "training_split"):
-        config.pop(key, None)
-    split = config["test_split"] or config["validation_split"]
-    return ConfigurableTask(config={**config, "custom_dataset": lambda **_: {split: rows}})
+
+def local_task(name: str, path: Path) -> HarnessTask:
+    """lm_eval's task of this name (a key of LOCAL_TASKS) from its own registry, with its rows read from a file, or from
+    the one in the folder `path`."""
+    folder, _, prepare = LOCAL_TASKS[name]
+    rows = [prepare(row.cells) for row in tables.read_rows(local_file(name, path), named=True)]
+    dataset = datasets.Dataset.from_list(rows)
+    registry = TaskManager(include_path=str(Path(lm_eval.__file__).parent / "tasks" / folder), include_defaults=False)
+    splits = dict.fromkeys(("test", "validation"), dataset)
+    return registry.load([{"task": name, "custom_dataset": lambda **_: splits}])["tasks"][name]
+
+
+def hub_task(name: str) -> HarnessTask:
+    """lm_eval's task of any name; its data is downloaded from the hub."""
+    registry = TaskManager()
+    if name not in registry.all_subtasks:
+        raise ValueError(f"{name} is no task of lm_eval; `lm_eval ls tasks` lists them")
+    return registry.load([name])["tasks"][name]
+
+
+# --- as a task of ours ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LanguageModelTask(Task):
+    """A task of lm_eval, with its own prompts, filters and metrics."""
+
+    about: ClassVar[str] = "a task of lm-evaluation-harness"
+    reads: ClassVar[str] = "a folder with its rows as .jsonl or .jsonl.gz, or such a file; without it, the hub's"
+    batch_size: ClassVar[int] = 16
+    n_files: ClassVar[tuple[int, int]] = (0, 1)
+
+    name: str = ""  # lm_eval's
+
+    def resolved(self, loaded: LoadedModel) -> Task:
+        """The same; the model must continue a text."""
+        if not isinstance(loaded.model, DecoderModel) or loaded.tokenizer is None:
+            raise ValueError(
+                f"{self.name} is for models that continue a text; {loaded.name} is a {loaded.model.family}"
+            )
+        return self
+
+    def items(self, loaded: LoadedModel, paths: Sequence[Path]) -> list[Item]:
+        """An example of the task each, with lm_eval's requests for it."""
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        datasets.disable_progress_bars()
+        model = HarnessModel(loaded)
+        task = local_task(self.name, paths[0]) if paths and self.name in LOCAL_TASKS else hub_task(self.name)
+        with redirect_stderr(StringIO()):  # its progress bar
+            task.build_all_requests()
+        requests: dict[int, list[Instance]] = {}
+        for request in task.instances:
+            requests.setdefault(request.doc_id, []).append(request)
+        return [
+            Item(str(i), (model, task, doc, requests[i]), _plain(task.doc_to_target(doc)), str(requests[i][0].args[0]))
+            for i, doc in task.doc_iterator()
+        ]
+
+    def predict(self, loaded: LoadedModel, items: Sequence[Item]) -> list[Record]:
+        """The log-probabilities or texts of an item's requests, and lm_eval's metrics of it."""
+        model, task = items[0].input[:2]
+        return run_requests(model, task, [item.input[2:] for item in items])
+
+    def metrics(self, records: Sequence[Record]) -> list[Metric]:
+        """lm_eval's metrics: means, or perplexities of log-probabilities."""
+        found = [_metric(name, [r["metrics"][name] for r in records]) for name in records[0]["metrics"]]
+        known = [metric for metric in found if metric is not None]
+        if not known:
+            raise ValueError(f"{self.name} has metrics that are no means: run it by lm_eval's own command")
+        return sorted(known, key=lambda metric: metric.unit == "")
+
+
+def run_requests(model: Any, task: HarnessTask, docs: Sequence[tuple[Any, list[Instance]]]) -> list[Record]:
+    """Give a model of lm_eval the requests of some examples, and evaluate the responses as lm_eval does."""
+    by_type: dict[str, list[Instance]] = {}
+    for _, requests in docs:
+        for request in requests:
+            request.resps, request.filtered_resps = [], {}
+            by_type.setdefault(request.request_type, []).extend([request] * request.repeats)
+    for kind, requests in by_type.items():
+        for request, response in zip(requests, getattr(model, kind)(requests, disable_tqdm=True), strict=True):
+            request.resps.append(response)
+    task._instances = [request for _, requests in docs for request in requests]
+    task.apply_filters()
+    records = []
+    for doc, requests in docs:
+        first = next(iter(requests[0].filtered_resps))
+        responses = [request.filtered_resps[first] for request in sorted(requests, key=lambda r: r.idx)]
+        metrics = {name: _plain(value) for name, value in task.process_results(doc, responses).items()}
+        score = metrics.get("acc", next(iter(metrics.values())))
+        records.append({"prediction": _plain(responses), "score": score, "metrics": metrics})
+    return records
+
+
+def _metric(name: str, values: list[Any]) -> Metric | None:
+    """lm_eval's aggregation of a metric by its name; None for one that is neither a mean nor a perplexity."""
+    numbers = (
+        np.asarray(values, dtype=float) if all(np.shape(v) == np.shape(values[0]) for v in values) else np.empty(0)
+    )
+    if name == "perplexity" and numbers.ndim == 1:
+        return Metric(name, lambda counts: np.exp(-(counts @ numbers) / counts.sum(axis=1)), "", higher_is_better=False)
+    if name in ("word_perplexity", "byte_perplexity", "bits_per_byte") and numbers.ndim == 2:
+        return Metric(name, lambda counts: _per_unit(name, counts @ numbers), "", higher_is_better=False)
+    return mean_metric(name, numbers.tolist()) if numbers.ndim == 1 and len(numbers) else None
+
+
+def _per_unit(name: str, sums: np.ndarray) -> np.ndarray:
+    nats = -sums[:, 0] / sums[:, 1]
+    return nats / np.log(2) if name == "bits_per_byte" else np.exp(nats)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value

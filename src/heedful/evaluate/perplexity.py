@@ -11,15 +11,23 @@ smaller stride gives more context and takes longer.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from heedful.data import tables
+from heedful.evaluate.bootstrap import Metric
+from heedful.evaluate.task import Item, LoadedModel, Record, Task
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.text.tokenizer import Tokenizer
+from heedful.text.unknown import warn_if_unknown
 
 
 @dataclass(frozen=True)
@@ -82,34 +90,99 @@ def score_text(
     return TextScore(total, len(ids) - 1, len(scored.encode("utf-8")))
 
 
-@torch.inference_mode()
 def negative_log_likelihood(model: Model, ids: Sequence[int], *, window: int, stride: int) -> float:
     """The sum of -log p of all tokens but the first, in nats."""
-    if not isinstance(model, DecoderModel):
-        raise ValueError(f"perplexity is for models that read from left to right; this is a {model.family}")
     if len(ids) < 2:
         raise ValueError("a text of at least two tokens is needed")
-    model.check_length(min(window, len(ids) - 1))
+    tokens = torch.tensor(ids)
+    return sum(score_windows(model, tokens, [part])[0] for part in sliding_windows(len(ids), window, stride))
+
+
+@torch.inference_mode()
+def score_windows(model: Model, tokens: Tensor, windows: Sequence[Window]) -> list[float]:
+    """The sum of -log p of the new tokens of each window, in nats; windows of one length are one batch."""
+    if not isinstance(model, DecoderModel):
+        raise ValueError(f"perplexity is for models that read from left to right; this is a {model.family}")
+    model.check_length(max(part.end - part.begin for part in windows))
     was_training = model.training
     model.eval()
-    tokens = torch.tensor(ids, device=model.device)
-    total = 0.0
-    for part in with_progress_bar(list(sliding_windows(len(ids), window, stride)), "scoring"):
-        hidden = model.hidden(Batch(tokens[None, part.begin : part.end]))  # (1, T, E)
-        logits = model.head(hidden[0, -part.n_new :]).float()  # (new, V)
-        targets = tokens[part.end + 1 - part.n_new : part.end + 1]
-        total += F.cross_entropy(logits, targets, reduction="sum").item()
+    found = []
+    for _, group in groupby(windows, key=lambda part: part.end - part.begin):
+        parts = list(group)
+        inputs = torch.stack([tokens[part.begin : part.end] for part in parts]).to(model.device)
+        hidden = model.hidden(Batch(inputs))  # (B, T, E)
+        for row, part in zip(hidden, parts, strict=True):  # one at a time, since logits are large
+            logits = model.head(row[-part.n_new :]).float()  # (new, V)
+            targets = tokens[part.end + 1 - part.n_new : part.end + 1].to(model.device)
+            found.append(F.cross_entropy(logits, targets, reduction="sum").item())
     model.train(was_training)
-    return total
+    return found
 
 
-def with_progress_bar(parts: Sequence[Window], label: str) -> Iterator[Window]:
-    """Yield the windows; after 2 seconds a progress bar appears on stderr."""
-    from rich.console import Console
-    from rich.progress import Progress
+@dataclass(frozen=True)
+class Perplexity(Task):
+    """Perplexity and bits per byte of a text; an item is a window."""
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task, began = bar.add_task(label, total=len(parts), visible=False), time.monotonic()
-        for part in parts:
-            yield part
-            bar.update(task, advance=1, visible=time.monotonic() - began > 2)
+    about: ClassVar[str] = "perplexity and bits per byte of a text under a model that continues it"
+    reads: ClassVar[str] = "a text file, also .gz, .xz or .bz2"
+    batch_size: ClassVar[int] = 4
+
+    window: int = 0  # tokens that the model reads at a time; by default its context length, at most 1024
+    stride: int = 0  # by how many the window advances; by default half of it
+
+    def resolved(self, loaded: LoadedModel) -> Task:
+        """The window and the stride for this model."""
+        if not isinstance(loaded.model, DecoderModel) or loaded.tokenizer is None:
+            raise ValueError(f"perplexity is for models that continue a text; {loaded.name} is a {loaded.model.family}")
+        window = self.window or min(loaded.model.context_length or 1024, 1024)
+        loaded.model.check_length(window)
+        stride = self.stride or max(1, window // 2)
+        next(sliding_windows(2, window, stride), None)  # refuses a stride that does not fit
+        return replace(self, window=window, stride=stride)
+
+    def items(self, loaded: LoadedModel, paths: Sequence[Path]) -> list[Item]:
+        """The windows of the text with the token ids of all of it. A tokenizer's own token for the begin of a text
+        stands in front; without one, the first token is not scored."""
+        tokenizer = loaded.tokenizer
+        assert tokenizer is not None, "resolved has checked it"
+        with tables.open_text(paths[0]) as file:
+            text = file.read()
+        encoded = tokenizer.encode_with_offsets(text)
+        around = tokenizer.encode("", add_special=True)
+        first = around[:1] if loaded.bos_id is not None and around[:1] == [loaded.bos_id] else []
+        tokens = torch.tensor([*first, *(index for index, _, _ in encoded)])
+        begins = [*[0 for _ in first], *(begin for _, begin, _ in encoded), len(text)]
+        if len(tokens) < 2:
+            raise ValueError(f"{paths[0]} has {len(encoded)} tokens: perplexity needs two at least")
+        warn_if_unknown(tokenizer, [text])
+        found = []
+        for i, part in enumerate(sliding_windows(len(tokens), self.window, self.stride)):
+            a, b = begins[part.end + 1 - part.n_new], begins[part.end + 1]  # the characters of the new tokens
+            found.append(Item(str(i), (tokens, part), len(text[a:b].encode("utf-8")), f"characters {a} to {b}"))
+        return found
+
+    def predict(self, loaded: LoadedModel, items: Sequence[Item]) -> list[Record]:
+        """The negative log-likelihood of each window's new tokens in nats; its score is that per token."""
+        parts = [item.input[1] for item in items]
+        found = score_windows(loaded.model, items[0].input[0], parts)
+        return [
+            {"prediction": total, "score": total / part.n_new, "tokens": part.n_new, "bytes": item.reference}
+            for item, part, total in zip(items, parts, found, strict=True)
+        ]
+
+    def metrics(self, records: Sequence[Record]) -> list[Metric]:
+        """Perplexity and bits per byte; both are better when lower."""
+        sums = np.array([[r["prediction"], r["tokens"], r["bytes"]] for r in records], dtype=float)  # (N, 3)
+
+        def ratio(counts: np.ndarray, below: int) -> np.ndarray:
+            nats, units = (counts @ sums[:, i] for i in (0, below))
+            return nats / np.maximum(units, 1)
+
+        return [
+            Metric("perplexity", lambda counts: np.exp(ratio(counts, 1)), "", higher_is_better=False),
+            Metric("bits per byte", lambda counts: ratio(counts, 2) / math.log(2), "", higher_is_better=False),
+        ]
+
+    def details(self, records: Sequence[Record]) -> dict[str, Any]:
+        """How many tokens and bytes were scored."""
+        return {key: sum(r[key] for r in records) for key in ("tokens", "bytes")}

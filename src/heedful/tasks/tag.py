@@ -9,6 +9,7 @@ from the one where it is farther from the edge.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,19 +45,12 @@ def tag_spans(model: EncoderModel, tokenizer: Tokenizer, text: str) -> list[Tagg
     if not words:
         return []
     warn_if_unknown(tokenizer, [text])
-    ids, word_of_token = tokenize_tagged_words(tokenizer, [m.group() for m in words], list(range(len(words))))
-    frame = SpecialTokenTemplate(tokenizer)
-    if not ids:
-        return []
-    logits = _token_logits(model, frame, ids)  # (T, C)
-    scores, best = logits.float().softmax(dim=-1).max(dim=-1)  # (T,) each
-    names = model.config.labels or tuple(str(i) for i in range(model.config.n_labels))
     spans: list[TaggedSpan] = []
     previous = -1  # the last word with a label
-    for position, word in enumerate(word_of_token):
-        if word == IGNORED or names[int(best[position])] == "O":
+    for word, (name, score) in _label_words(model, tokenizer, [m.group() for m in words]).items():
+        if name == "O":
             continue
-        name, score, match = names[int(best[position])], float(scores[position]), words[word]
+        match = words[word]
         label = name.removeprefix("B-").removeprefix("I-")
         if name.startswith("I-") and spans and spans[-1].label == label and previous == word - 1:
             begin = spans[-1].begin
@@ -65,6 +59,28 @@ def tag_spans(model: EncoderModel, tokenizer: Tokenizer, text: str) -> list[Tagg
             spans.append(TaggedSpan(match.group(), match.start(), match.end(), score, label))
         previous = word
     return spans
+
+
+@torch.no_grad()
+def tag_words(model: EncoderModel, tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
+    """The tag of each of a sentence's words; "O" for one that the tokenizer has no token for."""
+    found = _label_words(model, tokenizer, words)
+    return [found[word][0] if word in found else "O" for word in range(len(words))]
+
+
+def _label_words(model: EncoderModel, tokenizer: Tokenizer, words: Sequence[str]) -> dict[int, tuple[str, float]]:
+    """By the number of a word, the label of its first token and its probability; words without a token are left out."""
+    ids, word_of_token = tokenize_tagged_words(tokenizer, words, list(range(len(words))))
+    if not ids:
+        return {}
+    logits = _token_logits(model, SpecialTokenTemplate(tokenizer), ids)  # (T, C)
+    scores, best = logits.float().softmax(dim=-1).max(dim=-1)  # (T,) each
+    names = model.config.labels or tuple(str(i) for i in range(model.config.n_labels))
+    return {
+        word: (names[int(best[position])], float(scores[position]))
+        for position, word in enumerate(word_of_token)
+        if word != IGNORED
+    }
 
 
 def _token_logits(model: EncoderModel, template: SpecialTokenTemplate, ids: list[int]) -> Tensor:
