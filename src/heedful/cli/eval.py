@@ -108,11 +108,11 @@ def show(bar: Progress, name: str) -> Any:
 def find_files(task: str, data: list[str]) -> list[Path]:
     """The data as given or below HEEDFUL_DATA; rows of lm_eval's tasks are looked for there by themselves."""
     from heedful.evaluate.tasks import HARNESS_TASKS
-    from heedful.recipes.data_paths import find_data, resolve_data_path
+    from heedful.recipes.data_paths import find_data
 
     if not data and task in HARNESS_TASKS and (found := find_data(LM_DATA)) is not None:
         return [found]
-    return [find_data(name) or resolve_data_path(name) for name in data]
+    return [find_data(name) or Path(name) for name in data]
 
 
 def comparison(results: list[Evaluation]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from heedful.cli.arguments import MODEL
 
@@ -25,5 +26,15 @@ def run(options: argparse.Namespace) -> int:
         return 0
     from heedful.weights.describe import describe_model
 
-    print(describe_model(options.name))
+    print("\n".join([describe_model(options.name), *score_lines(Path(options.name))]))
     return 0
+
+
+def score_lines(run: Path) -> list[str]:
+    """A line for each task that a run was evaluated on with `heedful eval`, with its first scores."""
+    if not (run / "evaluations").is_dir():
+        return []
+    from heedful.evaluate.evaluation import EVALUATIONS, saved_scores
+    from heedful.evaluate.report import format_saved
+
+    return [f"{'score':<14}{format_saved(result)}" for result in saved_scores(run / EVALUATIONS)]

@@ -141,7 +141,9 @@ def data_paths(name: str, task: Task, data: str | Path | Sequence[str | Path]) -
         raise ValueError(f"{name} is measured on data: give {task.reads}")
     for path in paths:
         if not path.exists():
-            raise ValueError(f"there is no file {path}; {name} reads {task.reads}")
+            raise ValueError(
+                f"there is no file {path} (nor below a folder that HEEDFUL_DATA names); {name} reads {task.reads}"
+            )
     if paths and hasattr(task, "name"):
         from heedful.evaluate.harness import LOCAL_TASKS, local_file
 

@@ -37,9 +37,11 @@ try:
     from lm_eval import utils
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
+    from lm_eval.api.task import ConfigurableTask
     from lm_eval.api.task import Task as HarnessTask
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._yaml_loader import load_yaml
     from tqdm import tqdm
 except ImportError as missing:
     raise ImportError("lm_eval is not installed: pip install 'heedful[harness]'") from missing
@@ -256,8 +258,11 @@ def local_task(name: str, path: Path) -> HarnessTask:
     rows = [prepare(row.cells) for row in tables.read_rows(local_file(name, path), named=True)]
     dataset = datasets.Dataset.from_list(rows)
     registry = TaskManager(include_path=str(Path(lm_eval.__file__).parent / "tasks" / folder), include_defaults=False)
-    splits = dict.fromkeys(("test", "validation"), dataset)
-    return registry.load([{"task": name, "custom_dataset": lambda **_: splits}])["tasks"][name]
+    config = load_yaml(registry.task_index[name].yaml_path)
+    for key in ("tag", "dataset_path", "dataset_name", "training_split"):
+        config.pop(key, None)
+    split = config.get("test_split") or config["validation_split"]
+    return ConfigurableTask(config={**config, "custom_dataset": lambda **_: {split: dataset}})
 
 
 def hub_task(name: str) -> HarnessTask:
@@ -268,7 +273,7 @@ def hub_task(name: str) -> HarnessTask:
     return registry.load([name])["tasks"][name]
 
 
-# --- as a task of ours ------------------------------------------------------------------------------------------------
+# --- a task of ours ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from heedful.evaluate.bootstrap import RESAMPLES, PairedTest
 from heedful.evaluate.evaluation import Evaluation, Score, compare
@@ -49,6 +51,13 @@ def format_comparison(results: Sequence[Evaluation]) -> str:
     ]
     lines[-1] += ", and by McNemar's exact test." if any(len(row) > 7 and row[7] for row in rows[1:]) else "."
     return "\n".join([*lines, *notes])
+
+
+def format_saved(result: Mapping[str, Any], most: int = 3) -> str:
+    """One line of a result as `Evaluation.to_dict` gives it: the task, its data and the first scores."""
+    scores = [Score(**{field.name: s[field.name] for field in fields(Score)}) for s in result["scores"][:most]]
+    told = ", ".join(f"{s.metric} {format_score(s)} {format_interval(s)}" for s in scores)
+    return f"{result['task']} on {result['data']}, {result['n']:,} items: {told}"
 
 
 def format_score(score: Score) -> str:
