@@ -22,6 +22,7 @@ SAMPLE_OF = {
     "imdb/": "sample:reviews",
     "spam/": "sample:reviews",
     "toxic/": "sample:reviews",
+    "tasks/": "sample:captions",
     "multi30k/": "sample:captions",
     "entities/": "sample:entities",
     "squad/": "sample:questions",
