@@ -62,26 +62,51 @@ def test_damaged_idx_files_are_refused_without_asking_for_memory(tmp_path, conte
         read_idx(path)
 
 
-def test_the_vision_transformer_gets_floats_from_minus_one_to_one():
+def test_labelled_images_are_bytes():
     data = LabelledImages(ImageSet.of(COLOURED, [0, 1, 2, 0, 1, 2], names=["cat", "dog", "cow"]))
     batch = data.batch([Draw(0, 4), Draw(0, 0)], 0)
     assert batch.images.shape == (2, 3, 4, 5) and batch.targets.tolist() == [1, 0]
-    want = torch.from_numpy(COLOURED[4].transpose(2, 0, 1) / 255.0 * 2 - 1).float()
-    torch.testing.assert_close(batch.images[0], want)
+    assert batch.images.dtype == torch.uint8
+    assert np.array_equal(batch.images[0].numpy(), COLOURED[4].transpose(2, 0, 1))
     with pytest.raises(ValueError, match="labels"):
         LabelledImages(ImageSet.of(GREY))
+    digits = LabelledImages(ImageSet.of(np.arange(16).reshape(1, 4, 4) + 1, [0], top=16))
+    want = torch.arange(1, 17).view(4, 4) / 16 * 255
+    assert (digits.batch([Draw(0, 0)], 0).images[0, 0] - want).abs().max() <= 0.5
 
 
-def test_shifts_move_the_image_another_way_each_epoch():
-    data = LabelledImages(ImageSet.of(GREY, [0] * 6), shift=2)
-    seen = [data.batch([Draw(e, 1)], 0).images[0, 0] for e in range(40)]
-    assert torch.equal(seen[3], data.batch([Draw(3, 1)], 0).images[0, 0])
-    wide = torch.full((8, 8), -1.0)
-    wide[2:6, 2:6] = torch.from_numpy(GREY[1] / 255.0 * 2 - 1).float()
-    possible = [wide[i : i + 4, j : j + 4] for i in range(5) for j in range(5)]
-    for image in seen:
-        assert any(torch.allclose(image, p, atol=1e-6) for p in possible)
-    assert len({tuple(image.flatten().tolist()) for image in seen}) > 8
+def test_arrays_of_numpy(tmp_path):
+    path = tmp_path / "train.npz"
+    for save in np.savez, np.savez_compressed:
+        save(path, images=COLOURED.astype(np.uint8), labels=[0, 1, 1, 0, 1, 0], names=["cat", "dog"])
+        found = read_images(path)
+        assert np.array_equal(found.pixels, COLOURED.transpose(0, 3, 1, 2)) and found.names == ("cat", "dog")
+        assert found.labels.tolist() == [0, 1, 1, 0, 1, 0]
+    np.savez(path, images=GREY.astype(np.uint8))
+    assert read_images(path).labels is None and read_images(path).pixels.shape == (6, 1, 4, 4)
+    np.savez(path, pictures=GREY)
+    with pytest.raises(ValueError, match="has pictures: it should have images"):
+        read_images(path)
+    np.savez(path, images=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="whole numbers or texts"):
+        read_images(path)
+    np.savez(path, images=GREY.astype(np.uint8), labels=[0, 1, 1, 0, 1, 2], names=["cat", "dog"])
+    with pytest.raises(ValueError, match="labels are from 0 to 2, of 2 classes"):
+        read_images(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r"no \.npz file"):
+        read_images(path)
+
+
+def test_names_beside_idx_files_and_a_class_that_validation_lacks(tmp_path):
+    (tmp_path / "a-images-idx3-ubyte").write_bytes(idx(GREY))
+    (tmp_path / "a-labels-idx1-ubyte").write_bytes(idx([1, 1, 0, 1, 1, 0]))
+    (tmp_path / "classes.txt").write_text("shirt\nboot\n")
+    found = read_images(tmp_path / "a-images-idx3-ubyte")
+    assert found.names == ("shirt", "boot")
+    assert found.with_names(("boot", "hat", "shirt")).labels.tolist() == [0, 0, 2, 0, 0, 2]
+    with pytest.raises(ValueError, match="training data lacks: boot"):
+        found.with_names(("shirt", "hat"))
 
 
 def test_grey_pixels_have_even_levels_and_a_start():

@@ -1,6 +1,9 @@
 """Image data: for classification (`LabelledImages`, for ViT) or as pixel sequences (`PixelSequences`, for image GPT).
 
-    read_images("mnist/train-images-idx3-ubyte.gz")    MNIST's idx files, labels from the file beside it
+    read_images("mnist/train-images-idx3-ubyte.gz")    MNIST's idx files, labels from the file beside it, and the names
+                                                       of the classes from a classes.txt beside it, if there is one
+    read_images("cifar10/train.npz")                   numpy's arrays: images (N, H, W) or (N, H, W, C), uint8; labels
+                                                       (N,) and names of the classes if there are any
     read_images("photos/")                             a folder with a subfolder per class (needs Pillow); without
                                                        labels any folder of images
     load_digits()                                      1,797 digits of 8 x 8 that come with scikit-learn, or drawn ones
@@ -15,8 +18,10 @@ from __future__ import annotations
 import gzip
 import math
 import warnings
+import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -53,6 +58,10 @@ class ImageSet:
             raise ValueError(f"images are uint8 (N, C, H, W), not {self.pixels.dtype} {shape}")
         if self.labels is not None and len(self.labels) != len(self.pixels):
             raise ValueError(f"{len(self.pixels)} images and {len(self.labels)} labels: each image needs one")
+        if self.labels is not None and not 0 <= self.labels.min() <= self.labels.max() < len(self.names):
+            raise ValueError(
+                f"labels are from {self.labels.min()} to {self.labels.max()}, of {len(self.names)} classes"
+            )
 
     @classmethod
     def of(cls, images: Any, labels: Any = None, *, names: Sequence[str] = (), top: int = 255) -> ImageSet:
@@ -82,25 +91,31 @@ class ImageSet:
         labels = None if self.labels is None else self.labels[indices]
         return ImageSet(self.pixels[indices], labels, self.names, self.top)
 
+    def with_names(self, names: Sequence[str]) -> ImageSet:
+        """The same images with labels that count these names, of which its own are some: validation data may lack a
+        class."""
+        if unknown := sorted(set(self.names) - set(names)):
+            raise ValueError(f"the validation data has classes that the training data lacks: {', '.join(unknown[:5])}")
+        if self.labels is None:
+            return self
+        numbers = np.array([names.index(name) for name in self.names], dtype=np.int64)
+        return ImageSet(self.pixels, numbers[self.labels], tuple(names), self.top)
+
     def scaled(self, indices: Sequence[int] | slice) -> Tensor:
         """Images with these indices as floats from -1 to 1, (N, C, H, W)."""
         return torch.from_numpy(self.pixels[indices]).float() * (2 / self.top) - 1
 
 
 class LabelledImages:
-    """Images scaled to -1 to 1 (mean and std 1/2, as for ViT's checkpoints), and their labels.
-
-    `shift` is data augmentation: a random translation by up to so many pixels per example and epoch, padded with black.
-    """
+    """Images as uint8 from 0 to 255, and their labels; the training device scales and augments them (augment.py)."""
 
     lengths: None = None
 
-    def __init__(self, images: ImageSet, *, shift: int = 0) -> None:
+    def __init__(self, images: ImageSet) -> None:
         if images.labels is None:
             raise ValueError("to tell what is on an image, examples with labels are needed, and these have none")
-        if not 0 <= shift < min(images.pixels.shape[2:]):
-            raise ValueError(f"a shift of {shift} pixels: it must be from 0 to below the image's size")
-        self.images, self.shift, self.names = images, shift, images.names
+        self.images, self.names = images, images.names
+        self._levels = np.round(np.arange(images.top + 1) * (255 / images.top)).astype(np.uint8)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -108,21 +123,16 @@ class LabelledImages:
     @property
     def fingerprint(self) -> str:
         """A digest of the data and of how it is split into examples."""
-        return content_digest("images", self.images.fingerprint, self.shift)
+        return content_digest("images", self.images.fingerprint)
 
     def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
         """The examples of these draws as one padded batch."""
         indices = [d.index for d in draws]
-        images = self.images.scaled(indices)
-        if self.shift:
-            images = torch.stack([self._shift(x, d.random(seed)) for x, d in zip(images, draws, strict=True)])
+        pixels = self.images.pixels[indices]
+        if self.images.top != 255:
+            pixels = self._levels[pixels]
         assert self.images.labels is not None
-        return Batch(images=images, targets=torch.from_numpy(self.images.labels[indices]))
-
-    def _shift(self, image: Tensor, random: np.random.Generator) -> Tensor:
-        down, right = random.integers(0, 2 * self.shift + 1, 2).tolist()
-        wide = torch.nn.functional.pad(image, (self.shift,) * 4, value=-1.0)
-        return wide[:, down : down + image.shape[1], right : right + image.shape[2]]
+        return Batch(images=torch.from_numpy(pixels), targets=torch.from_numpy(self.images.labels[indices]))
 
 
 class PixelSequences:
@@ -183,11 +193,16 @@ def find_palette(images: ImageSet, n_colours: int, n_images: int = 2000) -> Tens
 
 
 def read_images(path: str | Path, *, size: int | None = None, labels: bool = True) -> ImageSet:
-    """The images of an idx file or of a folder; `size` resizes those of a folder to squares. With `labels`, a folder
-    has a subfolder for each class."""
+    """The images of an idx or .npz file or of a folder; `size` resizes those of a folder to squares. With `labels`, a
+    folder has a subfolder for each class."""
     path = Path(path)
     if path.is_dir():
         return read_image_folder(path, size=size, labels=labels)
+    if path.suffix == ".npz":
+        arrays = read_npz(path)
+        if "images" not in arrays:
+            raise ValueError(f"{path} has {', '.join(arrays) or 'no arrays'}: it should have images, and labels (N,)")
+        return ImageSet.of(arrays["images"], arrays.get("labels"), names=arrays.get("names", np.array([])).tolist())
     pixels = read_idx(path)
     if pixels.ndim not in (3, 4):
         raise ValueError(f"{path} has {pixels.ndim} dimensions and holds no images: is it the file of the labels?")
@@ -197,7 +212,9 @@ def read_images(path: str | Path, *, size: int | None = None, labels: bool = Tru
     classes = read_idx(beside)
     if classes.ndim != 1:
         raise ValueError(f"{beside} has {classes.ndim} dimensions and holds no labels")
-    return ImageSet.of(pixels, classes)
+    listed = path.with_name("classes.txt")
+    names = listed.read_text(encoding="utf-8").split("\n") if listed.is_file() else []
+    return ImageSet.of(pixels, classes, names=[name.strip() for name in names if name.strip()])
 
 
 def load_digits() -> ImageSet:
@@ -241,6 +258,28 @@ def read_idx(path: Path) -> np.ndarray:
     return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(sizes)
 
 
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of numpy's .npz: numbers and texts alone, nothing is unpickled."""
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for part in archive.infolist():
+                with archive.open(part) as file:
+                    version = np.lib.format.read_magic(file)
+                    read_header = np.lib.format.read_array_header_1_0
+                    if version != (1, 0):
+                        read_header = np.lib.format.read_array_header_2_0
+                    shape, fortran_order, kind = read_header(file, max_header_size=10_000)
+                    n_bytes = math.prod(shape) * kind.itemsize
+                    if kind.kind not in "uiU" or fortran_order or n_bytes > min(part.file_size, LARGEST_SET):
+                        raise ValueError(f"{part.filename} is {kind} {shape}, not an array of whole numbers or texts")
+                    data = file.read(n_bytes)
+                    found[part.filename.removesuffix(".npy")] = np.frombuffer(data, kind).reshape(shape)
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError) as problem:
+        raise ValueError(f"{path} is no .npz file of images: {problem}") from None
+    return found
+
+
 def read_image_folder(folder: Path, *, size: int | None = None, labels: bool = True) -> ImageSet:
     """Read a folder with a subfolder of images per class, named after it, or without `labels` all images in it and
     below it; decoded by Pillow."""
@@ -261,14 +300,46 @@ def read_image_folder(folder: Path, *, size: int | None = None, labels: bool = T
     return ImageSet.of(np.stack(found), [label for _, label in files] if labels else None, names=names)
 
 
+def is_image_data(path: Path) -> bool:
+    """Whether a path is one of images with labels: a folder with images in two subfolders or more, or a file of
+    arrays."""
+    if path.is_dir():
+        classes = (p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+        return sum(bool(_image_files(folder, "*")) for folder in classes) > 1
+    return path.suffix == ".npz" or "-images-idx" in path.name
+
+
+def common_size(folder: Path) -> int | None:
+    """The side of a folder's images if all are squares of one size, read from their headers; else None."""
+    sizes = {image_size(path) for path in _image_files(folder, "*/*")}
+    height, width = next(iter(sizes), (0, 1))
+    return height if len(sizes) == 1 and height == width else None
+
+
 def _image_files(folder: Path, pattern: str) -> list[Path]:
     """The images of a folder by name, without hidden files and folders."""
     found = (path for path in folder.glob(pattern) if path.suffix.lower() in ENDINGS and path.is_file())
     return sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
 
+def image_size(path: Path) -> tuple[int, int]:
+    """Height and width of an image file, from its header; ValueError if it is none, or too large."""
+    with _opened(path) as image:
+        return image.height, image.width
+
+
 def decode_image(path: Path, size: int | None = None) -> np.ndarray:
     """One image as (H, W, 3), resized to a square of `size`; ValueError before decoding if it is too large."""
+    with _opened(path) as image:
+        plain = image.convert("RGB")
+        if size is not None:
+            plain = plain.resize((size, size), import_module("PIL.Image").Resampling.BICUBIC)
+        return np.asarray(plain)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An image file, its header read and its size checked."""
     try:
         pillow = import_module("PIL.Image")
     except ImportError:
@@ -278,10 +349,7 @@ def decode_image(path: Path, size: int | None = None) -> np.ndarray:
             width, height = image.size
             if width * height > LARGEST_IMAGE:
                 raise ValueError(f"{path} has {width} x {height} pixels: at most {LARGEST_IMAGE} are decoded")
-            plain = image.convert("RGB")
-            if size is not None:
-                plain = plain.resize((size, size), pillow.Resampling.BICUBIC)
-            return np.asarray(plain)
+            yield image
     except pillow.DecompressionBombError as problem:  # Pillow's own limit, which is higher than ours
         raise ValueError(f"{path} has too many pixels and is not decoded: {problem}") from None
     except (OSError, SyntaxError, EOFError) as problem:

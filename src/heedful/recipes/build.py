@@ -17,6 +17,7 @@ from typing import Any
 import tokenizers
 import torch
 
+from heedful.data.augment import Augmentation
 from heedful.data.corpus import json_digest
 from heedful.data.dataset import Dataset
 from heedful.data.sources import TextSource
@@ -49,6 +50,7 @@ DECODERS = (
     (10**8, {"d_model": 256, "n_layers": 6, "n_heads": 4, "d_ff": 704}),
     (10**15, {"d_model": 512, "n_layers": 8, "n_heads": 8, "d_ff": 1408}),
 )
+LARGEST_GRID = 8  # of a ViT's patches, where the recipe has no size of them
 HEADS = {  # an encoder's head, by objective
     "masked": "masked",
     "classify": "classify",
@@ -147,7 +149,8 @@ def recipe_objective(recipe: Recipe, teacher: Model | None) -> Objective:
     settings = dataclasses.asdict(recipe.objective)
     if recipe.objective.name in ("masked", "distill"):
         settings["share"] = recipe.data.masked
-    return objectives.make_objective(settings, teacher=teacher)
+    augment = Augmentation(**{f.name: getattr(recipe.data, f.name) for f in dataclasses.fields(Augmentation)})
+    return objectives.make_objective(settings, teacher=teacher, augment=augment)
 
 
 # --- the tokenizer ---------------------------------------------------------------------------------------------------
@@ -287,6 +290,8 @@ def choose_model(recipe: Recipe, data: RecipeData) -> dict[str, Any]:
     known = {f.name for f in dataclasses.fields(config)}
     if "max_len" in known and "max_len" not in given and "size" not in given:
         chosen["max_len"] = recipe.data.length
+    if "patch_size" in known and "patch_size" not in given and "size" not in given:
+        chosen["patch_size"] = choose_patch_size(asked["image_size"])
     if issubclass(config, HeadConfig) and "head" not in given:
         chosen["head"] = (
             "pretraining"
@@ -297,6 +302,11 @@ def choose_model(recipe: Recipe, data: RecipeData) -> dict[str, Any]:
         if key in known and given.setdefault(key, value) != value:
             raise ValueError(f"model.{key} is {given[key]!r}, and the data has {value!r}: leave it out of the recipe")
     return {**chosen, **given}
+
+
+def choose_patch_size(image_size: int) -> int:
+    """The smallest patch that makes a grid of at most 8 x 8: 64 tokens train fast, and are many enough."""
+    return next(p for p in range(1, image_size + 1) if image_size % p == 0 and image_size // p <= LARGEST_GRID)
 
 
 def new_model(chosen: dict[str, Any], device: str = "cpu") -> Model:

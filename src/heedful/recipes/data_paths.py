@@ -27,6 +27,9 @@ SAMPLE_OF = {
     "entities/": "sample:entities",
     "squad/": "sample:questions",
     "languages/": "sample:languages",
+    "mnist/": "digits",
+    "fashion-mnist/": "digits",
+    "cifar10/": "digits",
 }
 # What goes with a source, and does not fit another one.
 COMPANIONS = ("validation", "target", "validation_target")

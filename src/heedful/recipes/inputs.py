@@ -304,7 +304,8 @@ def _image_sets(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None
     read = partial(images.read_images, size=data.image_size or None, labels=data.kind == "images")
     every = images.load_digits() if data.source == "digits" else read(single_source_path(data))
     if data.validation:
-        return every, read(resolve_data_path(data.validation, "validation"))
+        held = read(resolve_data_path(data.validation, "validation"))
+        return every, held if data.kind == "pixels" else held.with_names(every.names)
     if data.share == 0:
         return every, None
     order = np.random.default_rng(0).permutation(len(every))
@@ -322,7 +323,7 @@ def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Reci
         "image_size": train.pixels.shape[2],
     }
     validation = None if held is None else images.LabelledImages(held)
-    made = images.LabelledImages(train, shift=recipe.data.shift)
+    made = images.LabelledImages(train)
     return RecipeData(made, validation, 0, settings, baselines=_class_baselines(train.labels))
 
 

@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from heedful.data.chats import is_chat_file
+from heedful.data.images import common_size, is_image_data
 from heedful.models.config import did_you_mean
 from heedful.recipes.data_paths import change_recipe
 from heedful.train.recipe import Recipe, merge_tables, read_recipe, shipped_recipes
+from heedful.weights.meta import load_meta
+from heedful.weights.resolve import resolve_model
 
 # Settings of `heedful train my.txt`: tuned on 1 MB of text, good for more.
 AUTOMATIC: dict[str, Any] = {
@@ -36,6 +39,17 @@ CHAT: dict[str, Any] = {
     "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.0},
     "schedule": {"name": "linear", "warmup": 10, "final": 0.0},
 }
+
+# Of images with labels: a small ViT. Photographs may be mirrored too (data.flip), digits and letters may not.
+IMAGES: dict[str, Any] = {
+    "model": {"family": "vit", "d_model": 128, "n_layers": 4, "n_heads": 4, "d_ff": 512, "dropout": 0.1},
+    "data": {"kind": "images", "augment": 1, "strength": 0.5},
+    "objective": {"name": "classify", "smoothing": 0.1},
+    "train": {"steps": 1000, "batch_size": 32},
+    "optimizer": {"name": "muon", "lr": 0.003, "muon_lr": 0.02, "weight_decay": 0.1},
+    "schedule": {"warmup": 50, "final": 0.0},
+}
+USUAL_SIZE = 64  # that the images of a folder are resized to if they differ, or are large
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ def resolve_recipe(
                 raise ValueError(f"conversations teach a model that is trained already: heedful train MODEL {text}")
             if "steps" in changes.get("train", {}):
                 automatic = merge_tables(CHAT, {"train": {"epochs": 0}})
+        elif is_image_data(path) and "kind" not in changes.get("data", {}):
+            automatic = _image_settings(path, init_from)
         name, given = path.name.partition(".")[0] or "run", merge_tables(automatic, {"data": {"source": str(path)}})
     else:
         hint = did_you_mean(text, shipped_recipes())
@@ -75,3 +91,17 @@ def resolve_recipe(
     if init_from is not None:
         given["model"] = {**changes.get("model", {}), "init_from": init_from}
     return ResolvedRecipe(name, Recipe.from_dict(given), notes)
+
+
+def _image_settings(path: Path, init_from: str | None) -> dict[str, Any]:
+    """The settings for images with labels. Those of a folder are resized if they differ in size or are large, or to the
+    size of the model to fine-tune."""
+    size = 0
+    if path.is_dir():
+        common = common_size(path)
+        size = 0 if common is not None and common <= USUAL_SIZE else USUAL_SIZE
+    if init_from is None:
+        return merge_tables(IMAGES, {"data": {"image_size": size}})
+    size = getattr(load_meta(resolve_model(init_from)).config, "image_size", size)
+    data = {**IMAGES["data"], "image_size": size}
+    return {**FINE_TUNING, "data": data, "objective": IMAGES["objective"]}

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heedful.data.augment import SCALING, Augmentation, mix_labels, scale_pixels
 from heedful.data.dataset import IGNORED as IGNORED
 from heedful.models.base import Batch, Model
 from heedful.models.config import check_names
@@ -125,15 +126,30 @@ def masked(model: Model, batch: Batch, *, share: float | None = None) -> Loss:
     return loss
 
 
-def classification(model: Model, batch: Batch, *, smoothing: float = 0.0, r_drop: float = 0.0) -> Loss:
-    """One label per sequence or image (B,), or per token (B, T)."""
+def classification(
+    model: Model, batch: Batch, *, smoothing: float = 0.0, r_drop: float = 0.0, augment: Augmentation = SCALING
+) -> Loss:
+    """One label per sequence or image (B,), or per token (B, T). Images are scaled; in training they are augmented."""
     targets = required_targets(batch)
+    if batch.images is not None:
+        images = augment(batch.images) if model.training else scale_pixels(batch.images)
+        if model.training and augment.mixes:
+            return _mixed_classification(model, *augment.mix(images), targets, smoothing)
+        batch = Batch(images=images, targets=targets)
     if r_drop and model.training:
         return r_drop_loss(model(twice(batch)).logits, targets, smoothing, r_drop)
     logits = model(batch).logits
     loss = cross_entropy(logits, targets, smoothing)
     loss.metrics["accuracy"] = accuracy(logits, targets)
     return loss
+
+
+def _mixed_classification(model: Model, images: Tensor, share: Tensor, targets: Tensor, smoothing: float) -> Loss:
+    """Mixed images against the shares (B, 1) of their labels; right is the label with the larger one."""
+    logits = model(Batch(images=images)).logits
+    mixed = mix_labels(targets, share, logits.shape[-1])
+    total = F.cross_entropy(logits.float(), mixed, reduction="sum", label_smoothing=smoothing)
+    return Loss(total, len(targets), {"accuracy": accuracy(logits, mixed.argmax(dim=-1))})
 
 
 def multi_label(model: Model, batch: Batch) -> Loss:
@@ -245,8 +261,11 @@ SETTINGS: dict[str, tuple[float, float, float]] = {
 }
 
 
-def make_objective(settings: Mapping[str, Any], *, teacher: Model | None = None) -> Objective:
-    """The objective of a recipe's [objective] table; `distill` also wants its teacher, loaded.
+def make_objective(
+    settings: Mapping[str, Any], *, teacher: Model | None = None, augment: Augmentation = SCALING
+) -> Objective:
+    """The objective of a recipe's [objective] table; `distill` also wants its teacher, loaded; `classify` may augment
+    its images.
 
     Settings that the objective does not have must be left out, or at their default.
     """
@@ -267,6 +286,12 @@ def make_objective(settings: Mapping[str, Any], *, teacher: Model | None = None)
         if teacher is None:
             raise ValueError("distillation needs a teacher: set objective.teacher to a model")
         return Distill(teacher, **{k: v for k, v in options.items() if k != "share" or "share" in given})
+    if augment != SCALING:
+        if name != "classify":
+            raise ValueError(f"images are augmented to classify them, and the objective is {name!r}")
+        if augment.mixes and options["r_drop"]:
+            raise ValueError("objective.r_drop is for one label per image: set data.mixup and data.cutmix to 0")
+        return partial(function, **options, augment=augment)
     return partial(function, **options)
 
 

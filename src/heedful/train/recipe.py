@@ -101,7 +101,13 @@ class DataSettings(Settings):
         0, 0, 4096
     )  # images of a folder are resized to squares of this size; 0: they are not
     levels: int = number_field(16, 2, 4096)  # pixels: levels of grey, or colours of the palette
-    shift: int = number_field(0, 0, 64)  # images: random shift by up to so many pixels
+    shift: int = number_field(0, 0, 64)  # images: random shift by up to so many pixels; data/augment.py has the papers
+    flip: bool = False  # images: half of them mirrored
+    augment: int = number_field(0, 0, 8)  # images: random operations in a row (1: TrivialAugment)
+    strength: float = number_field(1.0, 0, 1)  # the most of such an operation
+    erase: float = number_field(0.0, 0, 1)  # images: probability of a rectangle of noise
+    mixup: float = number_field(0.0, 0, 100)  # images: a of Beta(a, a); 0: none
+    cutmix: float = number_field(0.0, 0, 100)
     blanked: float = number_field(0.0, 0, 0.99)  # reversal: word dropout on the decoder input
     pairs: bool = True  # masked: next-sentence prediction too
     masked: float = number_field(0.15, 0.01, 0.9)  # fraction of tokens: masked, spans
