@@ -65,9 +65,9 @@ def test_geometry():
     square = UNIT[:, :, :10]
     turned = square
     for _ in range(3):  # three times 30 degrees, of a smooth image
-        turned = operate("rotate", x=augment.smooth(augment.smooth(turned)))
+        turned = operate("rotate", x=augment.smooth_pixels(augment.smooth_pixels(turned)))
     inner = (slice(None), slice(None), slice(4, 6), slice(4, 6))
-    smooth = augment.smooth(augment.smooth(augment.smooth(square)))
+    smooth = augment.smooth_pixels(augment.smooth_pixels(augment.smooth_pixels(square)))
     assert (turned - torch.rot90(smooth, 1, (2, 3)))[inner].abs().mean() < 0.12
     sheared = operate("shear_x", x=square)
     column = torch.arange(10) + 0.5 - 5 + 0.3 * (2.5 - 5)  # of row 2

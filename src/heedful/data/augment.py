@@ -123,7 +123,7 @@ def apply_operations(x: Tensor, drawn: Tensor, strength: Tensor, sign: Tensor) -
     enhanced = torch.zeros_like(x)  # brightness: between black and the image
     enhanced = torch.where(chosen("colour"), greys(x), enhanced)
     enhanced = torch.where(chosen("contrast"), greys(x).mean(dim=(1, 2, 3), keepdim=True), enhanced)
-    enhanced = torch.where(chosen("sharpness"), smooth(x), enhanced)
+    enhanced = torch.where(chosen("sharpness"), smooth_pixels(x), enhanced)
     factor = (1 + ENHANCE * signed)[:, None, None, None]
     blend = (enhanced + factor * (x - enhanced)).clamp(0, 1)
     bits = 2 ** (strength * BITS).round()[:, None, None, None]
@@ -161,7 +161,7 @@ def greys(x: Tensor) -> Tensor:
     return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue)[:, None]
 
 
-def smooth(x: Tensor) -> Tensor:
+def smooth_pixels(x: Tensor) -> Tensor:
     """Each pixel as the mean of its 3 x 3 neighbourhood, in which it counts five times; the border is as it was."""
     if min(x.shape[2:]) < 3:
         return x
