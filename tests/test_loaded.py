@@ -19,6 +19,7 @@ from heedful.models.base import TruncationWarning
 from heedful.text.tokenizer import Tokenizer
 from support.beams import prompts_of, reference_beams, softened
 from support.case import VOCAB, randomize
+from support.chats import write_chat_model
 from support.families import CASES
 from support.folders import saved, tiny_gpt
 
@@ -359,3 +360,17 @@ def test_a_search_does_not_stream_and_a_decoder_does_not_translate():
         tiny("gpt2").translate("w1")
     with pytest.raises(ValueError, match="use complete for n"):
         tiny("t5").translate("w1", n=2)
+
+
+def test_a_chat_is_generation_in_the_chat_template(tmp_path):
+    loaded = heedful.load(write_chat_model(tmp_path / "chatty"))
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is red?"}]
+    how = {"max_tokens": 8, "seed": 1}
+    expected = loaded.complete(turns, chat=True, **how)[0].choices[0].text
+    assert loaded.chat(turns, **how) == expected == loaded.chat("What is red?", system="Be brief.", **how)
+    assert "".join(loaded.chat(turns, stream=True, **how)) == expected
+    assert loaded.generation_options(chat=True)["max_tokens"] == 2048  # as over HTTP
+    with pytest.raises(ValueError, match="chat gives one text"):
+        loaded.chat("a", n=2)
+    with pytest.raises(ValueError, match="no chat template"):
+        heedful.load("tiny").chat("a")

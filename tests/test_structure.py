@@ -34,7 +34,7 @@ EDGES: dict[str, set[str]] = {
     "generate": {"nn", "models", "kernels", "text"},
     "observe": {"nn", "models", "text", "data", "generate", "plotting"},
     "evaluate": {"models", "text", "data", "generate", "observe", "tasks"},
-    "tasks": {"models", "text", "weights", "data", "generate", "observe"},
+    "tasks": {"nn", "models", "text", "weights", "data", "generate", "observe"},
     "loaded": {"models", "kernels", "text", "weights", "generate", "observe", "evaluate", "tasks"},
     "recipes": {"models", "text", "weights", "data", "train", "loaded", "paths"},
     "serve": {"nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "tasks", "loaded", "zoo"},

@@ -40,11 +40,12 @@ from heedful.observe.capture import Activations, Edit, capture
 from heedful.observe.compare_models import fill_by_models
 from heedful.observe.fill import Filled, fill_template
 from heedful.observe.template import parse_template
-from heedful.tasks.answer import AnswerSpan, extract_answer
+from heedful.tasks.answer import AnswerSpan, extract_answers
 from heedful.tasks.classify import Label, predict_labels
 from heedful.tasks.complete_image import complete_image
 from heedful.tasks.embed import Pooling, embed_texts
-from heedful.tasks.tag import TaggedSpan, tag_spans
+from heedful.tasks.neighbours import Neighbour, word_vectors
+from heedful.tasks.tag import TaggedSpan, tag_texts
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
 from heedful.weights.folder import load_folder
@@ -133,6 +134,35 @@ class Loaded(ModelWithTokenizer):
         return [cast(Result, results[i]) for i in range(len(requests))]
 
     @overload
+    def chat(
+        self,
+        messages: Prompt,
+        *,
+        system: str | None = None,
+        stream: Literal[True],
+        **options: Unpack[GenerationOptions],
+    ) -> Iterator[str]: ...
+    @overload
+    def chat(
+        self,
+        messages: Prompt,
+        *,
+        system: str | None = None,
+        stream: Literal[False] = False,
+        **options: Unpack[GenerationOptions],
+    ) -> str: ...
+    def chat(
+        self, messages: Prompt, *, system: str | None = None, stream: bool = False, **options: Unpack[GenerationOptions]
+    ) -> str | Iterator[str]:
+        """The answer to a message, or to a conversation ([{"role": "user", "content": "Hello"}, ...]), in the model's
+        chat template; with `stream` piece by piece. `system` is a first message that says how to answer."""
+        refuse_result_options("chat", options)
+        turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        turns = turns if system is None else [{"role": "system", "content": system}, *turns]
+        options["chat"] = True
+        return self.stream(turns, **options) if stream else self.complete(turns, **options)[0].choices[0].text
+
+    @overload
     def translate(self, text: str, **options: Unpack[GenerationOptions]) -> str: ...
     @overload
     def translate(self, text: list[str] | tuple[str, ...], **options: Unpack[GenerationOptions]) -> list[str]: ...
@@ -207,15 +237,50 @@ class Loaded(ModelWithTokenizer):
         self.require("classify")
         return predict_labels(self.model, self.tokenizer, what, second)
 
-    def answer(self, question: str, passage: str) -> AnswerSpan:
-        """The span of a passage that answers a question."""
+    @overload
+    def answer(self, question: str, passage: str) -> AnswerSpan: ...
+    @overload
+    def answer(self, question: list[str] | tuple[str, ...], passage: Sequence[str]) -> list[AnswerSpan]: ...
+    def answer(
+        self, question: str | list[str] | tuple[str, ...], passage: str | Sequence[str]
+    ) -> AnswerSpan | list[AnswerSpan]:
+        """The span of a passage that answers a question; of several questions, each with its passage, a list."""
         self.require("answer")
-        return extract_answer(cast(EncoderModel, self.model), self._text_tokenizer, question, passage)
+        model, tokenizer = cast(EncoderModel, self.model), self._text_tokenizer
+        if isinstance(question, str) and isinstance(passage, str):
+            return extract_answers(model, tokenizer, [question], [passage])[0]
+        if isinstance(question, str) or isinstance(passage, str):
+            raise ValueError("for several questions give two lists: the questions, and the passage of each")
+        return extract_answers(model, tokenizer, question, passage)
 
-    def tag(self, text: str) -> list[TaggedSpan]:
-        """The entities of a text."""
+    @overload
+    def tag(self, text: str) -> list[TaggedSpan]: ...
+    @overload
+    def tag(self, text: list[str] | tuple[str, ...]) -> list[list[TaggedSpan]]: ...
+    def tag(self, text: str | list[str] | tuple[str, ...]) -> list[TaggedSpan] | list[list[TaggedSpan]]:
+        """The entities of a text; of several texts, a list for each."""
         self.require("tag")
-        return tag_spans(cast(EncoderModel, self.model), self._text_tokenizer, text)
+        found = tag_texts(
+            cast(EncoderModel, self.model), self._text_tokenizer, [text] if isinstance(text, str) else text
+        )
+        return found[0] if isinstance(text, str) else found
+
+    @overload
+    def neighbours(self, word: str, n: int = 10, *, layer: int | None = None) -> list[Neighbour]: ...
+    @overload
+    def neighbours(
+        self, word: list[str] | tuple[str, ...], n: int = 10, *, layer: int | None = None
+    ) -> list[list[Neighbour]]: ...
+    def neighbours(
+        self, word: str | list[str] | tuple[str, ...], n: int = 10, *, layer: int | None = None
+    ) -> list[Neighbour] | list[list[Neighbour]]:
+        """The n words nearest to a word or to an expression of words ("king - man + woman", "man:king::woman:?") among
+        the model's input embeddings, or with `layer` among that layer's outputs; see heedful.tasks.neighbours."""
+        self.require("neighbours")
+        texts = [word] if isinstance(word, str) else word
+        vectors = word_vectors(self.model, self._text_tokenizer, layer)
+        found = [vectors.nearest(text, n) for text in texts]
+        return found[0] if isinstance(word, str) else found
 
     def complete_image(self, begun: Tensor, n: int = 1, *, temperature: float = 1.0, seed: int | None = 0) -> Tensor:
         """n completions of an image's first rows (C, rows, W): images (n, C, H, W), -1 to 1, in the model's palette. Of

@@ -315,4 +315,4 @@ def test_a_shelf_that_stops_lets_nobody_in(loads):
 def test_an_adapter_can_what_its_own_head_can():
     if "sentiment" not in shipped_models():
         pytest.skip("no adapter ships here")
-    assert estimate_memory(shipped_models()["sentiment"]).abilities == ("embed", "classify", "capture")
+    assert estimate_memory(shipped_models()["sentiment"]).abilities == ("embed", "classify", "neighbours", "capture")

@@ -13,6 +13,7 @@ import torch
 
 import heedful
 from heedful.models.bert import Bert, BertConfig
+from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, quantize
 from heedful.models.registry import FAMILIES
 from heedful.observe import attention as look
 from heedful.observe.inputs import image_input
@@ -50,7 +51,14 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("tasks")
     words = train_bpe([PROSE] * 3, 300, special=["<|endoftext|>"])
     save(tiny_gpt(vocab_size=len(words), max_len=64), place / "words", words)
-    return {**{head: small_bert(place, head) for head in HEADS}, "words": place / "words"}
+    colours = ImageGPT.create(ImageGPTConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=7, max_len=16)).eval()
+    colours.preprocessor = {"clusters": [[-1, -1, -1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1], [0, 0, 0], [1, 1, 1]]}
+    save(colours, place / "colours")
+    return {
+        **{head: small_bert(place, head) for head in HEADS},
+        "words": place / "words",
+        "colours": place / "colours",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +242,33 @@ def test_classify_answer_and_tag(page, folders):
     assert asked(page, "tag", model="tag", text=PROSE * 4)["words"][-1]["end"] > 3 * len(PROSE)
 
 
+def test_classify_reads_pairs(page, folders):
+    pair = "anna saw the whale", "in berlin"
+    expected = heedful.load(folders["classify"]).classify(*pair)
+    found = asked(page, "classify", model="classify", text=pair[0], second=pair[1])
+    same([label["probability"] for label in found["labels"]], torch.tensor([e.score for e in expected]))
+    assert pieces(found["tokens"]).count("[SEP]") == 2
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n"])
+def test_the_translation_of_nothing_is_nothing(page, text):
+    found = asked(page, "translate", model="translator", text=text)
+    assert found["text"] == exact("translator").translate(text) == "" and found["target"] == []
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_neighbours(page, layer):
+    expected = exact("bert-books").neighbours("king - man + woman", 5, layer=layer)
+    for _ in range(2):  # computed, then cached
+        found = asked(page, "neighbours", model="bert-books", text="king - man + woman", n=5, layer=layer)
+        assert [x["word"] for x in found["neighbours"]] == [x.word for x in expected]
+        same([x["similarity"] for x in found["neighbours"]], torch.tensor([x.similarity for x in expected]))
+    body = {"model": "bert-books", "text": "king", "layer": 99}
+    assert "there is no layer 99" in assert_error(page.post("/api/neighbours", body), 400)
+    (told,) = asked(page, "neighbours", model="bert-books", text="zyzzyva - king")["warnings"]
+    assert told.startswith("'zyzzyva' takes")
+
+
 @pytest.mark.parametrize("nothing", ["", " ", "\u200b", "\0", "\ufe0f"])
 def test_a_text_without_anything_to_read_is_the_clients_mistake(page, nothing):
     assert "is empty" in assert_error(page.post("/api/classify", {"model": "classify", "text": nothing}), 400)
@@ -276,6 +311,23 @@ def test_the_examples_are_digits_that_the_classifier_knows(page):
     same(over["weights"], rollout)
 
 
+def test_an_image_in_colour_is_completed(page, folders):
+    loaded = heedful.load(folders["colours"])
+    image = torch.rand(4, 4, 3, generator=torch.Generator().manual_seed(0))
+    body = {"model": "colours", "image": image.tolist(), "n_given": 8, "seed": 2}
+    with page.http.stream("POST", "/api/image/complete", json=body) as response:
+        said = events(b"".join(response.iter_raw()))
+    for event in said:
+        validated("POST", "/api/image/complete", json.dumps(event))
+    (expected,) = loaded.complete_image(image[:2].permute(2, 0, 1) * 2 - 1, seed=2)
+    found = torch.tensor([event["value"] for event in said]).view(2, 4, 3).permute(2, 0, 1)
+    torch.testing.assert_close(found, expected[:, 2:] / 2 + 0.5)
+    (described_one,) = [model for model in described(page) if model["id"] == "colours"]
+    assert described_one["image"] == {"size": 4, "channels": 3, "levels": 6}
+    grey = {"model": "digits-gpt", "image": [[[0.0, 0.5, 1.0]] * 8] * 8, "n_given": 8}
+    assert "64 grey pixels" in assert_error(page.post("/api/image/complete", grey), 400)
+
+
 @pytest.mark.parametrize(("n_given", "n", "temperature"), [(32, 2, 1.0), (0, 1, 0.8), (63, 1, 0)])
 def test_half_an_image_is_completed_pixel_by_pixel(page, n_given, n, temperature):
     image = examples(page)[7]["image"]
@@ -286,8 +338,9 @@ def test_half_an_image_is_completed_pixel_by_pixel(page, n_given, n, temperature
         said = events(b"".join(response.iter_raw()))
     for event in said:
         validated("POST", "/api/image/complete", json.dumps(event))
-    begun = (torch.tensor(image).flatten()[:n_given] * 15).round().long()
-    expected = heedful.load("digits-gpt").complete_image(begun, n, temperature=temperature, seed=5)
+    gpt = heedful.load("digits-gpt")
+    begun = quantize(torch.tensor(image)[None, None] * 2 - 1, gpt.model.palette)[0, :n_given]
+    expected = gpt.complete_image(begun, n, temperature=temperature, seed=5)
     for index in range(n):
         mine = [event for event in said if event["index"] == index]
         assert [event["pixel"] for event in mine] == list(range(n_given, 64))

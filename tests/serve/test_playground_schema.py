@@ -31,6 +31,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "steps": [{"model": "tiny", "text": "To be"}],
     "steps/weights": [{"model": "tiny"}],
     "translate": [{"model": "translator", "text": "Ein Hund."}, {"model": "reversal", "text": "1 2 3"}],
+    "neighbours": [{"model": "bert-books", "text": "king - man + woman", "n": 3}],
     "image/classify": [{"model": "digits-vit", "image": IMAGE}],
 }
 ELSEWHERE = {"classify", "answer", "tag"}

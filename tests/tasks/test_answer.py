@@ -27,3 +27,16 @@ def test_that_a_long_question_is_cut_is_told(bert, passage):
     loaded = bert("answer", max_len=128)
     with pytest.warns(TruncationWarning, match="longer than 64 tokens: their ends are cut"):
         loaded.answer("where is the cat " * 20, passage)
+
+
+def test_several_questions_are_answered_as_each_alone(bert, passage):
+    loaded = bert("answer")
+    questions, passages = ["where?", "who slept in Rome?", "red?"], [passage, passage * 8, "the mat was red"]
+    for found, question, text in zip(loaded.answer(questions, passages), questions, passages, strict=True):
+        alone = loaded.answer(question, text)
+        assert (found.text, found.begin, found.end) == (alone.text, alone.begin, alone.end)
+        assert found.score == pytest.approx(alone.score, rel=1e-4)
+    with pytest.raises(ValueError, match="3 questions and 1 passages"):
+        loaded.answer(questions, [passage])
+    with pytest.raises(ValueError, match="two lists"):
+        loaded.answer(questions, passage)

@@ -39,7 +39,7 @@ def test_entities_are_put_together(bert, tokenizer, monkeypatch):
 def test_a_long_text_is_tagged_in_windows(bert, monkeypatch, windows):
     """A tag that depends on the token alone is the same wherever the windows begin and end."""
     loaded = bert("tag", n_labels=3, labels=("O", "B-X", "B-Y"))
-    monkeypatch.setattr(tag, "WINDOWS", windows)
+    monkeypatch.setattr(tag, "MAX_BATCH", windows * loaded.model.context_length)
     lengths = []
 
     def said(batch: Batch):
@@ -55,3 +55,14 @@ def test_a_long_text_is_tagged_in_windows(bert, monkeypatch, windows):
     assert [(x.begin, x.end, x.label) for x in loaded.tag(text)] == expected
     assert len(lengths) > 1 or windows == 8
     assert max(lengths) == loaded.model.context_length
+
+
+def test_several_texts_are_tagged_as_each_alone(bert):
+    loaded = bert("tag", n_labels=3, labels=("O", "B-X", "I-X"))
+    texts = ["the cat sat on the mat", "", "John Smith slept in Rome, " * 20, "dog"]
+    together = loaded.tag(texts)
+    for text, found in zip(texts, together, strict=True):
+        alone = loaded.tag(text)
+        assert [(x.begin, x.end, x.label) for x in found] == [(x.begin, x.end, x.label) for x in alone]
+        assert [x.score for x in found] == pytest.approx([x.score for x in alone], abs=1e-5)
+    assert loaded.tag([]) == []

@@ -42,7 +42,7 @@ def parse_early_stopping(text: str) -> bool | str:
 
 # Name: how its text is parsed, help. An option that is not given has the default of the request, except where said.
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "max_tokens": (int, "at most this many new tokens (default: the model's own, else 200)"),
+    "max_tokens": (int, "at most this many new tokens (default: the model's own, else 200; in a chat 2048)"),
     "min_tokens": (int, "at least this many: until then nothing ends the answer"),
     "temperature": (float, "0 is greedy (default: the model's own, else 0.8; an encoder-decoder searches)"),
     "top_k": (int, "choose among the K most likely"),

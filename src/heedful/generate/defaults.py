@@ -15,6 +15,7 @@ from heedful.generate.options import GenerationOptions, excluding_beams
 from heedful.models.base import DecoderModel, Model
 
 BEAMS = 4  # of an encoder-decoder whose file names none: Vaswani et al. 2017, section 6.1
+CHAT_MAX_TOKENS = 2048  # of an answer in a chat: it is as long as it needs to be, and some models never end theirs
 MAX_BEAMS = 64  # that a file may ask for
 FILTERS = ("top_k", "top_p", "min_p", "typical_p")
 
@@ -25,6 +26,8 @@ def default_options(model: Model, given: GenerationOptions, *, stream: bool = Fa
     options: dict[str, Any] = {}
     if longest := _max_tokens(theirs, decodes):
         options["max_tokens"] = longest
+    elif given.get("chat"):
+        options["max_tokens"] = chat_max_tokens(model.context_length, given)
     sampling = _sampling(theirs, decodes)
     beams = given.get("beams")
     if beams is None:
@@ -40,6 +43,13 @@ def default_options(model: Model, given: GenerationOptions, *, stream: bool = Fa
         if greedy and not any(name in given for name in FILTERS):
             options["temperature"] = 0.0
     return cast(GenerationOptions, options | given)
+
+
+def chat_max_tokens(context_length: int | None, given: GenerationOptions) -> int:
+    """The most tokens of an answer in a chat; a conversation that is truncated to make room has most of the context."""
+    if given.get("truncate_prompt_tokens") != -1 or context_length is None:
+        return CHAT_MAX_TOKENS
+    return max(1, min(CHAT_MAX_TOKENS, context_length // 4))
 
 
 def _max_tokens(theirs: Mapping[str, Any], decodes: bool) -> int | None:

@@ -220,7 +220,7 @@ class GenerativeModel(Model, Generic[S]):
 class DecoderModel(GenerativeModel[KeyValueState]):
     """Base of the decoder-only families: embedding, decoder, head."""
 
-    abilities: tuple[str, ...] = ("generate", "stream", "fill", "embed", "capture")
+    abilities: tuple[str, ...] = ("generate", "stream", "fill", "embed", "neighbours", "capture")
 
     embed: Embedding
     decoder: Stack
@@ -245,7 +245,7 @@ class DecoderModel(GenerativeModel[KeyValueState]):
 class EncoderDecoderModel(GenerativeModel[KeyValueState]):
     """Base of the encoder-decoder families: the source is encoded once, its keys and values are kept in the state."""
 
-    abilities = ("generate", "stream", "translate", "embed", "capture")
+    abilities = ("generate", "stream", "translate", "embed", "neighbours", "capture")
 
     encoder: Stack
     decoder: Stack

@@ -42,7 +42,7 @@ class CBOW(Model):
     family = "cbow"
     config_class = CBOWConfig
     config: CBOWConfig
-    abilities = ("embed", "fill", "capture")
+    abilities = ("embed", "fill", "neighbours", "capture")
 
     def __init__(self, config: CBOWConfig) -> None:
         super().__init__(config)

@@ -67,7 +67,7 @@ class EncoderModel(Model):
         self.encoder = Stack([self._block(c, act, norm_eps) for _ in range(c.n_layers)], causal=False)
         parts = HeadParts(c.d_model, c.n_labels, self.embed.weight, act, norm_eps, head_dropout, pooler)
         self.head = HEADS[c.head](parts)
-        self.abilities = ("embed", *([self.head.ability] if self.head.ability else []), "capture")
+        self.abilities = ("embed", *([self.head.ability] if self.head.ability else []), "neighbours", "capture")
 
     @staticmethod
     def _block(c: EncoderConfig, act: str, eps: float) -> Block:

@@ -70,7 +70,7 @@ class Seq2Seq(GenerativeModel[RecurrentState]):
     family = "seq2seq"
     config_class = Seq2SeqConfig
     config: Seq2SeqConfig
-    abilities = ("generate", "stream", "translate", "capture")
+    abilities = ("generate", "stream", "translate", "neighbours", "capture")
 
     def __init__(self, config: Seq2SeqConfig) -> None:
         super().__init__(config)

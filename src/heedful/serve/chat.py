@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from heedful.generate.defaults import CHAT_MAX_TOKENS, chat_max_tokens
 from heedful.generate.request import Choice, Result
 from heedful.generate.sequence import Event
 from heedful.serve.errors import ApiError, client_errors
@@ -36,8 +37,6 @@ from heedful.text.prompt import PromptOptions
 from heedful.text.warn import collect_warnings
 
 router = APIRouter()
-# max_completion_tokens where a client gives none: some models never end their turn.
-DEFAULT_MAX_TOKENS = 2048
 
 
 @router.post(
@@ -93,7 +92,7 @@ def chat_prompt_options(body: ChatRequest, worker: Worker) -> PromptOptions:
                 param="documents",
             )  # fmt: skip
         variables["documents"] = body.documents
-    room = body.max_completion_tokens or min(DEFAULT_MAX_TOKENS, (worker.max_context or 0) // 4)
+    room = body.max_completion_tokens or chat_max_tokens(worker.max_context, {"truncate_prompt_tokens": -1})
     return {
         "chat": True,
         "add_special_tokens": body.add_special_tokens,
@@ -108,7 +107,7 @@ def default_max_tokens(worker: Worker, encoded: EncodedPrompt, most: int) -> int
     """The rest of the context, up to a limit."""
     prompt, _ = encoded  # empty for an encoder-decoder, whose source takes no positions of the answer
     left = most if worker.max_context is None else worker.max_context - len(prompt)
-    return max(1, min(left, most, DEFAULT_MAX_TOKENS))
+    return max(1, min(left, most, CHAT_MAX_TOKENS))
 
 
 class ChatFormatter(ResponseFormatter):

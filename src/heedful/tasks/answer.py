@@ -3,19 +3,23 @@
 A long passage is read in overlapping windows; the best span of all windows is taken. That there may be no answer
 (SQuAD 2) is not considered.
 
-    T tokens of a window
+    B windows, T tokens of a window
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from heedful.data.dataset import Draw
 from heedful.data.squad import Question, SquadWindows
 from heedful.models.base import Batch, TruncationWarning
 from heedful.models.encoder import EncoderModel, has_segments
+from heedful.tasks.embed import MAX_BATCH, batch_by_length
 from heedful.text.blank import is_blank
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
@@ -37,32 +41,50 @@ class AnswerSpan:
 
 
 @torch.no_grad()
-def extract_answer(model: EncoderModel, tokenizer: Tokenizer, question: str, passage: str) -> AnswerSpan:
-    """The likeliest span of at most MAX_ANSWER tokens."""
-    asked = Question("", question, 0, (), None, None)
+def extract_answers(
+    model: EncoderModel, tokenizer: Tokenizer, questions: Sequence[str], passages: Sequence[str]
+) -> list[AnswerSpan]:
+    """For each question the likeliest span of its passage, of at most MAX_ANSWER tokens."""
+    windows = _windows(model, tokenizer, questions, passages)
+    found, highest = [AnswerSpan("", 0, 0, 0.0)] * len(questions), [-torch.inf] * len(questions)
+    for indices in batch_by_length(windows.lengths.tolist(), MAX_BATCH):
+        batch = windows.batch([Draw(0, i) for i in indices], seed=0)
+        segments, lengths = (None if x is None else x.to(model.device) for x in (batch.segments, batch.lengths))
+        logits = model(Batch(batch.ids.to(model.device), lengths, segments=segments)).logits  # (B, T, 2)
+        assert logits is not None, "the ability promises a head"
+        for i, row in zip(indices, logits.float(), strict=True):
+            number, first, last = windows.windows[i].tolist()
+            begins, ends = row[: windows.lengths[i]].log_softmax(dim=0).T  # (T,) each
+            before = windows.passage_offset(number)
+            begin, end, score = best_span(begins[before : before + last - first], ends[before : before + last - first])
+            if score > highest[number]:
+                a, b = int(windows.begins[number][first + begin]), int(windows.ends[number][first + end])
+                found[number], highest[number] = AnswerSpan(passages[number][a:b], a, b, math.exp(score)), score
+    return found
+
+
+def best_span(begins: Tensor, ends: Tensor) -> tuple[int, int, float]:
+    """The first and last token of the likeliest span, and its log-probability, from those (T,) of begins and ends."""
+    pairs = begins[:, None] + ends[None]
+    allowed = torch.ones_like(pairs).triu().tril(MAX_ANSWER - 1).bool()
+    pairs = pairs.masked_fill(~allowed, -torch.inf)
+    begin, end = divmod(int(pairs.argmax()), len(ends))
+    return begin, end, float(pairs[begin, end])
+
+
+def _windows(
+    model: EncoderModel, tokenizer: Tokenizer, questions: Sequence[str], passages: Sequence[str]
+) -> SquadWindows:
+    if len(questions) != len(passages):
+        raise ValueError(f"{len(questions)} questions and {len(passages)} passages: give each question its passage")
+    asked = [Question("", text, i, (), None, None) for i, text in enumerate(questions)]
     longest = min(MAX_WINDOW, model.context_length)
     stride, segments = min(OVERLAP, longest // 4), has_segments(model)
-    windows = SquadWindows([passage], [asked], tokenizer, max_length=longest, stride=stride, segments=segments)
-    if is_blank(question) or is_blank(passage) or not len(windows.question_ids[0]) or not len(windows.ids[0]):
+    windows = SquadWindows(passages, asked, tokenizer, max_length=longest, stride=stride, segments=segments)
+    n_tokens = [*windows.question_ids.lengths, *windows.ids.lengths]
+    if any(map(is_blank, [*questions, *passages])) or not all(n_tokens):
         raise ValueError("give a question and a passage to find its answer in: one of them is empty")
-    warn_if_unknown(tokenizer, [question, passage])
+    warn_if_unknown(tokenizer, [*questions, *passages])
     for note in windows.notes:
         warn(note, TruncationWarning)
-    best, highest = AnswerSpan("", 0, 0, 0.0), -torch.inf
-    before = windows.passage_offset(0)
-    for i, (_, first, last) in enumerate(windows.windows.tolist()):
-        batch = windows.batch([Draw(0, i)], seed=0)
-        segment_ids = None if batch.segments is None else batch.segments.to(model.device)
-        logits = model(Batch(batch.ids.to(model.device), segments=segment_ids)).logits
-        assert logits is not None, "the ability promises a head"
-        begins, ends = logits[0].float().log_softmax(dim=0).T  # (T,) each
-        begins, ends = begins[before : before + last - first], ends[before : before + last - first]
-        pairs = begins[:, None] + ends[None]
-        allowed = torch.ones_like(pairs).triu().tril(MAX_ANSWER - 1).bool()
-        pairs = pairs.masked_fill(~allowed, -torch.inf)
-        score = float(pairs.max())
-        if score > highest:
-            begin, end = divmod(int(pairs.argmax()), len(ends))
-            a, b = int(windows.begins[0][first + begin]), int(windows.ends[0][first + end])
-            best, highest = AnswerSpan(passage[a:b], a, b, float(torch.tensor(score).exp())), score
-    return best
+    return windows

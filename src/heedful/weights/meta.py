@@ -6,7 +6,7 @@ from pathlib import Path
 
 from heedful.models.base import Model
 from heedful.weights.adapter import base_of, is_adapter
-from heedful.weights.folder import meta_model, read_config
+from heedful.weights.folder import meta_model, read_config, read_json
 from heedful.weights.gguf import hub_config_from_gguf
 from heedful.weights.gguf_file import GgufFile
 from heedful.weights.resolve import reject_pickle, resolve_model
@@ -21,6 +21,8 @@ def load_meta(path: Path) -> Model:
         if len(files := sorted(path.glob("*.gguf"))) == 1:
             return load_meta(files[0])
     if path.is_dir():
-        return meta_model(read_config(path))
+        model = meta_model(read_config(path))
+        model.preprocessor = read_json(path, "preprocessor_config.json", missing={})
+        return model
     with GgufFile(path) as file:
         return meta_model(hub_config_from_gguf(file))

@@ -515,7 +515,7 @@ export interface paths {
         put?: never;
         /**
          * Post Classify
-         * @description The classes of a text.
+         * @description The classes of a text, or of a pair of texts.
          */
         post: operations["post_classify_api_classify_post"];
         delete?: never;
@@ -558,6 +558,26 @@ export interface paths {
          * @description The labelled parts of a text, such as names.
          */
         post: operations["post_tag_api_tag_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/neighbours": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Neighbours
+         * @description The words nearest to a word, or to what an expression of words comes to.
+         */
+        post: operations["post_neighbours_api_neighbours_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1400,7 +1420,7 @@ export interface components {
         };
         /**
          * ClassificationResponse
-         * @description The classes of a text.
+         * @description The classes of a text or of a pair.
          */
         ClassificationResponse: {
             /**
@@ -1412,6 +1432,20 @@ export interface components {
             labels: components["schemas"]["LabelProbability"][];
             /** Tokens */
             tokens: components["schemas"]["Token"][];
+        };
+        /**
+         * ClassifyRequest
+         * @description A text to classify, or a pair of texts.
+         */
+        ClassifyRequest: {
+            /** Model */
+            model: string;
+            /** Text */
+            text: string;
+            /** Second */
+            second?: string | null;
+        } & {
+            [key: string]: unknown;
         };
         /**
          * CompletionChoice
@@ -2672,6 +2706,41 @@ export interface components {
             models: components["schemas"]["ModelDescription"][];
         };
         /**
+         * NeighboursRequest
+         * @description A word, or words that are added and subtracted: "king - man + woman", "man:king::woman:?".
+         */
+        NeighboursRequest: {
+            /** Model */
+            model: string;
+            /** Text */
+            text: string;
+            /**
+             * N
+             * @default 10
+             */
+            n?: number | null;
+            /**
+             * Layer
+             * @description Of this layer's outputs; null: of the input embedding
+             */
+            layer?: number | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * NeighboursResponse
+         * @description The nearest words, nearest first.
+         */
+        NeighboursResponse: {
+            /**
+             * Warnings
+             * @description That the text was cut, or is in a script that the model does not know
+             */
+            warnings: string[];
+            /** Neighbours */
+            neighbours: components["schemas"]["WordSimilarity"][];
+        };
+        /**
          * NeuronRequest
          * @description One query of one head of a layer.
          */
@@ -3224,6 +3293,16 @@ export interface components {
             word: string;
             /** Probability */
             probability: number;
+        };
+        /**
+         * WordSimilarity
+         * @description A word, and the cosine of its vector with the one asked for.
+         */
+        WordSimilarity: {
+            /** Word */
+            word: string;
+            /** Similarity */
+            similarity: number;
         };
     };
     responses: never;
@@ -3846,7 +3925,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["TextRequest"];
+                "application/json": components["schemas"]["ClassifyRequest"];
             };
         };
         responses: {
@@ -3905,6 +3984,30 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TagsResponse"];
+                };
+            };
+        };
+    };
+    post_neighbours_api_neighbours_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["NeighboursRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["NeighboursResponse"];
                 };
             };
         };
@@ -3979,7 +4082,7 @@ export interface operations {
                         /** Pixel */
                         pixel: number;
                         /** Value */
-                        value: number;
+                        value: number | number[];
                     };
                 };
             };

@@ -6,6 +6,7 @@
     attention   weights by layer and head, neuron view, alignment, rollout (attention_view, recompute, neuron)
     steps       all activations and parameters of a small model (steps_schema, parameters)
     tasks       translate, classify, answer, tag
+    neighbours  nearest words and analogies
     images      classify and complete images
     runs        training runs on this machine
     page        the built page
@@ -20,9 +21,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from heedful.serve.playground import attention, fill, images, models, page, runs, steps, tasks, text
+from heedful.serve.playground import attention, fill, images, models, neighbours, page, runs, steps, tasks, text
 
-API_MODULES = (models, text, fill, attention, steps, tasks, images, runs)
+API_MODULES = (models, text, fill, attention, steps, tasks, neighbours, images, runs)
 
 router = APIRouter()
 for part in API_MODULES:

@@ -1,6 +1,6 @@
 """POST /api/image/classify and /api/image/complete, GET /api/images: images, as rows of levels from 0 to 1.
 
-C channels, H height, W width, L layers, N pixels, K levels of grey
+C channels, H height, W width, L layers, N pixels, K colours
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heedful.generate.request import Request, Sampling
 from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.models.base import Model
-from heedful.models.image_gpt import ImageGPT
+from heedful.models.image_gpt import ImageGPT, quantize
 from heedful.models.vit import ViT
 from heedful.observe import attention as observed
 from heedful.observe.inputs import image_input
@@ -46,7 +46,7 @@ from heedful.serve.playground.wire import (
 from heedful.serve.request_schema import RequestBody
 
 router = APIRouter()
-MAX_LEVELS = 256  # a larger palette is one of colours, and not in a model's files
+Levels = list[float] | list[list[float]]  # of each colour of a palette: grey, or by channel
 
 
 class ImageRequest(RequestBody):
@@ -88,11 +88,12 @@ class ImageClassificationResponse(PlaygroundModel):
 
 
 class PixelEvent(PlaygroundModel):
-    """A pixel of a stream: which of the `n` images, its index in that image, its level from 0 to 1."""
+    """A pixel of a stream: which of the `n` images, its index in that image, its level from 0 to 1; of an image in
+    colour, the levels of red, green and blue."""
 
     index: int
     pixel: int
-    value: float
+    value: float | list[float]
 
 
 @router.get("/api/images", response_model=ImagesResponse)
@@ -184,7 +185,8 @@ async def post_image_complete(http: HttpRequest, body: ImageCompletionRequest) -
     async with AsyncExitStack() as held:
         with client_errors():
             worker = await held.enter_async_context(http.app.state.manager.acquire(body.model))
-            prompt, top, n_pixels = pixel_prompt(worker.loaded, body)
+            prompt, levels = pixel_prompt(worker.loaded, body)
+            n_pixels = worker.loaded.model.config.max_len
             # Torch's own generator has the same state in every new process.
             seed = secrets.randbits(30) if body.seed is None else body.seed
             subrequests = []
@@ -192,30 +194,33 @@ async def post_image_complete(http: HttpRequest, body: ImageCompletionRequest) -
                 sampling = Sampling(temperature=body.temperature, seed=seed + i)
                 subrequests.append(SubRequest(Request(prompt, None, n_pixels - body.n_given, sampling), i, i, 1))
             group = submit(worker, subrequests, stream=True)
-        return EventStream(group, subrequests, PixelStream(body.n_given, top), held.pop_all())
+        return EventStream(group, subrequests, PixelStream(body.n_given, levels), held.pop_all())
 
 
-def pixel_prompt(loaded: Loaded, body: ImageCompletionRequest) -> tuple[tuple[int, ...], int, int]:
-    """The given pixels as tokens, the highest level, and the number of pixels of an image."""
+def pixel_prompt(loaded: Loaded, body: ImageCompletionRequest) -> tuple[tuple[int, ...], Levels]:
+    """The given pixels as tokens, and the levels from 0 to 1 of each colour of the model's palette."""
     loaded.require("complete_image")
     model = loaded.model
     assert isinstance(model, ImageGPT)
-    top, n_pixels = model.config.vocab_size - 2, model.config.max_len
-    if top >= MAX_LEVELS:
-        raise ValueError(f"{loaded.name} has a palette of {top + 1} colours, which is not in its files")
-    flat = [pixel for row in body.image for pixel in row if not isinstance(pixel, list)]
-    if len(flat) != n_pixels:
-        raise ValueError(f"{loaded.name} reads {n_pixels} grey pixels, not {len(flat)}")
+    palette, n_pixels = model.palette, model.config.max_len  # (K, C)
+    channels = palette.shape[1]
+    flat = [pixel if isinstance(pixel, list) else [pixel] * channels for row in body.image for pixel in row]
+    if len(flat) != n_pixels or any(len(pixel) != channels for pixel in flat):
+        kind = "grey pixels" if channels == 1 else f"pixels of {channels} channels"
+        raise ValueError(f"{loaded.name} reads {n_pixels} {kind}, and the image has {len(flat)} or others")
     if body.n_given >= n_pixels:
         raise ValueError(f"n_given is {body.n_given}: fewer than {n_pixels} pixels leave something to complete")
-    return (model.start_id, *(round(pixel * top) for pixel in flat[: body.n_given])), top, n_pixels
+    given = torch.tensor(flat[: body.n_given]).view(1, -1, 1, channels).permute(0, 3, 1, 2)  # (1, C, N, 1)
+    ids = quantize(given * 2 - 1, palette)[0].tolist() if body.n_given else []
+    levels = (palette / 2 + 0.5).clamp(0, 1)
+    return (model.start_id, *ids), levels[:, 0].tolist() if channels == 1 else levels.tolist()
 
 
 class PixelStream:
     """Formats the events of the engine as server-sent PixelEvents."""
 
-    def __init__(self, first: int, top: int) -> None:
-        self.first, self.top = first, top
+    def __init__(self, first: int, levels: Levels) -> None:
+        self.first, self.levels = first, levels
         self.written: dict[int, int] = {}
 
     def chunk(self, sub: SubRequest, event: Event) -> str:
@@ -224,7 +229,7 @@ class PixelStream:
             return ""
         place = self.written.get(sub.first, 0)
         self.written[sub.first] = place + 1
-        pixel = {"index": sub.first, "pixel": self.first + place, "value": event.token / self.top}
+        pixel = {"index": sub.first, "pixel": self.first + place, "value": self.levels[event.token]}
         return f"data: {json.dumps(pixel)}\n\n"
 
     def final_chunk(self) -> str:

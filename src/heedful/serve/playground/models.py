@@ -127,8 +127,11 @@ def image_format(model: Model) -> dict[str, int] | None:
     if isinstance(model, ViT):
         return {"size": model.config.image_size, "channels": model.config.n_channels, "levels": GREY_LEVELS}
     if isinstance(model, ImageGPT):
-        side = round(model.config.max_len**0.5)
-        return {"size": side, "channels": 1, "levels": model.config.vocab_size - 1}
+        try:
+            channels = model.palette.shape[1]
+        except ValueError:  # the palette is not in its files: it can complete no image
+            channels = 1
+        return {"size": model.image_shape[0], "channels": channels, "levels": model.config.vocab_size - 1}
     return None
 
 

@@ -34,6 +34,7 @@ from heedful.serve.playground.wire import (
     with_warnings,
 )
 from heedful.serve.request_schema import RequestBody
+from heedful.text.blank import is_blank
 
 router = APIRouter()
 
@@ -42,6 +43,12 @@ class TranslateRequest(TextRequest):
     """A text to translate."""
 
     beams: Annotated[Count, Field(ge=1, le=16)] | None = None  # by default those of the model's authors
+
+
+class ClassifyRequest(TextRequest):
+    """A text to classify, or a pair of texts."""
+
+    second: ShortText | None = None
 
 
 class AnswerRequest(RequestBody):
@@ -62,7 +69,7 @@ class TranslationResponse(TextResponse):
 
 
 class ClassificationResponse(TextResponse):
-    """The classes of a text."""
+    """The classes of a text or of a pair."""
 
     labels: list[LabelProbability]
     tokens: list[Token]
@@ -107,9 +114,9 @@ async def post_translate(http: HttpRequest, body: TranslateRequest) -> Response:
 
 
 @router.post("/api/classify", response_model=ClassificationResponse)
-async def post_classify(http: HttpRequest, body: TextRequest) -> Response:
-    """The classes of a text."""
-    found = await run_on_model(http, body.model, lambda i: text_classification(i, body.text))
+async def post_classify(http: HttpRequest, body: ClassifyRequest) -> Response:
+    """The classes of a text, or of a pair of texts."""
+    found = await run_on_model(http, body.model, lambda i: text_classification(i, body.text, body.second))
     return await encode_response(http, with_warnings(http, found))
 
 
@@ -131,8 +138,8 @@ def translation(inspector: Inspector, text: str, beams: int | None) -> dict[str,
     """A TranslationResponse, cached."""
     inspector.loaded.require("translate")
     check_token_count(inspector, len(tokens_of(inspector, text)), MAX_TOKENS)
-    if not text.strip():
-        raise ValueError("the text is empty: write something to translate")
+    if is_blank(text) and inspector.tokenizer is not None:  # as `Loaded.translate` has it
+        return {"text": "", "source": tokens_of(inspector, text), "target": [], "weights": None}
     return inspector.cached(("translation", text, beams), lambda: _translation(inspector, text, beams))
 
 
@@ -166,12 +173,14 @@ def with_translation(inspector: Inspector, text: str, beams: int | None) -> Mode
     return text_input(model, None, text, target=best.tokens)
 
 
-def text_classification(inspector: Inspector, text: str) -> dict[str, Any]:
+def text_classification(inspector: Inspector, text: str, second: str | None = None) -> dict[str, Any]:
     """A ClassificationResponse."""
     if isinstance(inspector.model, ViT):
         raise ValueError(f"{inspector.loaded.name} classifies images: see /api/image/classify")
-    labels = [{"label": label.name, "probability": label.score} for label in inspector.loaded.classify(text)]
-    return {"labels": labels, "tokens": tokens_of(inspector, text)}
+    labels = [{"label": label.name, "probability": label.score} for label in inspector.loaded.classify(text, second)]
+    if second is None or inspector.tokenizer is None:
+        return {"labels": labels, "tokens": tokens_of(inspector, text)}
+    return {"labels": labels, "tokens": inspector.tokens(inspector.tokenizer.encode_pair(text, second)[0])}
 
 
 def extracted_answers(inspector: Inspector, question: str, passage: str) -> dict[str, Any]:

@@ -3,6 +3,10 @@
 import { aborted, api, ApiError } from '../../lib/api'
 import { type Levels } from './levels'
 
+/** A pixel's level; of one in colour, the mean of its channels, as the page draws in grey. */
+const grey = (value: number | number[]) =>
+  typeof value === 'number' ? value : value.reduce((sum, level) => sum + level, 0) / value.length
+
 export interface Wish {
   model: string
   image: Levels
@@ -52,7 +56,7 @@ export class Completing {
     try {
       for await (const { index, pixel, value } of api.completeImage({ ...wish }, control.signal)) {
         if (control.signal.aborted) return
-        images[index][Math.floor(pixel / size)][pixel % size] = value
+        images[index][Math.floor(pixel / size)][pixel % size] = grey(value)
         come++
         waiting ||= requestAnimationFrame(() => {
           waiting = 0
