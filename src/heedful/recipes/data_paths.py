@@ -23,6 +23,7 @@ SAMPLE_OF = {
     "spam/": "sample:reviews",
     "toxic/": "sample:reviews",
     "tasks/": "sample:captions",
+    "captions/": "sample:captions",
     "multi30k/": "sample:captions",
     "entities/": "sample:entities",
     "squad/": "sample:questions",
