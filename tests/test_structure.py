@@ -28,7 +28,7 @@ EDGES: dict[str, set[str]] = {
     "text": set(),
     "models": {"nn"},
     "kernels": {"nn", "models", "paths"},
-    "weights": {"nn", "models", "text", "zoo"},
+    "weights": {"nn", "models", "text", "zoo", "paths"},
     "data": {"models", "text", "paths"},
     "train": {"nn", "models", "kernels", "text", "weights", "data", "plotting"},
     "generate": {"nn", "models", "kernels", "text"},

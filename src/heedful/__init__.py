@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from heedful.loaded import Loaded, load
     from heedful.models.registry import create
     from heedful.text.tokenizer import Tokenizer
+    from heedful.weights.pull import pull
     from heedful.weights.save import save
 
 __version__ = "0.1.0"
 
-__all__ = ["Loaded", "Tokenizer", "__version__", "create", "load", "save"]
+__all__ = ["Loaded", "Tokenizer", "__version__", "create", "load", "pull", "save"]
 
 _WHERE = {
     "Loaded": "heedful.loaded",
     "load": "heedful.loaded",
     "create": "heedful.models.registry",
+    "pull": "heedful.weights.pull",
     "save": "heedful.weights.save",
     "Tokenizer": "heedful.text.tokenizer",
 }

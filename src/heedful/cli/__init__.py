@@ -20,7 +20,8 @@ from heedful import __version__
 from heedful.cli.parser import ArgumentParser
 
 COMMANDS = {  # name: help; in the order of `heedful --help`
-    "models": "list the models that ship, the families and every published size",
+    "models": "list the models: what ships with a score each, what was pulled or can be, the families",
+    "pull": "fetch a known good model by its short name; without one, list them",
     "info": "what a model is: architecture, parameters, memory, context",
     "generate": "continue a prompt; without one, a loop that asks for prompts",
     "train": "train a model: from a text file, a folder or a recipe; or go on with a run",

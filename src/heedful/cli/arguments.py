@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-MODEL = "a model that ships with heedful, a folder, a .gguf file or a hub id (org/name)"
+MODEL = "a model that ships with heedful or was pulled, a folder, a .gguf file or a hub id (org/name)"
 RECIPE = "a text file, a folder of text, a recipe that ships (--list) or a recipe's .toml file"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_token
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
 from heedful.serve.worker import Worker
+from heedful.weights.catalog import pulled_models
 from heedful.weights.describe import format_bytes
 from heedful.weights.resolve import reject_pickle, resolve_model, shipped_models
 
@@ -60,8 +61,8 @@ class ModelManager:
         self.options, self.metrics = options, metrics
         self.budget = memory_budget(options.memory, options.device)
         self._models: dict[str, ServedModel] = {}  # the least recently used first
-        for text in names or _default_names():
-            model = self._resolve(text)
+        for model in map(self._resolve, names) if names else self._default_models():
+            text = str(model.source)
             if model.name in self._models:
                 raise ValueError(f"two models are called {model.name!r}: name one of them, as other={text}")
             self._models[model.name] = model
@@ -87,6 +88,15 @@ class ModelManager:
                 "allow more with --memory, or make the weights smaller with --quantize"
             )
         return ServedModel(name, source, path, estimate, _modified(path))
+
+    def _default_models(self) -> Iterator[ServedModel]:
+        """All shipped models, and the pulled ones that can be served here."""
+        yield from map(self._resolve, _default_names())
+        for name in pulled_models():
+            try:
+                yield self._resolve(name)
+            except ValueError as error:
+                log.warning("%s was pulled and is not served: %s", name, error)
 
     # --- lookup ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Resolving a model's name: a model that ships with the package, a folder or file, a hub id, in this order.
+"""Resolving a model's name: a model that ships with the package, a folder or file, a pulled model, a hub id, in this
+order.
 
 The folder of a training run resolves to its best checkpoint.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from heedful.models.registry import sizes
 from heedful.weights import hub
+from heedful.weights.catalog import catalog, how_to_pull, pulled_models
 from heedful.weights.folder import HOW_TO_CONVERT, PICKLES
 from heedful.weights.manifest import best_checkpoint, is_run
 
@@ -36,18 +38,23 @@ def resolve_model(name: str | Path) -> Path:
     path = Path(os.path.expanduser(text))
     if path.exists():
         return run_checkpoint(path) if is_run(path) else path
+    if text in pulled_models():
+        return pulled_models()[text]
     if hub.is_id(text) and not text.endswith((".gguf", ".safetensors", *PICKLES)):
         return hub.download(text)
     raise ValueError(_unknown(text))
 
 
 def is_local(name: str) -> bool:
-    """Whether a name resolves without a download: a shipped model, a folder, a run, a GGUF file, or a cached hub id."""
+    """Whether a name resolves without a download: a shipped or pulled model, a folder, a run, a GGUF file, or a
+    cached hub id."""
     if not name or "\0" in name:
         return False
     try:
         path = Path(os.path.expanduser(name))
         if name in shipped_models() or is_run(path) or (path / "config.json").is_file():
+            return True
+        if name in pulled_models():
             return True
         return (path.suffix == ".gguf" and path.is_file()) or (hub.is_id(name) and hub.is_cached(name))
     except (OSError, RuntimeError):  # longer than file names can be; ~ of an unknown user
@@ -65,6 +72,8 @@ def run_checkpoint(run: Path) -> Path:
 
 
 def _unknown(text: str) -> str:
+    if text in catalog():
+        return how_to_pull(text)
     if text in sizes():
         return (
             f"{text!r} is a published size, and its weights are not here: heedful.create({text!r}) makes a fresh one; "
@@ -72,7 +81,7 @@ def _unknown(text: str) -> str:
         )
     if text.endswith(PICKLES):
         return f"there is no file {text}"
-    near = difflib.get_close_matches(text, [*shipped_models(), *sizes()], n=3)
+    near = difflib.get_close_matches(text, [*shipped_models(), *pulled_models(), *catalog(), *sizes()], n=3)
     hint = f"; near it: {', '.join(near)}" if near else ""
     return f"no model, folder or file is called {text!r}{hint} (`heedful models` lists the models)"
 

@@ -9,6 +9,7 @@ type Schemas = components['schemas']
 export type Token = Schemas['Token']
 export type Label = Schemas['LabelProbability']
 export type Model = Schemas['ModelDescription']
+export type Pullable = Schemas['PullableModel']
 export type Which = Schemas['LayerResponse']['which']
 export type AttentionMap = Decoded<Schemas['LayerResponse']>
 export type Overview = Decoded<Schemas['OverviewResponse']>

@@ -2699,11 +2699,13 @@ export interface components {
         };
         /**
          * ModelsResponse
-         * @description All served models.
+         * @description All served models, and those that can be had.
          */
         ModelsResponse: {
             /** Models */
             models: components["schemas"]["ModelDescription"][];
+            /** Pullable */
+            pullable: components["schemas"]["PullableModel"][];
         };
         /**
          * NeighboursRequest
@@ -2894,6 +2896,27 @@ export interface components {
             layers: components["schemas"]["LayerParameters"][];
             norm: components["schemas"]["NormParameters"] | null;
             head: components["schemas"]["HeadParameters"];
+        };
+        /**
+         * PullableModel
+         * @description A model that is not on the server's machine, and the command that fetches it.
+         */
+        PullableModel: {
+            /** Name */
+            name: string;
+            /** About */
+            about: string;
+            /** Parameters */
+            parameters: number;
+            /**
+             * Bytes
+             * @description The size of the download
+             */
+            bytes: number;
+            /** Licence */
+            licence: string;
+            /** Command */
+            command: string;
         };
         /**
          * RolloutRequest

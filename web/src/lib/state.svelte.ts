@@ -5,7 +5,7 @@
 // address.
 
 import { untrack } from 'svelte'
-import { api, ApiError, type Model } from './api'
+import { api, ApiError, type Model, type Pullable } from './api'
 import { examples } from './examples'
 import { tabs, type Tab } from './tabs'
 import { changed, makeHash, parseHash, read, type Values } from './url'
@@ -13,6 +13,8 @@ import { changed, makeHash, parseHash, read, type Values } from './url'
 class Page {
   /** All served models; null until the server has told. */
   models = $state.raw<Model[] | null>(null)
+  /** Models that the server could have, with the commands that fetch them. */
+  pullable = $state.raw<Pullable[]>([])
   /** Why they are not known. */
   problem = $state.raw<string | null>(null)
   tabId = $state(tabs[0].id)
@@ -51,7 +53,9 @@ class Page {
   /** Ask the server which models there are. */
   async load(): Promise<void> {
     try {
-      this.models = (await api.models()).models
+      const found = await api.models()
+      this.models = found.models
+      this.pullable = found.pullable
       this.problem = null
     } catch (problem) {
       this.problem = problem instanceof ApiError ? problem.message : String(problem)

@@ -18,6 +18,7 @@ from heedful.models.registry import FAMILIES
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
+from heedful.weights.catalog import CatalogEntry, catalog, pulled_models
 from heedful.weights.describe import load_tokenizer
 from heedful.weights.meta import load_meta
 from heedful.zoo import FOLDER, cards
@@ -63,10 +64,22 @@ class ModelDescription(PlaygroundModel):
     loaded: bool
 
 
+class PullableModel(PlaygroundModel):
+    """A model that is not on the server's machine, and the command that fetches it."""
+
+    name: str
+    about: str
+    parameters: int
+    bytes: int = Field(description="The size of the download")
+    licence: str
+    command: str
+
+
 class ModelsResponse(PlaygroundModel):
-    """All served models."""
+    """All served models, and those that can be had."""
 
     models: list[ModelDescription]
+    pullable: list[PullableModel]
 
 
 @router.get("/api/models", response_model=ModelsResponse)
@@ -82,7 +95,15 @@ async def get_models(http: HttpRequest) -> Response:
             found.append({"id": name, **described, "context": info.context_length, "loaded": info.loaded})
         return found
 
-    return await encode_response(http, {"models": await asyncio.to_thread(describe_all)})
+    models, here = await asyncio.to_thread(describe_all), pulled_models()
+    others = [pullable_model(entry) for name, entry in catalog().items() if name not in here]
+    return await encode_response(http, {"models": models, "pullable": others})
+
+
+def pullable_model(entry: CatalogEntry) -> dict[str, Any]:
+    """A PullableModel."""
+    told = {key: getattr(entry, key) for key in ("name", "about", "parameters", "bytes", "licence")}
+    return {**told, "command": f"heedful pull {entry.name}"}
 
 
 @lru_cache(maxsize=256)
@@ -92,6 +113,8 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
     config, labels = model.config, getattr(model.config, "labels", ())
     chats, reads = _tokenizer(path)
     card = cards().get(path.name) if path.parent == FOLDER else None
+    if path in pulled_models().values() and path.stem in catalog():
+        card = catalog()[path.stem].about
     if isinstance(model, ViT | ImageGPT):
         reads = "image"
     return {
