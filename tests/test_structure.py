@@ -39,8 +39,8 @@ EDGES: dict[str, set[str]] = {
     "recipes": {"models", "text", "weights", "data", "train", "loaded", "paths"},
     "serve": {"nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "tasks", "loaded", "zoo"},
     "cli": {
-        "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "serve",
-        "loaded", "zoo",
+        "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "tasks",
+        "serve", "loaded", "zoo",
     },
     "__main__": {"cli"},
     "__init__": {"models", "text", "weights", "loaded"},

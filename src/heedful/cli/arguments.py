@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from heedful.loaded import Loaded
 
 MODEL = "a model that ships with heedful or was pulled, a folder, a .gguf file or a hub id (org/name)"
 RECIPE = "a text file, a folder of text, a recipe that ships (--list) or a recipe's .toml file"
+
+
+def add_model(parser: argparse.ArgumentParser, default: str | None, about: str = "") -> None:
+    """--model, with the model that ships as the default."""
+    parser.add_argument("--model", default=default, help=f"{MODEL} (default: {about or default})")
+
+
+def load_model(name: str, ability: str) -> Loaded:
+    """The model of a name, ready for inference; ValueError that says what it is unless it has the ability."""
+    import heedful
+
+    loaded = heedful.load(name)
+    loaded.require(ability)
+    accelerate_if_plain(loaded)
+    return loaded
+
+
+def accelerate_if_plain(loaded: Loaded) -> None:
+    """Pack the weights for the kernels as they are stored, unless they are packed already."""
+    from heedful.kernels.accelerate import accelerate_as_stored, packed_precision
+
+    if packed_precision(loaded.model) is None:
+        accelerate_as_stored(loaded.model)
 
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:

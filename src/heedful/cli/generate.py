@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from heedful.cli.arguments import MODEL, add_context_length, add_quantize
+from heedful.cli.arguments import MODEL, accelerate_if_plain, add_context_length, add_quantize
 from heedful.models.config import did_you_mean
 
 if TYPE_CHECKING:
@@ -100,14 +100,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load the model; print the completion, or start the loop."""
     import heedful
-    from heedful.kernels.accelerate import accelerate_as_stored, packed_precision
 
     given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     given |= {name: True for name in ("chat", "echo", *FLAGS) if getattr(options, name)}
     given |= {"stop": tuple(options.stop)} if options.stop else {}
     loaded = heedful.load(options.model, quantize=options.quantize, context_length=options.context_length)
-    if packed_precision(loaded.model) is None:
-        accelerate_as_stored(loaded.model)
+    accelerate_if_plain(loaded)
     given |= {"draft": load_draft(given["draft"], loaded)} if "draft" in given else {}
     if options.prompt is None:
         if sys.stdin is None:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heedful.cli.arguments import MODEL
+from heedful.cli.images import IMAGES, load_image
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from heedful.loaded import Loaded
-    from heedful.models.base import Model
     from heedful.observe.inputs import ModelInput
 
 # The views, and the options that each of them understands.
@@ -30,7 +28,6 @@ WHAT: dict[str, tuple[str, ...]] = {
     "names": (),
 }
 WITHOUT_TEXT = ("positions", "names")
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,17 +107,5 @@ def _model_input(loaded: Loaded, options: argparse.Namespace) -> ModelInput:
     if isinstance(loaded.model, ViT):
         if Path(options.text).suffix.lower() not in IMAGES:
             raise ValueError(f"{loaded.name} reads images: give a file ({', '.join(IMAGES)})")
-        return image_input(loaded.model, _load_image(loaded.model, Path(options.text)))
+        return image_input(loaded.model, load_image(loaded.model, Path(options.text)))
     return text_input(loaded.model, loaded.tokenizer, options.text, second=options.second, target=options.target)
-
-
-def _load_image(model: Model, path: Path) -> Tensor:
-    """A file's pixels from -1 to 1 in the model's size; grey where it has one channel."""
-    import torch
-
-    from heedful.data.images import decode_image
-
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
-    pixels = torch.from_numpy(decode_image(path, model.config.image_size).copy()).permute(2, 0, 1).float() / 127.5 - 1
-    return pixels.mean(dim=0, keepdim=True) if model.config.n_channels == 1 else pixels
