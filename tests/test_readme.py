@@ -102,6 +102,7 @@ def test_the_commands_run(capsys, workspace, monkeypatch):
         "show",
         "fill",
         "probe",
+        "eval",
         "train",
         "estimate",
     }

@@ -31,7 +31,8 @@ def flags(script: Path) -> set[str]:
 def test_there_are_commands():
     assert len(SCRIPTS) > 15 and len(OURS) > 5
     for line in TEXT.splitlines():
-        assert "benchmarks/" in line or not re.search(r"BLEU|exact, F1", line), line
+        told = "benchmarks/" in line or "heedful eval" in line
+        assert told or not re.search(r"BLEU|exact, F1", line), line
 
 
 @pytest.mark.parametrize("command", SCRIPTS)

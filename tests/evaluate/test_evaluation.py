@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sklearn import metrics as sklearn_metrics
 
 import heedful
 from heedful.cli import main
+from heedful.cli.info import score_lines
 from heedful.evaluate import evaluation
 from heedful.evaluate.entities import Entities
 from heedful.evaluate.evaluation import compare
@@ -22,7 +24,7 @@ from heedful.evaluate.squad import Squad, answer_f1, exact_match
 from heedful.evaluate.task import Item
 from heedful.evaluate.tasks import create_task
 from heedful.tasks.answer import AnswerSpan
-from support.tiny import tiny
+from support.documents import blocks, commands
 
 TEXT = "ROMEO:\nWhat light through yonder window breaks? It is the east.\n" * 9
 REVIEWS = [("a fine film", 1), ("a dull mess", 0), ("bad", 0), ("warm and funny", 1), ("not good", 0), ("great", 1)]
@@ -41,10 +43,11 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     with gzip.open(folder / "text.txt.gz", "wt") as file:
         file.write(TEXT)
+    (folder / "my.txt").write_text(TEXT)
     (folder / "reviews.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in REVIEWS))
     (folder / "test.de").write_text("\n".join(GERMAN) + "\n")
     (folder / "test.en").write_text("\n".join(ENGLISH) + "\n")
-    (folder / "tags.conll").write_text(CONLL * 2)
+    (folder / "dev.conll").write_text(CONLL * 2)
     qas = [{"question": q, "answer": a} for q, a in QUESTIONS.items()]
     (folder / "questions.json").write_text(json.dumps([{"context": PASSAGE, "qas": qas}]))
     pairs = [("king", "queen", 8.5), ("river", "water", 7.0), ("stone", "night", 1.5), ("day", "night", 6.0)]
@@ -56,7 +59,7 @@ CASES = {
     "perplexity": ("shakespeare", ["text.txt.gz"], {"window": 64, "stride": 32}),
     "translation": ("translator", ["test.de", "test.en"], {}),
     "squad": ("reader", ["questions.json"], {}),
-    "entities": ("entities", ["tags.conll"], {}),
+    "entities": ("entities", ["dev.conll"], {}),
     "classification": ("sentiment", ["reviews.tsv"], {}),
     "similarity": ("bert-books", ["words.tsv"], {}),
 }
@@ -266,18 +269,27 @@ def test_the_command_prints_scores_and_info_shows_those_of_a_run(files, tmp_path
     out = capsys.readouterr().out
     assert "the first 5 of" in out and "accuracy" in out and "true \\ said" in out
     assert list(tmp_path.glob("evaluations/sentiment-classification-*/scores-first-5.json"))
-    step = tmp_path / "runs/one/checkpoints/step-0000001"
-    heedful.Loaded(tiny("gpt"), heedful.load("tiny").tokenizer, "one").save(step)
     evaluation_folder = tmp_path / "runs/one/evaluations/one-perplexity-x-1"
     evaluation_folder.mkdir(parents=True)
     told = {"metric": "perplexity", "value": 12.5, "low": 11.0, "high": 14.0, "unit": "", "higher_is_better": False}
     saved = {"task": "perplexity", "data": "x.txt", "n": 1234, "scores": [told]}
     (evaluation_folder / "scores.json").write_text(json.dumps(saved))
-    from heedful.cli.info import score_lines
-
     assert score_lines(tmp_path / "runs/one") == [
         "score         perplexity on x.txt, 1,234 items: perplexity 12.50 [11.00, 14.00]"
     ]
+
+
+def test_the_page_runs(files, tmp_path, capsys, monkeypatch):
+    """docs/evaluation.md: its commands and its Python, with the files that it names."""
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for words in (words for code in blocks("docs/evaluation.md") for words in commands(code)):
+        assert words[:2] == ["heedful", "eval"]
+        assert main([word.replace("MODEL", "sentiment") for word in words[1:]]) == 0, capsys.readouterr().err
+    exec(compile("\n".join(blocks("docs/evaluation.md", "python")), "docs/evaluation.md", "exec"), {})
+    (example,) = blocks("docs/evaluation.md", "json")
+    (scores,) = tmp_path.glob("evaluations/sentiment-*/scores.json")
+    assert all(f'"{key}"' in example for key in json.loads(scores.read_text()))
 
 
 def test_tasks_are_listed(capsys):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 
 from heedful.evaluate.harness import HarnessModel, local_task
+from heedful.evaluate.tasks import create_task
 
 N = 100
 TEXTS = [text.strip() for text in story(40, seed=5).split("\n\f\n")]
@@ -126,6 +130,71 @@ def test_texts_are_those_of_the_reference(ours, theirs):
     settings = {"until": ["\n", " cat"], "max_gen_toks": 24, "do_sample": False}
     asked = generations(*((text[:40], settings) for text in TEXTS[:8]))
     assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+
+
+ROWS = {
+    "lambada_openai": [{"text": text.rstrip(".")} for text in TEXTS[:5]],
+    "winogrande": [
+        {
+            "context_options": [f"the dog sees the cat and the {who}" for who in ("dog", "cat")],
+            "continuation": said,
+            "gold": i,
+        }
+        for i, said in enumerate(("runs to the house.", "sleeps in the garden."))
+    ],
+    "hellaswag": [
+        {"ctx_a": "the cat runs.", "ctx_b": "it", "activity_label": "Play", "endings": TEXTS[i : i + 4], "label": i}
+        for i in range(3)
+    ],
+    "piqa": [{"query": "Question: how to run?\n", "choices": TEXTS[i : i + 2], "gold": i % 2} for i in range(4)],
+    "arc_easy": [
+        {
+            "question": "who runs?",
+            "choices": {"text": ["the dog", "a house"], "label": ["A", "B"]},
+            "answerKey": key,
+        }
+        for key in "AB"
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_tasks_are_evaluated_as_by_lm_eval_itself(export, theirs, tmp_path, name):
+    """Item by item, by its own evaluator with its own model on transformers; interrupted or not."""
+    with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in ROWS[name]))
+    loaded = heedful.load(export)
+    found = loaded.evaluate(name, tmp_path, limit=1, out=tmp_path, batch_size=1)
+    found = loaded.evaluate(name, tmp_path, out=tmp_path)
+    task = local_task(name, tmp_path)
+    expected = evaluate(lm=theirs, task_dict={name: task}, bootstrap_iters=0, log_samples=True)
+    samples = expected["samples"][name]
+    assert found.n == len(ROWS[name]) == len(samples)
+    for record, sample in zip(found.records, samples, strict=True):
+        said = [score for score, _ in record["prediction"]]
+        assert said == pytest.approx([float(r[0]) for r in sample["filtered_resps"]], rel=1e-4, abs=1e-3)
+        assert record["metrics"] == pytest.approx({k: sample[k] for k in record["metrics"]}, rel=1e-4, abs=1e-3)
+    for score in found.scores:
+        value = expected["results"][name][f"{score.metric},none"]
+        assert score.value == pytest.approx(100 * value if score.unit else value, rel=1e-3)
+
+
+def test_what_lm_eval_does_not_have_is_told(export, tmp_path):
+    loaded = heedful.load(export)
+    with pytest.raises(ValueError, match=r"has no file piqa\*"):
+        loaded.evaluate("piqa", tmp_path)
+    with pytest.raises(ValueError, match="as lm_eval defines it"):
+        loaded.evaluate("piqa", tmp_path, shots=3)
+    with pytest.raises(ValueError, match="for models that continue a text"):
+        heedful.load("bert-books").evaluate("piqa", tmp_path)
+
+
+def test_without_lm_eval_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "heedful.evaluate.harness", None)
+    with pytest.raises(ValueError, match=r"pip install 'heedful\[harness\]'"):
+        create_task("lambada_openai")
+    with pytest.raises(ValueError, match="did you mean lambada_openai"):
+        create_task("lambada_openia")
 
 
 def test_settings_that_mean_nothing_to_us_are_refused(ours):

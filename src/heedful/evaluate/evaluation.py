@@ -107,7 +107,7 @@ def evaluate(
         while (done := len(kept.records)) < len(chosen):
             batch = chosen[done : done + size]
             said = task.predict(loaded, batch)
-            kept.append([_record(item, one) for item, one in zip(batch, said, strict=True)])
+            kept.append([item_record(item, one) for item, one in zip(batch, said, strict=True)])
             progress(len(kept.records), len(chosen))
         records = kept.records
     metrics = task.metrics(records)
@@ -214,7 +214,8 @@ def _score(metric: Metric, n: int) -> Score:
     return Score(metric.name, value, low, high, metric.unit, metric.higher_is_better)
 
 
-def _record(item: Item, said: Record) -> Record:
+def item_record(item: Item, said: Record) -> Record:
+    """The record of an item: what was asked, then what the task's `predict` gave."""
     prediction, score = said.pop("prediction"), said.pop("score")
     asked = {"id": item.id, "input": item.shown, "reference": item.reference}
     return {**asked, "prediction": prediction, "score": score, **said}

@@ -259,9 +259,10 @@ def local_task(name: str, path: Path) -> HarnessTask:
     dataset = datasets.Dataset.from_list(rows)
     registry = TaskManager(include_path=str(Path(lm_eval.__file__).parent / "tasks" / folder), include_defaults=False)
     config = load_yaml(registry.task_index[name].yaml_path)
-    for key in ("tag", "dataset_path", "dataset_name", "training_split"):
-        config.pop(key, None)
     split = config.get("test_split") or config["validation_split"]
+    for key in ("tag", "dataset_path", "dataset_name", "training_split", "validation_split", "test_split"):
+        config.pop(key, None)
+    config["test_split"] = split
     return ConfigurableTask(config={**config, "custom_dataset": lambda **_: {split: dataset}})
 
 
