@@ -275,7 +275,8 @@ def test_the_oldest_messages_are_forgotten_where_the_context_is_full(chatty, cap
 
 def test_the_first_model_with_a_template_chats(capsys, monkeypatch, tmp_path, chatty):
     monkeypatch.setattr("heedful.weights.resolve.shipped_models", lambda: {})
+    monkeypatch.setattr("heedful.weights.catalog.pulled_models", lambda: {})
     assert main(["chat", "Hello"]) == 2
     assert "heedful pull smollm2-135m-instruct" in capsys.readouterr().err
-    monkeypatch.setattr("heedful.weights.resolve.shipped_models", lambda: {"chatty": chatty})
+    monkeypatch.setattr("heedful.weights.catalog.pulled_models", lambda: {"chatty": chatty})
     assert chat.default_chat_model() == "chatty"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread, imsave
 
-from heedful.cli import main
+from heedful.cli import main, parse_arguments
 from support.chats import write_chat_model
 from support.documents import blocks, commands, read
 from support.serving import serving
@@ -42,6 +42,7 @@ def test_the_commands_run(capsys, workspace, monkeypatch):
     for words in (words for code in blocks(PAGE) for words in commands(code)):
         program, *arguments = words
         assert program == "heedful"
+        parse_arguments(arguments)
         if arguments[0] == "pull" or arguments == ["chat"]:  # one needs a network, one a terminal
             continue
         more = ["--max-tokens", "4"] if arguments[0] == "chat" else []

@@ -149,3 +149,17 @@ def test_a_task_without_a_model_says_what_to_serve(open_tab, page, server):
     page.get_by_role("radio", name="Tag", exact=True).check()
     page.get_by_text("heedful serve entities").wait_for()
     assert page.get_by_role("button", name="View code").count() == 0
+
+
+def test_neighbours_of_words(open_tab, page, tmp_path, capsys):
+    open_tab("tasks", model="bert-books", task="neighbours", words="king - man + woman")
+    found = exact("bert-books").neighbours("king - man + woman", 12)
+    assert page.locator(".result").inner_text() == found[0].word == "queen"
+    rows = page.get_by_role("list", name="Nearest words").get_by_role("listitem")
+    assert rows.count() == 12 and rows.nth(1).inner_text().split()[0] == found[1].word
+    assert run_code(page, tmp_path, capsys).startswith("queen")
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    page.get_by_role("textbox", name="Words").fill("London")
+    page.locator(".result").get_by_text(exact("bert-books").neighbours("London", 1)[0].word, exact=True).wait_for()
+    page.get_by_role("slider", name="Layer").press("ArrowRight")
+    page.wait_for_function("() => location.hash.includes('depth=1')")

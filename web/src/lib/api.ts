@@ -150,6 +150,7 @@ export const api = {
   classify: post('/api/classify'),
   answer: post('/api/answer'),
   tag: post('/api/tag'),
+  neighbours: post('/api/neighbours'),
 
   images: get('/api/images'),
   classifyImage: post('/api/image/classify'),

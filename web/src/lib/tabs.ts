@@ -58,7 +58,7 @@ export const tabs: Tab[] = [
   {
     id: 'tasks',
     label: 'Tasks',
-    fits: can('translate', 'classify', 'answer', 'tag'),
+    fits: can('translate', 'classify', 'answer', 'tag', 'neighbours'),
     wants: 'a model that translates, classifies, answers or tags, such as translator',
     load: () => import('../tabs/Tasks.svelte'),
   },
