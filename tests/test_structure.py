@@ -36,7 +36,7 @@ EDGES: dict[str, set[str]] = {
     "evaluate": {"models", "text", "data", "generate", "observe", "tasks"},
     "tasks": {"nn", "models", "text", "weights", "data", "generate", "observe"},
     "loaded": {"models", "kernels", "text", "weights", "generate", "observe", "evaluate", "tasks"},
-    "recipes": {"models", "text", "weights", "data", "train", "loaded", "paths"},
+    "recipes": {"models", "text", "weights", "data", "train", "tasks", "loaded", "paths"},
     "serve": {"nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "tasks", "loaded", "zoo"},
     "cli": {
         "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "tasks",

@@ -1,7 +1,10 @@
 """Runs on images: a user's own folder by one command, augmentation that goes on after an interruption."""
 
+import json
+
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 import heedful
 from heedful.cli import main
@@ -64,3 +67,29 @@ def test_augmented_training_resumed_is_uninterrupted(tmp_path, monkeypatch):
         train(recipe, folder=tmp_path / "cut", quiet=True)
     resume(tmp_path / "cut", quiet=True)
     assert_same_run(tmp_path / "whole", tmp_path / "cut", 20)
+
+
+def test_image_gpt_says_bits_per_dimension_and_draws_completions(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    pixels = np.repeat(random.integers(0, 2, (12, 6, 1)), 6, axis=2) * 255
+    np.savez("stripes.npz", images=pixels.astype(np.uint8))
+    settings = changes(
+        model={"family": "image_gpt", **SMALL, "dropout": 0.0},
+        data={"kind": "pixels", "source": "stripes.npz", "levels": 2, "share": 0.25},
+        log={"samples": True},
+        train={"steps": 2, "eval_every": 1},
+    )
+    (tmp_path / "recipe.toml").write_text(to_toml(settings))
+    assert main(["train", "recipe.toml", "--out", "run"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    scores = [line for line in lines if line["kind"] == "validation"]
+    assert scores[-1]["bits_per_dimension"] == pytest.approx(scores[-1]["loss"] / np.log(2))
+    assert "bits per dimension" in capfd.readouterr().err
+    assert json.loads((tmp_path / "run/summary.json").read_text())["bits_per_dimension"] > 0
+    pictures = sorted((tmp_path / "run/samples").glob("*.png"))
+    assert [path.name for path in pictures] == ["step-0000001.png", "step-0000002.png"]
+    picture = imread(pictures[-1])[..., 0]  # 3 images of validation: half, whole, 6 completions of 96 x 96, gaps of 4
+    assert picture.shape == (3 * 100 - 4, 8 * 100 - 4)
+    tiles = np.pad(picture, ((0, 4), (0, 4))).reshape(3, 100, 8, 100).transpose(0, 2, 1, 3)[:, :, 8:96:16, 8:96:16]
+    assert (tiles[:, 1:, :3] == tiles[:, :1, :3]).all()  # the upper half stays
+    assert set(np.unique(tiles[:, 1:])) <= {0.0, 1.0} and len(np.unique(tiles[:, 0, 3:])) == 1

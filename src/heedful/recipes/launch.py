@@ -15,13 +15,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from heedful import __version__
+from heedful.data.dataset import Draw
 from heedful.loaded import Loaded, load
 from heedful.models.base import Model, TruncationWarning
+from heedful.models.image_gpt import ImageGPT
 from heedful.recipes.build import TrainingSetup, build_training
 from heedful.recipes.resolve import resolve_recipe
+from heedful.tasks.complete_image import completion_grid
 from heedful.text import Tokenizer
 from heedful.train.adapters import adapt, adapted
 from heedful.train.checkpoint import Checkpoint
@@ -33,6 +37,8 @@ from heedful.train.trainer import Summary, Trainer, trainable_parameters
 from heedful.weights.adapter import load_adapter
 from heedful.weights.save import save_tokenizer, write_config
 from heedful.weights.save_adapter import write_adapter
+
+N_COMPLETED = 8  # images of which samples complete the upper half
 
 
 def train(
@@ -142,6 +148,7 @@ def _train(
         quiet=quiet or not processes.main,
         baselines=setup.baselines,
         bytes_per_token=setup.bytes_per_token,
+        dimensions=setup.model.palette.shape[1] if isinstance(setup.model, ImageGPT) else None,
         unit="images" if recipe.data.kind == "images" else "tokens",
     )
     with log:
@@ -237,12 +244,18 @@ class _Saver:
 
 
 class _Sampler:
-    """Generates a sample from the prompt, for models that generate text."""
+    """Generates a sample: text from the prompt, or completions of the first validation images' upper halves."""
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup, self.settings = setup, setup.recipe.log
 
-    def __call__(self, model: Model, step: int) -> str | None:
+    def __call__(self, model: Model, step: int) -> str | np.ndarray | None:
+        if isinstance(model, ImageGPT) and self.setup.validation is not None:
+            n = min(N_COMPLETED, len(self.setup.validation))
+            whole = self.setup.validation.batch([Draw(0, i) for i in range(n)], 0).targets
+            assert whole is not None
+            model.eval()
+            return completion_grid(model, whole, seed=step)
         if self.setup.tokenizer is None or "generate" not in model.abilities or "translate" in model.abilities:
             return None
         loaded = Loaded(model, self.setup.tokenizer, "sample")

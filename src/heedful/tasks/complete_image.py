@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from heedful.generate.batch import generate_batch
-from heedful.generate.request import Sampling
+from heedful.generate.engine import Engine
+from heedful.generate.request import Request, Sampling
 from heedful.models.image_gpt import ImageGPT, quantize, to_image
 
 CELL = 96  # pixels of a picture that an image fills at least
@@ -37,12 +38,34 @@ def complete_image(
         )
     if n < 1 or (len(begun) and not 0 <= int(begun.min()) <= int(begun.max()) < n_colours):
         raise ValueError(f"pixels are colours from 0 to {n_colours - 1}, and n is 1 or more")
-    images: list[list[int]] = []
-    for i in range(n):
-        sampling = Sampling(temperature=temperature, seed=None if seed is None else seed + i)
-        batch = model.prompt(begun.long()[None].to(model.device))
-        images.append([*begun.tolist(), *generate_batch(model, batch, n_pixels - len(begun), sampling)[0]])
-    return torch.tensor(images)
+    return complete_ids(model, begun[None].repeat(n, 1), temperature=temperature, seed=seed)
+
+
+def complete_ids(model: ImageGPT, begun: Tensor, *, temperature: float = 1.0, seed: int | None = 0) -> Tensor:
+    """The first pixels of images as colour ids (B, N) -> whole images (B, max_len), in one batch; row i has the
+    random numbers of seed + i."""
+    n_new = model.config.max_len - begun.shape[1]
+    prompts = model.prompt(begun.long()).ids.tolist()
+    requests = [
+        Request(tuple(row), None, n_new, Sampling(temperature=temperature, seed=None if seed is None else seed + i))
+        for i, row in enumerate(prompts)
+    ]
+    engine = Engine(model, max_rows=len(requests), chunk=sum(map(len, prompts)))
+    new = [result.choices[0].tokens for result in engine.run(requests)]
+    return torch.cat([begun.long().cpu(), torch.tensor(new)], dim=1)
+
+
+def completion_grid(model: ImageGPT, images: Tensor, n: int = 6, *, seed: int | None = 0) -> np.ndarray:
+    """A picture (H, W, 3) uint8 of images (B, N), colour ids: a row for each, first its upper half, then the whole
+    image, then n completions of the half."""
+    (height, width), palette = model.image_shape, model.palette
+    kept = height // 2 * width
+    made = complete_ids(model, images[:, :kept].repeat_interleave(n, dim=0), seed=seed).unflatten(0, (len(images), n))
+    shown = [
+        to_image(torch.cat([own[None].cpu(), new]), palette, height=height)
+        for own, new in zip(images, made, strict=True)
+    ]
+    return completion_picture([own[0, :, : height // 2] for own in shown], shown).contiguous().numpy()
 
 
 def completion_picture(given: Sequence[Tensor], completions: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
 """The log of a run: progress on the terminal, and files in the run's folder.
 
     log.jsonl                   JSON lines of "kind" step, validation or note; NaN and infinity are null
-    samples/step-0000200.txt    text generated after that step
+    samples/step-0000200.txt    text generated after that step; .png: images
     loss.png                    training and validation loss beside the baselines (train/loss_plot.py)
     baselines.json              reference losses in nats: a "uniform" guess, ln V; the entropy of tokens or classes
     summary.json                how it ended
@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+import numpy as np
 
 from heedful.train import loss_plot
 from heedful.train.progress import ProgressDisplay, format_clock, format_count
@@ -75,7 +77,8 @@ class History:
 class RunLog:
     """The log of a run from step `begin` to `steps`. Without a `folder` nothing is written; `quiet` prints nothing.
 
-    With `bytes_per_token`, known for language models, validation reports perplexity and bits per byte too. `baselines`
+    With `bytes_per_token`, known for language models, validation reports perplexity and bits per byte too; with
+    `dimensions`, the numbers of a token that is a pixel (1 for grey), bits per dimension. `baselines`
     are reference losses by name, in nats. `unit` is what throughput counts: tokens, or images.
     """
 
@@ -89,10 +92,12 @@ class RunLog:
         quiet: bool = False,
         baselines: Mapping[str, float] | None = None,
         bytes_per_token: float | None = None,
+        dimensions: int | None = None,
         unit: str = "tokens",
     ) -> None:
         self.folder, self.steps, self.at, self.quiet = folder, steps, begin, quiet
         self.baselines, self.bytes_per_token, self.unit = dict(baselines or {}), bytes_per_token, unit
+        self.dimensions = dimensions
         self.history = History()
         self._lines: list[str] = []
         if folder is not None:
@@ -159,12 +164,21 @@ class RunLog:
         if time.perf_counter() - self._plotted >= PLOT_EVERY:
             self.plot()
 
-    def sample(self, step: int, text: str) -> None:
-        """Write and show text that the model generated after a step."""
-        if self.folder is not None:
-            (self.folder / SAMPLES).mkdir(exist_ok=True)
-            path = self.folder / SAMPLES / f"step-{step:07}.txt"
-            path.write_text(text, encoding="utf-8", errors="replace", newline="")
+    def sample(self, step: int, made: str | np.ndarray) -> None:
+        """Write and show the text, or an image (H, W, 3) uint8, that the model generated after a step."""
+        path = None if self.folder is None else self.folder / SAMPLES / f"step-{step:07}"
+        if path is not None:
+            path.parent.mkdir(exist_ok=True)
+        if isinstance(made, np.ndarray):
+            if path is not None:
+                from matplotlib.image import imsave
+
+                imsave(path.with_suffix(".png"), made)
+                self._say(f"  │ {path.with_suffix('.png')}")
+            return
+        text = made
+        if path is not None:
+            path.with_suffix(".txt").write_text(text, encoding="utf-8", errors="replace", newline="")
         for tracker in self._trackers:
             tracker.text(step, "sample", text)
         self._say("\n".join(f"  │ {line}" for line in text.splitlines()))
@@ -203,7 +217,9 @@ class RunLog:
     # --- numbers ---------------------------------------------------------------------------------------------------
 
     def language_scores(self, loss: float) -> dict[str, float]:
-        """Perplexity and bits per byte of a loss, {} if this is no language model."""
+        """Perplexity and bits per byte of a loss, or bits per dimension of one of pixels; {} for other losses."""
+        if self.dimensions is not None:
+            return {"bits_per_dimension": loss / math.log(2) / self.dimensions}
         if self.bytes_per_token is None:
             return {}
         perplexity = math.exp(loss) if loss < 700 else math.inf
@@ -264,6 +280,8 @@ class RunLog:
         if "perplexity" in result:
             yield "perplexity", f"{result['perplexity']:,.4g}"
             yield "bits per byte", f"{result['bits_per_byte']:.4f}"
+        if "bits_per_dimension" in result:
+            yield "bits per dimension", f"{result['bits_per_dimension']:.4f}"
         for name, loss in self.baselines.items():
             yield f"{name} baseline", f"{loss:.4f}"
         yield self.unit, f"{format_count(result[self.unit])} in {format_clock(result['seconds'])}"
@@ -325,7 +343,7 @@ def truncate_log(folder: Path, begin: int, history: History) -> None:
             new.flush()
             os.fsync(new.fileno())
         aside.replace(path)
-    for sample in (folder / SAMPLES).glob("step-*.txt"):
+    for sample in (folder / SAMPLES).glob("step-*.*"):
         number = sample.stem.removeprefix("step-")
         if number.isdecimal() and int(number) > begin:
             sample.unlink()

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,7 +90,7 @@ class Trainer:
         processes: Processes | None = None,
         log: RunLog | None = None,
         save: Callable[[Trainer, bool], None] | None = None,
-        sample: Callable[[Model, int], str | None] | None = None,
+        sample: Callable[[Model, int], str | np.ndarray | None] | None = None,
     ) -> None:
         """`save(trainer, is_best)` is called with every checkpoint, `sample(model, step)` with every evaluation."""
         self.recipe, self.settings = recipe, recipe.train
@@ -307,10 +308,10 @@ class Trainer:
         self.log.validation(self.step, scores.loss, scores.metrics)
         if self.sample is not None:
             with self._ema_weights(), self.processes.unsharded(self.model):
-                text = self.sample(self.model, self.step) if self.processes.main else None
+                made = self.sample(self.model, self.step) if self.processes.main else None
             self.model.train()
-            if text is not None:
-                self.log.sample(self.step, text)
+            if made is not None:
+                self.log.sample(self.step, made)
         better = scores.loss < self.best
         if better:
             self.best, self.best_step, self.evaluations_without_best = scores.loss, self.step, 0
