@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 
 import heedful
 from heedful.cli import main
+from heedful.data.images import ImageSet
 from heedful.data.tagging import TaggedSentences
 from heedful.evaluate.entities import are_entity_tags, entities, score_entities
 from heedful.evaluate.probe import COMBINATIONS, evenly_spaced, format_results, probe
+from heedful.evaluate.probe_images import image_features, probe_images
+from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, quantize
+from heedful.models.vit import ViT, ViTConfig
 from support.tiny import tiny
 
 
@@ -132,7 +137,7 @@ def test_the_command_prints_the_table(model, file, capsys):
     ("arguments", "message"),
     [
         (["bert-books", "FILE", "nothing.txt"], "there is no file nothing.txt"),
-        (["digits-vit", "FILE", "FILE"], "no tokenizer"),
+        (["digits-vit", "FILE", "FILE"], "is no idx file"),
         (["bert-books", "FILE", "FILE", "--layers", "9"], "there is no layer 9"),
         (["bert-books", "FILE", "FILE", "--layers", "middle"], "features can be first"),
         (["bert-books", "FILE", "FILE", "--train-sentences", "0"], "there must be 1 at least"),
@@ -143,3 +148,49 @@ def test_mistakes_are_one_line(arguments, message, file, capsys):
     assert main(["probe", *(file if a == "FILE" else a for a in arguments)]) == 2
     *notes, said = capsys.readouterr().err.splitlines()
     assert message in said and all("their ends are cut" in note for note in notes)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def bright_or_dark(n: int, seed: int) -> ImageSet:
+    chance = np.random.default_rng(seed)
+    labels = np.arange(n) % 2
+    return ImageSet.of(
+        chance.integers(0, 100, (n, 4, 4)) + 150 * labels[:, None, None], labels, names=["dark", "bright"]
+    )
+
+
+@pytest.mark.parametrize("family", ["vit", "image_gpt"])
+def test_a_probe_of_images_by_layer(family):
+    shape = {"d_model": 16, "n_layers": 2, "n_heads": 2}
+    torch.manual_seed(0)
+    if family == "vit":
+        config = ViTConfig(**shape, d_ff=32, image_size=4, patch_size=2, n_channels=1, n_labels=2)
+        model = ViT.create(config)
+    else:
+        model = ImageGPT.create(ImageGPTConfig(**shape, vocab_size=9, max_len=16))
+    train, dev = bright_or_dark(40, 0), bright_or_dark(20, 1)
+    rows = probe_images(model, train, dev)
+    assert [row.which for row in rows] == ["first", "0", "1"] and rows[0].n_features == 16
+    assert all(row.accuracy > 0.9 for row in rows)
+    assert [row.which for row in probe_images(model, train, dev, ["1"])] == ["1"]
+    if family == "image_gpt":
+        model.eval()
+        batch = model.training_batch(quantize(train.scaled([3, 7]), model.palette))
+        found = image_features(model, train)[:, [3, 7]]
+        for layer in range(3):
+            torch.testing.assert_close(found[layer], model.features(batch, layer).detach())
+    with pytest.raises(ValueError, match="no layer 2"):
+        probe_images(model, train, dev, ["2"])
+    with pytest.raises(ValueError, match="have none"):
+        probe_images(model, ImageSet.of(train.pixels), dev)
+
+
+def test_heedful_probe_of_images(capsys):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    assert main(["probe", "digits-vit", "digits", "--train-images", "120", "--dev-images", "60"]) == 0
+    out = capsys.readouterr().out
+    assert "120 images to fit, 60 to measure, 10 classes" in out
+    scores = [float(x) for x in re.findall(r"(\d+\.\d+)(?: \*)?$", out, re.M)]
+    assert len(scores) == 5 and scores[-1] > 90

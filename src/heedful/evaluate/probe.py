@@ -75,7 +75,7 @@ def probe(
     """Fit and score a probe for each choice of layers: a name of observe.lens.FEATURES, a layer's number, or "each" for
     every layer alone. Without choices, the rows of BERT's table that the model has enough layers for."""
     if isinstance(model, ViT):
-        raise ValueError("this model reads images: a probe tags words, and needs a model of text")
+        raise ValueError("this model reads images: probe_images is for it")
     if train.names != dev.names:
         raise ValueError("both files must have the same tags: read the second with names=train.names")
     known, labels, _ = word_features(model, train, lambda done, of: progress("reading", done, of))
