@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import re
 
+import numpy as np
 import pytest
+from matplotlib.image import imsave
 
 from heedful.cli import main, parse_arguments
 from support.chats import CHATS, write_chat_model
@@ -37,6 +39,12 @@ def workspace(tmp_path_factory):
     write_story(folder / "more.txt", 20, seed=2)
     write_chat_model(folder / "chatty")
     (folder / "chats.jsonl").write_text(CHATS)
+    for name in ("cat", "dog"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for i in range(3):
+            imsave(
+                folder / "photos" / name / f"{i}.png", np.full((16, 16, 3), i * 40 + 100 * (name == "dog"), np.uint8)
+            )
     for name in ("train.conll", "dev.conll"):
         (folder / name).write_text(CONLL)
     with pytest.MonkeyPatch.context() as patch:

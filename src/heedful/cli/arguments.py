@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from heedful.loaded import Loaded
 
 MODEL = "a model that ships with heedful or was pulled, a folder, a .gguf file or a hub id (org/name)"
-RECIPE = "a text file, a folder of text or of images (a subfolder for each class), a recipe that ships (--list) or a recipe's .toml file"
+RECIPE = (
+    "a text file, a folder of text or of images (a subfolder for each class), a recipe that ships (--list) or a "
+    "recipe's .toml file"
+)
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None, about: str = "") -> None:

@@ -309,7 +309,7 @@ def _image_sets(recipe: Recipe) -> tuple[images.ImageSet, images.ImageSet | None
     if data.share == 0:
         return every, None
     order = np.random.default_rng(0).permutation(len(every))
-    n = round(data.share * len(every))
+    n = max(1, round(data.share * len(every)))
     return every.subset(order[n:]), every.subset(order[:n])
 
 
