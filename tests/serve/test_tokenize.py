@@ -63,6 +63,7 @@ def test_special_tokens_are_found_by_their_names_alone(small):
     ("path", "body", "param"),
     [
         ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a" * 1_000_001}, "prompt"),
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"prompt": "a", "add_special_tokens": "yes"}, "add_special_tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),

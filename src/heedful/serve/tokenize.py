@@ -23,6 +23,7 @@ from heedful.serve.response_schema import ResponseModel
 from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
+MAX_CHARACTERS = 1_000_000  # of a text: a few seconds
 LONG = 4096  # characters or tokens: more are processed in a thread, beside the event loop
 
 
@@ -82,6 +83,9 @@ async def tokenize_text(http: HttpRequest, body: TokenizeRequest) -> Response:
         return JSONResponse({"tokens": ids, **about, "token_strs": pieces})
 
     with client_errors("prompt"):
+        if len(body.prompt) > MAX_CHARACTERS:
+            n = len(body.prompt)
+            raise ValueError(f"the text has {n:,} characters: at most {MAX_CHARACTERS:,} are tokenized, so send parts")
         return await asyncio.to_thread(encode) if len(body.prompt) > LONG else encode()
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model, TruncationWarning, last_of_each
 from heedful.models.cbow import CBOW
 from heedful.models.encoder import EncoderModel
-from heedful.text.limits import check_characters
+from heedful.text.limits import characters_for, check_characters
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
 from heedful.text.warn import warn
@@ -180,6 +180,9 @@ def tokenize_texts(
     one that is not truncated and cannot fit into the context."""
     for text in texts if most is None else ():
         check_characters(tokenizer, [text], context_length)
+    if most is not None:
+        n_characters = characters_for(tokenizer, most)  # of a longer text the end is not tokenized
+        texts = [text[:n_characters] for text in texts]
     around = tokenizer.encode("", add_special=True)
     # Some decoders have no special tokens around a text: an empty one is the token that begins or ends a text.
     empty = around or [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]

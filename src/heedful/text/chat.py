@@ -35,6 +35,12 @@ class Rendered:
         """Whether a special token at text[start:end] contains text that a user typed."""
         return any(start < mark < end for mark in self.marks)
 
+    def tail(self, n: int) -> Rendered:
+        """Its last n characters."""
+        cut = max(0, len(self.text) - n)
+        generated = tuple((max(0, start - cut), end - cut) for start, end in self.generated if end > cut)
+        return Rendered(self.text[cut:], tuple(mark - cut for mark in self.marks if mark > cut), generated)
+
 
 def render_chat(
     template: str,

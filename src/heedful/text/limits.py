@@ -20,10 +20,19 @@ def check_characters(tokenizer: Tokenizer, texts: Iterable[str], context_length:
     """TextTooLong if texts have more characters together than fit into the context, whatever their tokens are."""
     if context_length is None:
         return
-    longest = tokenizer.longest_piece if tokenizer.lossless else max(tokenizer.longest_piece, UNKNOWN_WORD)
-    n, most = sum(map(len, texts)), max(ALWAYS_TOKENIZED, context_length * longest)
+    n, most = sum(map(len, texts)), max(ALWAYS_TOKENIZED, context_length * _longest_token(tokenizer))
     if n > most:
         raise TextTooLong(
             f"the text has {n:,} characters, and the {context_length:,} tokens of this model's context are at most "
             f"{most:,}: shorten it"
         )
+
+
+def characters_for(tokenizer: Tokenizer, n_tokens: int) -> int:
+    """How many characters at the end of a text are tokenized to have its last tokens: what those have at most, and some
+    before them, where the cut may change tokens."""
+    return n_tokens * _longest_token(tokenizer) + ALWAYS_TOKENIZED
+
+
+def _longest_token(tokenizer: Tokenizer) -> int:
+    return tokenizer.longest_piece if tokenizer.lossless else max(tokenizer.longest_piece, UNKNOWN_WORD)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from heedful.text.chat import Messages
+from heedful.text.limits import characters_for
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
 
@@ -39,6 +40,7 @@ class PromptOptions(TypedDict, total=False):
 def tokenize_prompt(tokenizer: Tokenizer, prompt: str | Messages, options: PromptOptions) -> list[int]:
     """The token ids of a text, or with `chat` of a conversation."""
     chat, n = options.get("chat", False), options.get("truncate_prompt_tokens")
+    most = None if n is None else characters_for(tokenizer, n)  # of a longer text the beginning is not tokenized
     add_special = options.get("add_special_tokens", not chat)
     if not chat:
         alone = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -47,17 +49,21 @@ def tokenize_prompt(tokenizer: Tokenizer, prompt: str | Messages, options: Promp
         if not isinstance(prompt, str):
             raise ValueError("a conversation needs chat=True")
         warn_if_unknown(tokenizer, [prompt])
-        ids = tokenizer.encode(prompt, add_special=add_special, allow_special=options.get("allow_special", False))
+        text, allow_special = prompt if most is None else prompt[-most:], options.get("allow_special", False)
+        ids = tokenizer.encode(text, add_special=add_special, allow_special=allow_special)
     else:
         if options.get("allow_special"):
             raise ValueError("allow_special: in a conversation special tokens come from its template alone")
-        ids = _tokenize_chat(tokenizer, prompt, options)
+        ids = _tokenize_chat(tokenizer, prompt, options, most)
         before, behind = special_affixes(tokenizer) if add_special else ([], [])
         ids = [*before, *ids, *behind]
     return ids if n is None else truncate_prompt(tokenizer, ids, n)
 
 
-def _tokenize_chat(tokenizer: Tokenizer, prompt: str | Messages, options: PromptOptions) -> list[int]:
+def _tokenize_chat(
+    tokenizer: Tokenizer, prompt: str | Messages, options: PromptOptions, most: int | None
+) -> list[int]:
+    """The token ids of a conversation, or of its last `most` characters."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     warn_if_unknown(tokenizer, (turn["content"] for turn in turns if isinstance(turn.get("content"), str)))
     variables = options.get("chat_template_kwargs") or {}
@@ -67,7 +73,8 @@ def _tokenize_chat(tokenizer: Tokenizer, prompt: str | Messages, options: Prompt
     begins = options.get("add_generation_prompt", not continues)
     if continues and begins:
         raise ValueError("continue_final_message and add_generation_prompt exclude each other: leave one out")
-    return tokenizer.chat(turns, begins, continue_final_message=continues, **variables)
+    rendered = tokenizer.render_messages(turns, begins, continues, **variables)
+    return [id for id, _, _ in tokenizer.encode_rendered(rendered if most is None else rendered.tail(most))]
 
 
 def special_affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
