@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import pytest
 import tokenizers
@@ -195,6 +195,44 @@ def test_an_encoder_decoder_searches_as_transformers_does_by_the_same_file(name)
     assert loaded.translate(prompts(name)) == [r.choices[0].text for r in found]
 
 
+@pytest.mark.parametrize("how", [{}, {"beams": 3, "n": 2}, {"draft": "lookup"}], ids=["greedy", "beams", "draft"])
+def test_settings_of_the_file_that_forbid_tokens_are_followed_however_it_decodes(how):
+    loaded, some = tiny("gpt2", softened(case_of["gpt2"], 3.0), ends=[7, 11, 30]), prompts("gpt2")
+    asked = {"no_repeat_ngram_size": 2, "min_tokens": 6, "max_tokens": 12}
+    how = how if "beams" in how else {**how, "temperature": 0}
+    found = loaded.complete(some, **asked, **how)
+    assert found != loaded.complete(some, max_tokens=12, **how)
+    loaded.model.generation = {"no_repeat_ngram_size": 2, "min_new_tokens": 6, "max_new_tokens": 12}
+    assert loaded.complete(some, **how) == found
+    if "beams" not in how:  # a draft changes nothing
+        assert found == loaded.complete(some, temperature=0)
+    for result in found:
+        tokens = result.choices[0].tokens
+        assert len(tokens) >= 6 and len(set(pairwise(tokens))) == len(tokens) - 1
+
+
+def test_the_file_of_a_summarizer():
+    """BART's: min_length counts the start token; what a request asks for bounds it."""
+    translator, gpt = tiny("t5", ends=[7, 11]), tiny("gpt2")
+    file = {"num_beams": 4, "min_length": 7, "max_length": 13, "no_repeat_ngram_size": 3, "num_beam_groups": 2}
+    translator.model.generation = {**file, "diversity_penalty": 0.5}
+    theirs = {
+        "beams": 4,
+        "min_tokens": 6,
+        "max_tokens": 12,
+        "no_repeat_ngram_size": 3,
+        "beam_groups": 2,
+        "diversity": 0.5,
+    }
+    assert translator.generation_options() == theirs
+    assert translator.generation_options(max_tokens=4)["min_tokens"] == 4
+    assert "beam_groups" not in translator.generation_options(beams=3)
+    for file, names in (({"min_length": 5}, "min_length"), ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha")):
+        gpt.model.generation = file
+        with pytest.warns(UserWarning, match=f"generation_config.json has {names}, not followed"):
+            gpt.generation_options()
+
+
 def test_defaults_follow_what_a_model_is():
     translator, gpt, text, most = tiny("t5", ends=[7, 11]), tiny("gpt2"), prompts("t5")[0], {"max_tokens": 9}
     assert translator.generate(text, **most) == translator.generate(text, beams=4, **most)
@@ -269,6 +307,7 @@ def test_the_command_line_searches_with_an_encoder_decoder(tmp_path, capsys):
     assert capsys.readouterr().out == loaded.generate(text, beams=4, max_tokens=9) + "\n"
 
 
+@pytest.mark.filterwarnings("ignore:generation_config.json has bad_words_ids")
 def test_what_the_authors_forbid_is_never_said():
     loaded, text = tiny("t5"), prompts("t5")[0]
     first = loaded.generate(text, **GREEDY).split()[0]

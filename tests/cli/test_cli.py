@@ -267,6 +267,7 @@ def test_counts_read_well():
         ("show tiny x --what atention", "did you mean attention"),
         ("generate tiny --max-tokens x", "argument --max-tokens: invalid int value"),
         ("generate", "arguments are required: model"),
+        ("--verison", "heedful: .* --verison .did you mean --version"),
     ],
 )  # fmt: skip
 def test_a_misspelled_argument_is_one_line_with_the_nearest(capsys, arguments, words):

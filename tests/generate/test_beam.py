@@ -122,6 +122,28 @@ def test_the_same_answers_and_scores_as_transformers(name, scale, seed):
     assert seen[True] != seen[False], "when to stop is to make a difference in this test"
 
 
+@pytest.mark.parametrize("name", ["gpt2", "t5", "marian"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_is_repeated_as_in_transformers(name, size):
+    case = case_of[name]
+    reference = softened(case, 3.0)
+    model, differs = case.ours(reference), False
+    for row in case.rows(prompts_of(case)):
+        if row.tokens is not None:
+            row = dataclasses.replace(row, lengths=torch.tensor([row.tokens.shape[1]]))
+        else:
+            row = dataclasses.replace(row, source_lengths=torch.tensor([row.source.shape[1]]))
+        how = {"beams": 3, "n": 3, "max_tokens": 12}
+        (theirs,) = reference_beams(
+            case, reference, row, num_beams=3, num_return_sequences=3, max_new_tokens=12, eos_token_id=None,
+            no_repeat_ngram_size=size,
+        )  # fmt: skip
+        (ours,) = beam_search(model, row, **how, no_repeat_ngram_size=size)
+        assert [whole(h) for h in ours] == [said for said, _ in theirs]
+        differs |= ours != beam_search(model, row, **how)[0]
+    assert differs or size == 3, "there is something to repeat in this test"
+
+
 SPEAKING = ["gpt2", "gpt-neo", "mixtral", "t5", "marian", "seq2seq-gru-bi-dot", "seq2seq-lstm-uni-none"]
 
 

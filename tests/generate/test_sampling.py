@@ -152,6 +152,17 @@ def test_no_stop_token_before_the_minimum_as_in_transformers():
     assert sample(torch.eye(8)[3:4], [Sampler(Sampling(temperature=0), min_tokens=1, stop_ids=[3])]) != [3]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_is_repeated_as_in_transformers(size):
+    logits, tokens = random_logits(1, 12).float(), [i * i * 7 % 11 for i in range(60)]
+    sampler = Sampler(Sampling(no_repeat_ngram_size=size), tokens[:20])
+    process = theirs.NoRepeatNGramLogitsProcessor(size)
+    for n in range(20, 60):
+        expected = process(torch.tensor([tokens[:n]]), logits.clone())
+        assert torch.equal(apply_penalties(logits, [sampler]), expected)
+        sampler.record(tokens[n])
+
+
 def test_a_penalized_row_remembers_what_it_says():
     how = Sampling(temperature=0, frequency_penalty=1.0)
     logits = torch.tensor([[3.0, 2.5, 0.0]])

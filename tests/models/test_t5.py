@@ -8,6 +8,7 @@ from transformers import T5ForConditionalGeneration
 import heedful
 from heedful.models.base import Batch
 from heedful.models.t5 import T5, T5Config
+from heedful.weights.describe import describe_model
 from heedful.weights.folder import load_folder
 from heedful.weights.load import DictSource, load_tensors
 from heedful.weights.save import save
@@ -110,6 +111,8 @@ def test_a_new_model_of_the_reference_is_loaded_and_saved(changes, tmp_path):
     reference = T5ForConditionalGeneration(HubConfig(**settings, **changes)).eval()
     reference.save_pretrained(tmp_path / "theirs")
     loaded = heedful.load(tmp_path / "theirs")
+    assert loaded.model.n_parameters() == reference.num_parameters()
+    assert f"parameters    {reference.num_parameters():,}\n" in describe_model(str(tmp_path / "theirs"))
     source, target = torch.randint(3, 40, (1, 7)), torch.randint(3, 40, (1, 5))
     with torch.no_grad():
         wanted = reference(input_ids=source, decoder_input_ids=target).logits

@@ -52,6 +52,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "repetition_penalty": (float, "above 1: what was said or asked becomes less likely"),
     "frequency_penalty": (float, "-2 to 2, per time a token was said"),
     "presence_penalty": (float, "-2 to 2, once if a token was said"),
+    "no_repeat_ngram_size": (int, "no N tokens in a row twice, those of the prompt included; with beams too"),
     "logit_bias": (parse_logit_bias, "added to tokens' logits: ID=BIAS,ID=BIAS"),
     "stop_token_ids": (parse_token_ids, "end the answer before these tokens too: ID,ID"),
     "truncate_prompt_tokens": (int, "keep the last N tokens of the prompt; -1: as many as the context has room for"),

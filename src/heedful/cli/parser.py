@@ -22,6 +22,12 @@ class ArgumentParser(argparse.ArgumentParser):
             hint = did_you_mean(str(value), known)
             raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(known)}{hint}")
 
+    def check_options(self, words: Sequence[str]) -> None:
+        """Exit for options that the parser does not know, before it misses anything else."""
+        known = list(self._option_string_actions)
+        if unknown := [word for word in words if not any(name.startswith(word) for name in known)]:
+            self.reject(unknown)
+
     def reject(self, unknown: Sequence[str]) -> NoReturn:
         """Exit for arguments that the parser does not know."""
         known = list(self._option_string_actions)

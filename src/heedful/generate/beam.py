@@ -25,8 +25,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from heedful.generate.batch import request_batches
+from heedful.generate.batch import request_batches, unpad_tokens
 from heedful.generate.detokenizer import SupportsDecode
+from heedful.generate.ngrams import NgramBlocker
 from heedful.generate.request import Choice, FinishReason, Request, Result, Sampling
 from heedful.generate.sequence import GeneratedSequence, SequenceGroup
 from heedful.models.base import Batch, GenerativeModel
@@ -63,6 +64,7 @@ class _Options:
     min_tokens: int
     groups: int
     diversity: float
+    no_repeat_ngram_size: int
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or not 0 <= self.min_tokens <= self.max_tokens:
@@ -104,8 +106,9 @@ _Candidate = tuple[float, int, int]
 class _Group:
     """The running hypotheses of one group of one input, best first, and the best finished ones."""
 
-    def __init__(self, options: _Options, limit: int) -> None:
+    def __init__(self, options: _Options, limit: int, prompt: Sequence[int] = ()) -> None:
         self.options, self.limit = options, limit  # the most tokens a hypothesis can have
+        self.prompt = prompt
         self.running = [_Running((), 0.0)]
         self.parents = [0]  # the index of the hypothesis that each extends
         self.finished: list[Hypothesis] = []
@@ -161,19 +164,25 @@ def beam_search(
     min_tokens: int = 0,
     groups: int = 1,
     diversity: float = 0.0,
+    no_repeat_ngram_size: int = 0,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of each row of the batch, best first; fewer where fewer were found.
 
     A hypothesis ends with a token of `eos` once it has `min_tokens`, at `max_tokens`, and at the model's last position.
-    None has a token of `never`.
+    None has a token of `never`, nor an n-gram of `no_repeat_ngram_size` twice, a decoder's prompt included.
     """
     ends, banned = frozenset(eos), frozenset(never)
     options = _Options(
-        beams, max_tokens, length_penalty, n, early_stopping, ends, banned, min_tokens, groups, diversity
-    )
+        beams, max_tokens, length_penalty, n, early_stopping, ends, banned, min_tokens, groups, diversity,
+        no_repeat_ngram_size,
+    )  # fmt: skip
     with torch.inference_mode():
         logits, state = model.start(batch)
-        inputs = [[_Group(options, _limit(model, options, length)) for _ in range(groups)] for length in state.lengths]
+        prompts = [()] * state.n_rows if batch.tokens is None else unpad_tokens(batch.tokens, batch.lengths)
+        inputs = [
+            [_Group(options, _limit(model, options, length), prompt) for _ in range(groups)]
+            for length, prompt in zip(state.lengths, prompts, strict=True)
+        ]
         if groups > 1:  # they differ from the first token on
             rows = [row for row in range(state.n_rows) for _ in range(groups)]
             state.select(rows)
@@ -226,6 +235,8 @@ def _advance(options: _Options, inputs: list[list[_Group]], logits: Tensor) -> N
         banned += ends
     if banned:
         logprobs[..., banned] = -torch.inf
+    if options.no_repeat_ngram_size:
+        _ban_repeated_ngrams(options.no_repeat_ngram_size, inputs, logprobs)
     cost: Tensor | None = None
     for g in range(options.groups):
         groups = [of_input[g] for of_input in inputs]
@@ -240,6 +251,15 @@ def _advance(options: _Options, inputs: list[list[_Group]], logits: Tensor) -> N
             chosen = torch.tensor(newest, dtype=torch.long, device=logprobs.device)  # (N, W)
             cost = logprobs.new_zeros(n_inputs, n_vocab) if cost is None else cost
             cost.scatter_add_(1, chosen, cost.new_full(chosen.shape, options.diversity))
+
+
+def _ban_repeated_ngrams(size: int, inputs: list[list[_Group]], logprobs: Tensor) -> None:
+    """Log-probabilities (N, G, W, V), in place."""
+    for i, groups in enumerate(inputs):
+        for g, group in enumerate(groups):
+            for w, hypothesis in enumerate(group.running):
+                banned = NgramBlocker(size, [*group.prompt, *hypothesis.tokens]).banned
+                logprobs[i, g, w, [token for token in banned if token < logprobs.shape[-1]]] = -torch.inf
 
 
 def _candidates(logprobs: Tensor, totals: Tensor, count: int, cost: Tensor | None) -> list[list[_Candidate]]:
@@ -275,13 +295,16 @@ def run_beam_search(
 ) -> list[Result]:
     """The n best hypotheses of requests that differ in their prompts alone; `options` are those of `beam_search`.
 
-    Their sampling parameters are ignored. Stop strings do not steer the search: a result is cut before the first one.
+    Of their sampling parameters no_repeat_ngram_size alone is followed. Stop strings do not steer the search: a result
+    is cut before the first one.
     """
+    no_repeat = requests[0].sampling.no_repeat_ngram_size if requests else 0
     requests = [replace(request, sampling=Sampling(temperature=0)) for request in requests]  # draws no seeds
     results: dict[int, Result] = {}
     for groups, batch in request_batches(model, tokenizer, requests, max(1, ROWS // max(1, beams))):
         one = groups[0].request
         options |= {"max_tokens": one.max_tokens, "min_tokens": one.min_tokens, "eos": one.stop_ids}
+        options["no_repeat_ngram_size"] = no_repeat
         found = beam_search(model, batch, beams=beams, n=one.n, **options)
         for group, hypotheses in zip(groups, found, strict=True):
             results[group.id] = Result([_choice(group, i, h) for i, h in enumerate(hypotheses)])

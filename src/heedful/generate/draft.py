@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Protocol
@@ -82,16 +82,19 @@ def one_hot(token: int, like: Tensor) -> Tensor:
 class SpeculativeSampler:
     """The sampling rule that the target model and the drafter share."""
 
-    def __init__(self, params: Sampling) -> None:
-        self.params = params
+    def __init__(self, params: Sampling, *, min_tokens: int = 0, stop_ids: Collection[int] = frozenset()) -> None:
+        self.params, self._min_tokens, self._stop_ids = params, min_tokens, stop_ids
         self._without_random = replace(params, temperature=0)  # for the penalties alone
         # The likeliest token of the unmodified logits: one argmax decides for all rows and positions.
-        self.greedy = params.temperature == 0 and not params.logit_bias and not Sampler(self._without_random).penalizes
+        self.greedy = params.temperature == 0 and not self._sampler().changes_logits
+
+    def _sampler(self, prompt: Sequence[int] = ()) -> Sampler:
+        return Sampler(self._without_random, prompt, min_tokens=self._min_tokens, stop_ids=self._stop_ids)
 
     def probabilities(self, logits: Tensor, row: SpeculativeRow, draft: Sequence[int]) -> Tensor:
         """The distribution (V,) after a row's tokens and these draft tokens, given the model's logits (V,)."""
-        past = Sampler(self._without_random, row.tokens[: row.n_prompt])
-        for token in [*row.tokens[row.n_prompt :], *draft] if past.penalizes else ():
+        past = self._sampler(row.tokens[: row.n_prompt])
+        for token in [*row.tokens[row.n_prompt :], *draft] if past.changes_logits else ():
             past.record(token)
         logits = apply_penalties(logits[None], [past])
         highest = float(logits.max())

@@ -31,6 +31,7 @@ class GenerationOptions(PromptOptions, total=False):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
+    no_repeat_ngram_size: int  # with beams too
     logit_bias: Mapping[int, float]
     seed: int | None
     stop: str | Sequence[str]  # texts that end the completion and are not part of it
@@ -80,7 +81,8 @@ def excluding_beams(options: GenerationOptions) -> list[str]:
     """The names of the options given that beam search does not take."""
     defaults: dict[str, Any] = {**RESULT_OPTIONS, "draft": None}
     other = [name for name in defaults if name != "n" and options.get(name, defaults[name]) != defaults[name]]
-    return [field.name for field in fields(Sampling) if field.name in options] + other
+    sampling = [field.name for field in fields(Sampling) if field.name != "no_repeat_ngram_size"]
+    return [name for name in sampling if name in options] + other
 
 
 def refuse_result_options(method: str, options: GenerationOptions) -> None:

@@ -25,6 +25,7 @@ class Sampling:
     repetition_penalty: float = 1.0  # divides the logits of generated and prompt tokens (Keskar et al. 2019)
     frequency_penalty: float = 0.0  # subtracted per occurrence of a generated token
     presence_penalty: float = 0.0  # subtracted once from generated tokens
+    no_repeat_ngram_size: int = 0  # no n-gram of this size twice, the prompt's included (Paulus et al. 2018); 0: any
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to these tokens' logits
     seed: int | None = None  # the same seed gives the same text, whatever else is in the batch
 
@@ -37,6 +38,8 @@ class Sampling:
         self._within("presence_penalty", -2, 2)
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}: it must be 1 or more")
+        if self.no_repeat_ngram_size < 0:
+            raise ValueError(f"no_repeat_ngram_size is {self.no_repeat_ngram_size}: it must be 0 or more")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
             raise ValueError(f"repetition_penalty is {self.repetition_penalty}: it must be above 0")
         for token, bias in self.logit_bias.items():

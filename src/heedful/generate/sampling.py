@@ -1,9 +1,10 @@
 """Choosing the next token: logit processors (bias and penalties), temperature, then filters, then one random draw.
 
 Each rule is a small pure function from logits to logits. They act in the order of transformers: logit bias, repetition
-penalty, frequency and presence penalty, minimum length, temperature, top-k, top-p, min-p, typical; each filter sees the
-distribution that the one before left. Ties at the border: top-k and min-p look at a token's own logit only and keep all
-that equal the last one kept; top-p and typical keep the fewest tokens, of equals those with the lowest ids.
+penalty, frequency and presence penalty, repeated n-grams and minimum length, temperature, top-k, top-p, min-p, typical;
+each filter sees the distribution that the one before left. Ties at the border: top-k and min-p look at a token's own
+logit only and keep all that equal the last one kept; top-p and typical keep the fewest tokens, of equals those with the
+lowest ids.
 
 A row never depends on the others. It has a random stream of its own, seeded by the seed and the sequence's index, and
 takes the same count of numbers from it for every token. An id is drawn bit by bit, the highest first: one number per
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.generate.ngrams import NgramBlocker
 from heedful.generate.request import Sampling, TokenScore
 from heedful.kernels.sampling import (
     SORTED_FIRST,
@@ -71,6 +73,7 @@ class Sampler:
         self._n_missing, self._stop_ids = min_tokens, sorted(stop_ids)
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self.penalizes = penalties != (1, 0, 0)
+        self._ngrams = NgramBlocker(params.no_repeat_ngram_size, prompt) if params.no_repeat_ngram_size else None
         # Only the repetition penalty counts the prompt's tokens; the others count generated ones alone.
         prompt_ids = dict.fromkeys(prompt if params.repetition_penalty != 1 else ())
         self._ids = array("q", prompt_ids)  # each token once
@@ -90,6 +93,8 @@ class Sampler:
     def record(self, token: int) -> None:
         """Count a generated token. `sample` does it; callers do it for tokens that were chosen otherwise."""
         self._n_missing -= 1
+        if self._ngrams is not None:
+            self._ngrams.append(token)
         if self.penalizes:
             slot = self._slots.setdefault(token, len(self._ids))
             if slot == len(self._ids):
@@ -99,8 +104,14 @@ class Sampler:
 
     @property
     def banned(self) -> list[int]:
-        """The tokens that may not be next: stop tokens of a sequence that is too short."""
-        return self._stop_ids if self._n_missing > 0 else []
+        """The tokens that may not be next: stop tokens of a sequence that is too short, ends of repeated n-grams."""
+        short = self._stop_ids if self._n_missing > 0 else []
+        return short if self._ngrams is None else [*short, *self._ngrams.banned]
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether it changes the model's logits before temperature and filters, now or later."""
+        return bool(self.penalizes or self.params.logit_bias or self._ngrams is not None or self.banned)
 
     def counts(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The ids that penalties apply to, and how often each was generated."""
@@ -121,11 +132,11 @@ def penalize_counts(logits: Tensor, counts: Tensor, frequency: Tensor | float, p
 
 
 def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    """The logits (B, V) in fp32 with each row's bias, penalties and minimum length, at the tokens they concern."""
+    """The logits (B, V) in fp32 with each row's bias, penalties and banned tokens, at the tokens they concern."""
     biased = [row for row, sampler in enumerate(samplers) if sampler.params.logit_bias]
     penalized = [row for row, sampler in enumerate(samplers) if sampler.penalizes]
-    short = [row for row, sampler in enumerate(samplers) if sampler.banned]
-    if not (biased or penalized or short):
+    banned = {row: tokens for row, sampler in enumerate(samplers) if (tokens := sampler.banned)}
+    if not (biased or penalized or banned):
         return logits.float()
     logits = logits.to(torch.float32, copy=True)
     n_tokens, device = logits.shape[-1], logits.device
@@ -146,8 +157,8 @@ def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
         rows, ids, counts, factors = rows[known], ids[known], counts[known], factors[known]
         at = penalize_repetition(logits[rows, ids], factors[:, 0])
         logits[rows, ids] = penalize_counts(at, counts, factors[:, 1], factors[:, 2])
-    for row in short:
-        logits[row, [token for token in samplers[row].banned if token < n_tokens]] = -torch.inf
+    for row, tokens in banned.items():
+        logits[row, [token for token in tokens if token < n_tokens]] = -torch.inf
     return logits
 
 

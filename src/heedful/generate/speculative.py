@@ -110,11 +110,13 @@ class SpeculativeDecoding:
         max_tokens: int,
         sampling: Sampling = GREEDY,
         stop_ids: Collection[int] = frozenset(),
+        sampler: SpeculativeSampler | None = None,  # None: that of `sampling`
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}: it must be 1 or more")
         self.model, self.max_tokens, self.stop_ids = model, max_tokens, stop_ids
-        self.most, self.sampler, self.statistics = drafter.most, SpeculativeSampler(sampling), Statistics(calls=1)
+        self.most, self.statistics = drafter.most, Statistics(calls=1)
+        self.sampler = sampler or SpeculativeSampler(sampling)
         batch = with_start_token(model, batch)
         logits, self.state = model.start(batch)
         self.logits = logits[:, None]  # (B, T, V) after a row's last token and after each draft token
@@ -211,7 +213,6 @@ def run_speculative(
             "best_of": (r.best_of or 1) > 1,
             "logprobs": r.logprobs is not None,
             "echo": r.echo,
-            "min_tokens": r.min_tokens > 0,
         }
         if any(wanted.values()):
             wrong = ", ".join(name for name, is_wanted in wanted.items() if is_wanted)
@@ -224,7 +225,10 @@ def _run(
 ) -> Iterator[Event]:
     for groups, batch in batches:
         one = groups[0].request
-        steps = SpeculativeDecoding(model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling)
+        sampler = SpeculativeSampler(one.sampling, min_tokens=one.min_tokens, stop_ids=one.stop_ids)
+        steps = SpeculativeDecoding(
+            model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling, sampler=sampler
+        )
         for step in steps:
             for row, (group, tokens) in enumerate(zip(groups, step, strict=True)):
                 yield from _append(group, tokens, model.context_length)

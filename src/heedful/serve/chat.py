@@ -75,7 +75,7 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
             body.n,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             warnings=tuple(told),
-            **stopping(body, loaded) | {"min_tokens": min(body.min_tokens, max_tokens)},
+            **stopping(body, loaded, max_tokens),
         )
 
 

@@ -83,7 +83,7 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
             f"{loaded.name} answers its prompt instead of continuing it, and cannot echo it: leave out echo",
             param="echo",
         )
-    ends = stopping(body, loaded)
+    ends = stopping(body, loaded, body.max_tokens)
     limit, told = prompt_limit(body, worker, body.max_tokens), list[str]()
     if body.suffix:
         encoded, end = fill_in_the_middle(loaded, body, limit)

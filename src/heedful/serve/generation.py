@@ -112,8 +112,11 @@ def sampling_params(body: SamplingRequest, loaded: Loaded) -> Sampling:
     return Sampling(**{**chosen, "logit_bias": bias})
 
 
-def stopping(body: SamplingRequest, loaded: Loaded) -> dict[str, Any]:
+def stopping(body: SamplingRequest, loaded: Loaded, max_tokens: int) -> dict[str, Any]:
     """The fields of a GenerationSpec that say when an answer ends."""
+    least = body.min_tokens
+    if "min_tokens" not in body.model_fields_set:
+        least = loaded.generation_options(stream=True).get("min_tokens", 0)
     with client_errors("stop_token_ids"):
         check_token_ids(body.stop_token_ids, vocab_sizes(loaded.model)[1], "stop_token_ids", loaded.name)
     ends = loaded.chat_eos_ids if isinstance(body, ChatRequest) else loaded.eos_ids
@@ -121,7 +124,7 @@ def stopping(body: SamplingRequest, loaded: Loaded) -> dict[str, Any]:
     return {
         "stop": body.stop,
         "stop_ids": frozenset([*own, *body.stop_token_ids]),
-        "min_tokens": body.min_tokens,
+        "min_tokens": min(least, max_tokens),
         "include_stop_str_in_output": body.include_stop_str_in_output,
     }
 

@@ -33,7 +33,6 @@ SAMPLING: Mapping[str, NoEffect] = {
     # samplers: vLLM, llama-server, text-generation-webui, TGI
     "repeat_penalty": (1,),
     "encoder_repetition_penalty": (1,),
-    "no_repeat_ngram_size": (0,),
     "dry_multiplier": (0,),
     "xtc_probability": (0,),
     "dynatemp_range": (0,),

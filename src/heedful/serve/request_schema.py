@@ -91,6 +91,7 @@ class SamplingRequest(RequestBody):
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
+    no_repeat_ngram_size: Annotated[Count, Field(ge=0)] = 0
     logit_bias: Bias = {}
     seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop = ()

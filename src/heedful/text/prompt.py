@@ -60,9 +60,7 @@ def tokenize_prompt(tokenizer: Tokenizer, prompt: str | Messages, options: Promp
     return ids if n is None else truncate_prompt(tokenizer, ids, n)
 
 
-def _tokenize_chat(
-    tokenizer: Tokenizer, prompt: str | Messages, options: PromptOptions, most: int | None
-) -> list[int]:
+def _tokenize_chat(tokenizer: Tokenizer, prompt: str | Messages, options: PromptOptions, most: int | None) -> list[int]:
     """The token ids of a conversation, or of its last `most` characters."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     warn_if_unknown(tokenizer, (turn["content"] for turn in turns if isinstance(turn.get("content"), str)))

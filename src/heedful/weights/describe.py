@@ -26,18 +26,11 @@ def describe_model(name: str) -> str:
 
 
 def _describe_file(name: str) -> str:
-    from heedful.weights.folder import meta_model, read_config
-    from heedful.weights.gguf import hub_config_from_gguf
-    from heedful.weights.gguf_file import GgufFile
-    from heedful.weights.resolve import reject_pickle, resolve_model
+    from heedful.weights.meta import load_meta
+    from heedful.weights.resolve import resolve_model
 
     path = resolve_model(name)
-    reject_pickle(path)
-    if path.is_dir():
-        model = meta_model(read_config(path))
-    else:
-        with GgufFile(path) as file:
-            model = meta_model(hub_config_from_gguf(file))
+    model = load_meta(path)
     settings = model.config.to_dict() | {"max_len": model.context_length}
     return _format_description(name, model.family, settings, model.n_parameters(), str(path))
 

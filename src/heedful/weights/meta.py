@@ -1,15 +1,17 @@
-"""Models on the meta device: parameters with shapes and no memory, from a folder's or file's config alone."""
+"""Models on the meta device: shapes without memory, from the config and the names of the tensors of a folder or file."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from heedful.models.base import Model
 from heedful.weights.adapter import base_of, is_adapter
-from heedful.weights.folder import meta_model, read_config, read_json
+from heedful.weights.folder import meta_model, read_config, read_json, weight_files
 from heedful.weights.gguf import hub_config_from_gguf
 from heedful.weights.gguf_file import GgufFile
 from heedful.weights.resolve import reject_pickle, resolve_model
+from heedful.weights.safetensors_file import SafetensorsFiles
 
 
 def load_meta(path: Path) -> Model:
@@ -21,8 +23,18 @@ def load_meta(path: Path) -> Model:
         if len(files := sorted(path.glob("*.gguf"))) == 1:
             return load_meta(files[0])
     if path.is_dir():
-        model = meta_model(read_config(path))
+        hub = read_config(path)
+        model = meta_model(hub, None if hub.get("quantization_config") else _tensor_names(path))
         model.preprocessor = read_json(path, "preprocessor_config.json", missing={})
         return model
     with GgufFile(path) as file:
         return meta_model(hub_config_from_gguf(file))
+
+
+def _tensor_names(folder: Path) -> Collection[str] | None:
+    """The names in a folder's weights; None where there are none that can be read."""
+    try:
+        with SafetensorsFiles(weight_files(folder)) as files:
+            return set(files.names())
+    except (OSError, ValueError):
+        return None
