@@ -903,6 +903,11 @@ export interface components {
              */
             presence_penalty?: number | null;
             /**
+             * No Repeat Ngram Size
+             * @default 0
+             */
+            no_repeat_ngram_size?: number | null;
+            /**
              * Logit Bias
              * @default {}
              */
@@ -1084,11 +1089,6 @@ export interface components {
              * @enum {unknown}
              */
             encoder_repetition_penalty?: null | 1;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            no_repeat_ngram_size?: null | 0;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -1525,6 +1525,11 @@ export interface components {
              */
             presence_penalty?: number | null;
             /**
+             * No Repeat Ngram Size
+             * @default 0
+             */
+            no_repeat_ngram_size?: number | null;
+            /**
              * Logit Bias
              * @default {}
              */
@@ -1698,11 +1703,6 @@ export interface components {
              * @enum {unknown}
              */
             encoder_repetition_penalty?: null | 1;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            no_repeat_ngram_size?: null | 0;
             /**
              * @description Not implemented
              * @enum {unknown}
