@@ -125,8 +125,8 @@ def train_unigram(
 ) -> Tokenizer:
     """Unigram (Kudo 2018) as in T5: <pad> </s> <unk>, then `special`, then pieces; spaces written "▁".
 
-    Text without spaces takes long, about half a minute for a megabyte of base64, however short it is cut: hardly any
-    word occurs twice, and each round of the training looks at every word. A part of such a text does as well.
+    Text without spaces takes long: half a megabyte of base64, 17 s of one core in words of 128 characters, as it is cut
+    here, and 13 s in words of 16. Train on a part of such a text.
     """
     names = ["<pad>", "</s>", "<unk>", *special]
     _check_size(vocab_size, len(names) + 1, "the special tokens and one piece")

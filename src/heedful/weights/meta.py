@@ -1,4 +1,4 @@
-"""Models on the meta device: shapes without memory, from the config and the names of the tensors of a folder or file."""
+"""Models on the meta device: shapes without memory, from a folder's or file's config and the names of its tensors."""
 
 from __future__ import annotations
 
