@@ -100,7 +100,7 @@ def bits_per_byte(logits: Callable[[torch.Tensor], torch.Tensor], corpus: Corpus
     starts = list(range(0, len(ids) - LENGTH, half))
     for at in range(0, len(starts), rows):
         windows = torch.stack([ids[start : start + LENGTH + 1] for start in starts[at : at + rows]])  # (B, T + 1)
-        out = logits(windows[:, :-1]).float()  # (B, T, V)
+        out = logits(windows[:, :-1].contiguous()).float()  # (B, T, V)
         losses = F.cross_entropy(out.flatten(0, 1), windows[:, 1:].flatten(), reduction="none").view(-1, LENGTH)
         total += losses[:, half:].sum().item() + (losses[0, :half].sum().item() if at == 0 else 0.0)
     return total / (len(ids) - 1) / np.log(2) / corpus.bytes_per_token
