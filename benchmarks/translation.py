@@ -11,7 +11,8 @@ are translated with it alone. Two scores of each:
                  (pip install sacremoses) and is left out without.
 
 --pairs FILE.tsv.gz (source, target) measures on these instead, with a length penalty of 1, and says how many are
-exactly right: for the recipe captions, DATA/captions/test.tsv.gz.
+exactly right, and SQuAD's F1 over words: for the recipe captions, DATA/captions/test.tsv.gz; for t5-tasks,
+DATA/tasks/test.tsv.gz, a task at a time by --prefix "correct:" (the sources that begin so).
 
 --first N translates the first N captions alone; --json FILE writes the scores, --out FILE the translations.
 """
@@ -30,6 +31,7 @@ import sacrebleu
 import torch
 
 import heedful
+from heedful.evaluate.squad import answer_f1
 from heedful.loaded import Loaded
 
 PENALTIES = (0.6, 1.0, 1.4, 1.8)
@@ -103,11 +105,16 @@ def measure(model: Loaded, options: argparse.Namespace) -> dict[str, Any]:
 def measure_pairs(model: Loaded, options: argparse.Namespace) -> dict[str, Any]:
     """Scores on a table of sources and targets."""
     with gzip.open(options.pairs, "rt", encoding="utf-8") as file:
-        pairs = [line.rstrip("\n").split("\t") for line in file][: options.first]
+        pairs = [line.rstrip("\n").split("\t") for line in file if line.startswith(options.prefix)][: options.first]
+    if not pairs:
+        raise SystemExit(f"no source of {options.pairs} begins with {options.prefix!r}")
     said, wanted = model.translate([source for source, _ in pairs], beams=options.beams), [t for _, t in pairs]
     found = scores(said, wanted, options.target)
     found["exact"] = sum(a == b for a, b in zip(said, wanted, strict=True)) / len(pairs)
-    print(f"{len(pairs)} sentences, {options.beams} beams: {told(found)}, {found['exact']:.1%} exactly right")
+    found["f1"] = sum(answer_f1(a, b) for a, b in zip(said, wanted, strict=True)) / len(pairs)
+    found["copied"] = sum(source.removeprefix(options.prefix).strip() == t for source, t in pairs) / len(pairs)
+    shares = f"{found['exact']:.1%} exactly right (a copy of the source: {found['copied']:.1%}), F1 {found['f1']:.1%}"
+    print(f"{len(pairs)} sentences, {options.beams} beams: {told(found)}, {shares}")
     print(found["signature"])
     return found
 
@@ -121,6 +128,7 @@ def main() -> None:
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--texts", type=Path, help="the folder with multi30k")
     data.add_argument("--pairs", type=Path, help="a .tsv.gz of sources and targets instead")
+    parser.add_argument("--prefix", default="", help="with --pairs: only the sources that begin with this")
     parser.add_argument("--beams", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--first", type=int, help="translate so many captions only")
