@@ -154,6 +154,10 @@ def test_pairs_and_images_are_classified(capsys, digit):
     expected = heedful.load("sentiment").classify("A film.", "Good.")
     assert found["labels"][0]["score"] == pytest.approx(expected[0].score, abs=1e-3)
     assert says(capsys, "classify", "--image", str(digit)).split()[0] == "0"
+    seconds = ("--second", "Bad.", "--second", "Dull.", "--second", "Good.")
+    first, second, third = records(says(capsys, "classify", "A film.", "", "A film.", *seconds, "--json", code=2))
+    assert third["labels"][0]["score"] == pytest.approx(expected[0].score, abs=1e-3) and "error" in second
+    assert first["labels"] != third["labels"]
 
 
 def test_entities_are_listed_or_marked(capsys):

@@ -52,13 +52,18 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_model(options.model or (IMAGE_MODEL if options.image else TEXT_MODEL), "classify")
     names = loaded.model.config.labels or ("0",)
     width, top = max(map(len, names)), options.top or (len(names) if total == 1 else 1)
-    left = list(seconds)
+    done = 0
 
     def compute(given: list[str]) -> list[list[Any]]:
+        nonlocal done
         if options.image:
             return [classify_image(loaded, Path(path)) for path in given]
-        pairs = seconds * len(given) if len(seconds) == 1 else [left.pop(0) for _ in given] if seconds else None
-        return loaded.classify(given, pairs)
+        pairs = seconds * len(given) if len(seconds) == 1 else seconds[done : done + len(given)]
+        if len(given) == 1:  # done, whatever comes of it; a batch that fails is tried again one by one
+            done += 1
+        found = loaded.classify(given, pairs or None)
+        done += len(given) if len(given) > 1 else 0
+        return found
 
     def text(given: str, labels: list[Any]) -> str:
         lines = [f"{label.name:<{width}}  {label.score:6.4f}" for label in labels[:top]]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from heedful.cli.arguments import add_model
 from heedful.cli.inputs import add_inputs, count_inputs, input_batches
-from heedful.cli.results import add_json, write_results
+from heedful.cli.results import add_json, progress_bar, write_results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_model(options.model, "neighbours")
     if loaded.tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, and reads no text")
-    vectors = word_vectors(loaded.model, loaded.tokenizer, options.layer)
+    with progress_bar(None):
+        vectors = word_vectors(loaded.model, loaded.tokenizer, options.layer)
 
     def text(given: str, found: list[Neighbour]) -> str:
         lines = [f"{x.similarity:6.3f}  {x.word}" for x in found]
