@@ -35,7 +35,10 @@ def write_sets(folder: Path, out: Path) -> None:
     """Write train.npz and test.npz from a folder of sheets and labels."""
     out.mkdir(parents=True, exist_ok=True)
     for name, pattern in ("train", "data_batch_*"), ("test", "test_batch*"):
-        images = np.concatenate([read_sheet(path) for path in sorted(folder.glob(pattern))])
+        if not (sheets := [path for path in sorted(folder.glob(pattern)) if path.suffix != ".npz"]):
+            print(f"{folder} has no {pattern}: no {name}.npz")
+            continue
+        images = np.concatenate([read_sheet(path) for path in sheets])
         labels = np.array(json.loads((folder / f"{name}_lables.json").read_text()), dtype=np.uint8)
         assert len(images) == len(labels), f"{len(images)} images and {len(labels)} labels"
         np.savez(out / f"{name}.npz", images=images, labels=labels, names=np.array(NAMES))
