@@ -130,3 +130,13 @@ def test_a_pass_that_decodes_and_prefills_may_fail(clock, monkeypatch):
     while engine.busy:
         found |= {event.id: event.result for event in engine.step() if event.result is not None}
     assert found[stream] == alone and found[long].choices[0].finish_reason == "length"
+
+
+def test_a_short_prompt_is_answered_before_a_long_one_that_came_first():
+    engine = Engine(tiny("llama", max_len=2048), chunk=8)
+    long = engine.add(Request(tuple(3 + i % 50 for i in range(200)), max_tokens=2, sampling=GREEDY))
+    order = [event.id for event in engine.step()]
+    short = engine.add(Request((3, 4, 5), max_tokens=2, sampling=GREEDY))
+    for _ in range(3):
+        order += [event.id for event in engine.step()]
+    assert short in order and long not in order
