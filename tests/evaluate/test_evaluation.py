@@ -292,6 +292,15 @@ def test_the_page_runs(files, tmp_path, capsys, monkeypatch):
     assert all(f'"{key}"' in example for key in json.loads(scores.read_text()))
 
 
+def test_different_windows_are_not_paired(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["eval", "shakespeare", "perplexity", str(files / "my.txt"), "--limit", "2", "--compare", "tiny"]
+    assert main(command) == 0
+    assert "set the same window for both" in (out := capsys.readouterr().out) and "Differences" not in out
+    assert main([*command, "--set", "window=32"]) == 0
+    assert "Differences are from shakespeare" in (out := capsys.readouterr().out) and "McNemar" not in out
+
+
 def test_tasks_are_listed(capsys):
     assert main(["eval", "--list"]) == 0
     out = capsys.readouterr().out
@@ -311,8 +320,8 @@ def test_tasks_are_listed(capsys):
         (["shakespeare", "perplexity", "TEXT", "--limit", "0"], "limit is 0"),
         (["shakespeare", "perplexitty", "TEXT"], "did you mean perplexity?"),
         (["shakespeare", "translation", "TEXT"], "cannot translate"),
-        (["translator", "translation", "TEXT"], "no table"),
-        (["sentiment", "classification", "WORDS"], "say which"),
+        (["translator", "translation", "TEXT"], "name the file with the other language's lines (the setting target)"),
+        (["sentiment", "classification", "WORDS"], "(the setting text, the setting label)"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, files, capsys, tmp_path, monkeypatch):

@@ -93,9 +93,7 @@ def evaluate(
             raise ValueError(f"{what} is {number}: it must be 1 or more")
     task = create_task(name, settings).resolved(loaded)
     paths = data_paths(name, task, data)
-    items = task.items(loaded, paths)
-    if not items:
-        raise ValueError(f"{', '.join(map(str, paths))}: there is nothing to evaluate")
+    items = read_items(task, loaded, paths)
     chosen, data_hash = items[:limit], hash_files(paths)
     used = {key: value for key, value in asdict(task).items() if key != "name"}
     label = ", ".join(path.name for path in paths) or "hub"
@@ -125,11 +123,24 @@ def compare(first: Evaluation, other: Evaluation) -> list[PairedTest]:
     """How each metric of `other` differs from that of `first`; ValueError unless the items are the same."""
     asked = [[(r["id"], r["input"], r["reference"]) for r in one.records] for one in (first, other)]
     if asked[0] != asked[1]:
+        told = " (other windows: set the same window for both)" if "window" in first.settings else ""
         raise ValueError(
-            f"{first.model} and {other.model} were not asked the same items, and are not compared in pairs"
+            f"{first.model} and {other.model} were not asked the same items{told}: there is no paired test"
         )
     theirs = {metric.name: metric for metric in other.metrics}
     return [paired_test(m, theirs[m.name], first.n) for m in first.metrics if m.name in theirs]
+
+
+def read_items(task: Task, loaded: LoadedModel, paths: Sequence[Path]) -> Sequence[Item]:
+    """The items of a task; ValueError if there are none. Where the reader of a recipe's data wants to know a column,
+    the error names the task's setting."""
+    try:
+        items = task.items(loaded, paths)
+    except ValueError as problem:
+        raise ValueError(re.sub(r"\bdata\.(text|label|target)\b", r"the setting \1", str(problem))) from None
+    if not items:
+        raise ValueError(f"{', '.join(map(str, paths))}: there is nothing to evaluate")
+    return items
 
 
 def data_paths(name: str, task: Task, data: str | Path | Sequence[str | Path]) -> list[Path]:

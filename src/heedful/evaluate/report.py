@@ -45,11 +45,11 @@ def format_comparison(results: Sequence[Evaluation]) -> str:
                 rows.append(["", other.model, format_score(found), format_interval(found), *_paired(test, score)])
         rows += [[]] * (number + 1 < len(first.scores) and len(others) > 1)
     lines += format_table(rows)
-    lines += [
-        "",
-        f"Differences are from {first.model}; p: of no difference, by the paired bootstrap ({RESAMPLES:,} resamples)",
-    ]
-    lines[-1] += ", and by McNemar's exact test." if any(len(row) > 7 and row[7] for row in rows[1:]) else "."
+    lines.append("")
+    if tests:
+        exact = any(test.mcnemar is not None for found in tests.values() for test in found.values())
+        how = f"the paired bootstrap ({RESAMPLES:,} resamples)" + ", and by McNemar's exact test" * exact
+        lines.append(f"Differences are from {first.model}; p: of no difference, by {how}.")
     return "\n".join([*lines, *notes])
 
 
