@@ -62,8 +62,8 @@ TRAININGS = {
     "transformer, pairs of like length": {
         "model": {"family": "transformer", **DROPOUT},
         "data": {"kind": "pairs", "length": 64, "pairs": True},
-        "tokenizer": {"kind": "bpe", "vocab_size": 300},
-        "objective": {"name": "seq2seq", "smoothing": 0.1},
+        "tokenizer": {"kind": "bpe", "vocab_size": 300, "dropout": 0.2},
+        "objective": {"name": "seq2seq", "smoothing": 0.1, "r_drop": 1.0},
     },
     "seq2seq, reversal": {
         "model": {"family": "seq2seq", "d_model": 16, "attention": "dot", "dropout": 0.2},
