@@ -20,6 +20,7 @@ from heedful.evaluate import evaluation
 from heedful.evaluate.entities import Entities
 from heedful.evaluate.evaluation import compare
 from heedful.evaluate.perplexity import score_text
+from heedful.evaluate.report import format_saved
 from heedful.evaluate.squad import Squad, answer_f1, exact_match
 from heedful.evaluate.task import Item
 from heedful.evaluate.tasks import create_task
@@ -165,6 +166,12 @@ def test_similarity_is_spearmans(results):
     assert [record["reference"] for record in records] == [8.5, 7.0, 1.5, 6.0]
     expected = stats.spearmanr([r["prediction"] for r in records], [r["reference"] for r in records]).statistic
     assert results["similarity"][0]["Spearman"] == pytest.approx(100 * expected)
+
+
+def test_a_correlation_of_one_pair_is_not_defined(files):
+    found = heedful.load("bert-books").evaluate("similarity", files / "words.tsv", limit=1).to_dict()
+    assert found["scores"][0]["value"] is None and json.dumps(found, allow_nan=False)
+    assert format_saved(found) == "similarity on words.tsv, 1 items: Spearman nan [nan, nan]"
 
 
 def test_images_are_classified(tmp_path):

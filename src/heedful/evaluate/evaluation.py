@@ -67,9 +67,10 @@ class Evaluation:
         return found[metric]
 
     def to_dict(self) -> dict[str, Any]:
-        """The result without its records, as scores.json has it."""
+        """The result without its records, as scores.json has it; a score that is not defined (NaN) is None."""
         told = {key: getattr(self, key) for key in ("model", "task", "data", "data_hash", "n", "n_all", "settings")}
-        return {**told, "scores": [asdict(s) for s in self.scores], "details": self.details, "heedful": __version__}
+        scores = [{k: None if v != v else v for k, v in asdict(score).items()} for score in self.scores]
+        return {**told, "scores": scores, "details": self.details, "heedful": __version__}
 
 
 def evaluate(

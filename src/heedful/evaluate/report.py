@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -55,7 +56,10 @@ def format_comparison(results: Sequence[Evaluation]) -> str:
 
 def format_saved(result: Mapping[str, Any], most: int = 3) -> str:
     """One line of a result as `Evaluation.to_dict` gives it: the task, its data and the first scores."""
-    scores = [Score(**{field.name: s[field.name] for field in fields(Score)}) for s in result["scores"][:most]]
+    known: list[dict[str, Any]] = [
+        {f.name: math.nan if s[f.name] is None else s[f.name] for f in fields(Score)} for s in result["scores"]
+    ]
+    scores = [Score(**one) for one in known[:most]]
     told = ", ".join(f"{s.metric} {format_score(s)} {format_interval(s)}" for s in scores)
     return f"{result['task']} on {result['data']}, {result['n']:,} items: {told}"
 
