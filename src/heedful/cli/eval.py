@@ -75,19 +75,20 @@ def evaluate_model(name: str, options: argparse.Namespace) -> Evaluation:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     import heedful
-    from heedful.evaluate.evaluation import EVALUATIONS, evaluate
+    from heedful.evaluate.evaluation import EVALUATIONS, evaluate, weights_digest
     from heedful.evaluate.tasks import create_task
-    from heedful.kernels.accelerate import accelerate_as_stored
+    from heedful.kernels.accelerate import accelerate, accelerate_as_stored
     from heedful.train.recipe import parse_changes
     from heedful.weights.manifest import is_run
 
     settings = parse_changes(options.set)
     create_task(options.task, settings)  # before the weights are read: a mistake is told at once
     data = find_files(options.task, options.data)
-    loaded = heedful.load(
-        name, device=options.device, dtype=None if options.quantize else torch.float32, quantize=options.quantize
-    )
-    if options.quantize is None and loaded.model.device.type == "cpu":
+    loaded = heedful.load(name, device=options.device, dtype=None if options.quantize else torch.float32)
+    weights = f"{weights_digest(loaded)} {options.quantize}"
+    if options.quantize is not None:
+        accelerate(loaded.model, "inference", precision=options.quantize)
+    elif loaded.model.device.type == "cpu":
         accelerate_as_stored(loaded.model)
     out = options.out or (Path(name) if is_run(Path(name)) else Path()) / EVALUATIONS
     console = Console(stderr=True)
@@ -95,7 +96,7 @@ def evaluate_model(name: str, options: argparse.Namespace) -> Evaluation:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         return evaluate(
             loaded, options.task, data, limit=options.limit, batch_size=options.batch_size, out=out,
-            resume=options.resume, progress=show(bar, loaded.name), **settings,
+            resume=options.resume, weights=weights, progress=show(bar, loaded.name), **settings,
         )  # fmt: skip
 
 

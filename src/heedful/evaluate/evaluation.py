@@ -82,12 +82,14 @@ def evaluate(
     batch_size: int | None = None,
     out: str | Path | None = None,
     resume: bool = True,
+    weights: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     **settings: Any,
 ) -> Evaluation:
     """Evaluate a model on a task's items, the first `limit` of them; see the module. `settings` are the task's own.
 
-    Without a folder `out` nothing is written; `resume` False begins anew. `progress` is called with the number of items
+    Without a folder `out` nothing is written; `resume` False begins anew. `weights` is the `weights_digest` from before
+    the weights were packed, which leaves few to tell models apart. `progress` is called with the number of items
     done and of all."""
     for what, number in ("limit", limit), ("batch_size", batch_size):
         if number is not None and number < 1:
@@ -98,7 +100,7 @@ def evaluate(
     chosen, data_hash = items[:limit], hash_files(paths)
     used = {key: value for key, value in asdict(task).items() if key != "name"}
     label = ", ".join(path.name for path in paths) or "hub"
-    key = {"task": name, "settings": used, "data_hash": data_hash, "weights": weights_digest(loaded)}
+    key = {"task": name, "settings": used, "data_hash": data_hash, "weights": weights or weights_digest(loaded)}
     folder = None if out is None else Path(out) / folder_name(loaded.name, name, label, key)
     with ItemsFile(folder, key, chosen, resume=resume) as kept:
         progress(len(kept.records), len(chosen))
