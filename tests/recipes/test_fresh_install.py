@@ -99,7 +99,7 @@ def test_other_data_needs_no_more_than_its_source(empty):
 
 def test_the_samples_are_what_they_say():
     """Read back by the readers of each kind."""
-    assert set(SAMPLE_OF.values()) == {f"sample:{name}" for name in samples.SAMPLES}
+    assert set(SAMPLE_OF.values()) - {"digits"} == {f"sample:{name}" for name in samples.SAMPLES}
     german, english = read_pairs(samples.sample_file("sample:captions"))[0]
     assert german[0].isupper() and german.endswith(".") and english.split()[0] in ("A", "Two", "Three")
     texts, _, labels, _ = read_labelled(samples.sample_file("sample:reviews"), None, None, None, "classify")
