@@ -81,7 +81,7 @@ def _delete_leftovers(name: str) -> None:
 @contextmanager
 def _lock(name: str) -> Iterator[None]:
     """One pull of a model at a time on this machine."""
-    from filelock import FileLock  # which PyTorch depends on
+    from filelock import FileLock
 
     models_folder().mkdir(parents=True, exist_ok=True)
     with FileLock(models_folder() / f".{name}.lock"):
