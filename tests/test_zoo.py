@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
 import heedful
+from heedful.cli import parse_arguments
 from heedful.data.dataset import Draw
 from heedful.data.synthetic import Reversal
 from heedful.generate.batch import greedy_batch
@@ -18,7 +21,7 @@ from heedful.train.objectives import causal, classification
 from heedful.train.recipe import read_recipe, shipped_recipes
 from heedful.train.trainer import LossModule, validate
 from heedful.weights.resolve import shipped_models as models
-from heedful.zoo import FOLDER, cards
+from heedful.zoo import FOLDER, SHARES, cards, read_card
 from support.application import sync_client
 
 LARGEST = 16 * 2**20
@@ -31,8 +34,7 @@ def score(model, objective, data):
 
 
 def card(name):
-    text = (FOLDER / name / "README.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| (\w+) \| (.+) \|$", text, flags=re.MULTILINE))
+    return read_card(FOLDER / name).facts
 
 
 @pytest.mark.parametrize("name", models())
@@ -40,11 +42,33 @@ def test_ships_small_with_a_card_and_loads_by_name(name):
     for file in (FOLDER / name).iterdir():
         assert file.stat().st_size <= LARGEST, f"{file} is larger than 16 MiB"
     told = card(name)
-    assert {"data", "licence", "recipe", "result"} <= told.keys()
     assert told["recipe"].strip("`") in shipped_recipes()
     assert cards()[name]
     loaded = heedful.load(name)
     assert loaded.model.n_parameters() == int(told["parameters"].replace(",", ""))
+
+
+@pytest.mark.parametrize("name", models())
+def test_the_card_says_all_that_a_user_asks(name):
+    found = read_card(FOLDER / name)
+    assert {"data", "kept apart", "licence", "recipe", "good at", "fails at"} <= found.facts.keys()
+    assert found.scores, "a card has a score"
+    for score in found.scores:
+        assert score.data and score.value >= 0 and (score.type not in SHARES or score.value <= 1)
+        program, *words = shlex.split(score.command)
+        if program == "heedful":
+            parse_arguments(words)
+            assert name in words or words == ["train", found.facts["recipe"].strip("`")]
+        else:
+            assert program == "python" and (FOLDER.parents[2] / words[0]).is_file()
+    metadata = ModelCard.load(FOLDER / name / "README.md").data  # as the hub reads it
+    assert metadata.license and metadata.datasets and metadata.tags
+    assert [result.metric_value for result in metadata.eval_results] == [score.value for score in found.scores]
+    loaded = heedful.load(name)
+    writes = "generate" in loaded.abilities and loaded.tokenizer is not None
+    if (writes and loaded.model.family != "seq2seq") or loaded.model.family == "image_gpt":
+        samples = found.text.partition("\n## Samples\n")[2]
+        assert samples.count("~~~~text") == 10 and "unedited" in samples
 
 
 @pytest.mark.parametrize("name", models())

@@ -21,6 +21,7 @@ from heedful.cli.models import short_count
 from heedful.kernels.cpu.library import status
 from heedful.paths import cache_folder
 from heedful.text import Tokenizer
+from heedful.zoo import cards
 
 
 def heedful_command(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -52,8 +53,20 @@ for arguments in ["--help"], ["models"], ["info", "gpt3-175b"], ["merges", "aab"
 
 def test_models_lists_what_ships_and_every_family(capsys):
     out = says(capsys, "models")
-    assert "shakespeare" in out and "gpt3-175b" in out and "175B" in out
+    assert "nats per character" in out and "heedful pull NAME" in out and "gpt3-175b" not in out
+    assert len(out.splitlines()) < 60
+    out = says(capsys, "models", "--sizes")
+    assert "gpt3-175b" in out and "175B" in out
     assert "gpt2" not in says(capsys, "models", "t5")
+    listed = json.loads(says(capsys, "models", "--json"))
+    assert {model["name"] for model in listed["shipped"]} == set(cards())
+    assert all(score["command"] for model in listed["shipped"] for score in model["scores"])
+
+
+def test_info_of_a_model_that_ships_has_its_card(capsys):
+    out = says(capsys, "info", "tiny")
+    for word in ("score", "kept apart", "licence", "good at", "fails at"):
+        assert f"\n{word}" in out
 
 
 def test_info_of_a_published_size(capsys):

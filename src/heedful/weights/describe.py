@@ -32,7 +32,21 @@ def _describe_file(name: str) -> str:
     path = resolve_model(name)
     model = load_meta(path)
     settings = model.config.to_dict() | {"max_len": model.context_length}
-    return _format_description(name, model.family, settings, model.n_parameters(), str(path))
+    described = _format_description(name, model.family, settings, model.n_parameters(), str(path))
+    return "\n".join([described, *card_lines(path)])
+
+
+def card_lines(path: Path) -> list[str]:
+    """What the card of a model that ships says: scores with their commands, data, licence, good at, fails at."""
+    from heedful.zoo import FOLDER, read_card
+
+    if path.parent != FOLDER:
+        return []
+    card = read_card(path)
+    told = ("data", "kept apart", "training", "recipe", "licence", "good at", "fails at")
+    lines = [f"{key:<14}{card.facts[key]}" for key in told if key in card.facts]
+    scores = [f"{'score':<14}{score} ({score.data}): {score.command}" for score in card.scores]
+    return [f"{'about':<14}{card.about}", *scores, *lines, f"{'card':<14}{path / 'README.md'}"]
 
 
 def _format_description(name: str, family: str, settings: Mapping[str, Any], parameters: int, where: str) -> str:

@@ -2652,6 +2652,11 @@ export interface components {
             /** About */
             about: string;
             /**
+             * Score
+             * @description The first score of its card; empty if it has none
+             */
+            score: string;
+            /**
              * Kind
              * @enum {string}
              */

@@ -21,7 +21,7 @@ from heedful.serve.playground.wire import PlaygroundModel, encode_response
 from heedful.weights.catalog import CatalogEntry, catalog, pulled_models
 from heedful.weights.describe import load_tokenizer
 from heedful.weights.meta import load_meta
-from heedful.zoo import FOLDER, cards
+from heedful.zoo import FOLDER, cards, read_card
 
 router = APIRouter()
 GREY_LEVELS = 256  # of a pixel that a model takes as a number
@@ -50,6 +50,7 @@ class ModelDescription(PlaygroundModel):
     id: str
     family: str
     about: str
+    score: str = Field(description="The first score of its card; empty if it has none")
     kind: ModelKind
     abilities: list[str]
     reads: Literal["text", "numbers", "image"] = Field(description="numbers: token ids, since it has no tokenizer")
@@ -112,7 +113,9 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
     model = load_meta(path)
     config, labels = model.config, getattr(model.config, "labels", ())
     chats, reads = _tokenizer(path)
-    card = cards().get(path.name) if path.parent == FOLDER else None
+    card, score = None, ""
+    if path.parent == FOLDER and path.name in cards():
+        card, score = cards()[path.name], read_card(path).score
     if path in pulled_models().values() and path.stem in catalog():
         card = catalog()[path.stem].about
     if isinstance(model, ViT | ImageGPT):
@@ -120,6 +123,7 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
     return {
         "family": model.family,
         "about": card or FAMILIES[model.family].about,
+        "score": score,
         "kind": model_kind(model),
         "abilities": list(model.abilities),
         "reads": reads,
