@@ -51,7 +51,7 @@ class Run:
     n_symbols: int = 10
     n_train: int = 4000
     batch_size: int = 50
-    epochs: int = 20
+    epochs: int = 30
     rate: float = 2e-2
     blanked: float = 0.0  # rate of word dropout on the decoder's inputs
 
