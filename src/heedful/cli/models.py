@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     if options.family and options.family not in FAMILIES:
         hint = did_you_mean(options.family, FAMILIES) or f": {', '.join(FAMILIES)} are"
         raise ValueError(f"no family is called {options.family!r}{hint}")
-    listed = list_models(options.family)
+    listed = collect_models(options.family)
     if options.json:
         print(json.dumps(listed, indent=2))
     elif options.family or options.sizes:
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def list_models(family: str | None = None) -> dict[str, list[dict[str, Any]]]:
+def collect_models(family: str | None = None) -> dict[str, list[dict[str, Any]]]:
     """The models that ship, those that can be pulled, and the families with their sizes; or one family alone."""
     from heedful.models.registry import FAMILIES, sizes
     from heedful.weights.catalog import catalog, pulled_models
