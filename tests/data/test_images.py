@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from heedful.data.dataset import Draw
-from heedful.data.images import ImageSet, LabelledImages, PixelSequences, load_digits, read_idx, read_images
-from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, to_image
+from heedful.data.images import (
+    ImageSet,
+    LabelledImages,
+    PixelSequences,
+    load_digits,
+    nearest_colours,
+    read_idx,
+    read_images,
+)
+from heedful.models.image_gpt import ImageGPT, ImageGPTConfig, quantize, to_image
 from heedful.train.recipe import DataSettings
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "mnist"
@@ -236,3 +244,10 @@ def test_large_and_damaged_images_are_refused_before_decoding(folder, content, m
     (folder / "cat" / "2.png").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_images(folder)
+
+
+def test_levels_of_grey_are_looked_up_as_each_pixel_would_be():
+    images = ImageSet.of(np.random.default_rng(0).integers(0, 17, (5, 6, 7)), top=16)
+    palette = torch.linspace(-1, 1, 6)[:, None]
+    each = quantize(images.scaled(slice(None)), palette)
+    assert nearest_colours(images, palette).tolist() == each.tolist()

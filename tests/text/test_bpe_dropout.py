@@ -51,3 +51,12 @@ def test_pairs_are_cut_anew_in_each_epoch_and_alike_for_a_draw(tokenizer):
     assert data.fingerprint != plain.fingerprint and plain.dropouts is None
     fresh = plain.with_dropout(tokenizer, 0.3).batch([Draw(0, 0), Draw(0, 1)], 1)  # what was cached plays no part
     assert fresh.source.equal(first.source)
+
+
+def test_a_pair_that_would_become_too_long_stays_as_it_is(tokenizer):
+    rows = tokenizer.encode_batch(TEXTS[:4])
+    longest = max(map(len, rows))
+    data = Pairs(rows, rows, start_id=0, eos_id=None, max_length=longest + 1).with_dropout(tokenizer, 0.9)
+    for epoch in range(20):
+        batch = data.batch([Draw(epoch, i) for i in range(4)], 1)
+        assert batch.source.shape[1] <= longest + 1 and batch.tokens.shape[1] <= longest + 1

@@ -149,10 +149,7 @@ class PixelSequences:
         self.palette = find_palette(images, n_colours) if palette is None else palette
         if len(self.palette) >= 2**16:
             raise ValueError(f"{len(self.palette)} colours: at most {2**16 - 1} can be told apart")
-        parts = [
-            quantize(images.scaled(slice(begin, begin + 1024)), self.palette) for begin in range(0, len(images), 1024)
-        ]
-        self.ids = torch.cat(parts).numpy().astype(np.uint16)  # (N, H·W)
+        self.ids = nearest_colours(images, self.palette)  # (N, H·W)
 
     @property
     def start_id(self) -> int:
@@ -177,6 +174,16 @@ class PixelSequences:
         ids = torch.from_numpy(self.ids[[d.index for d in draws]].astype(np.int64))
         first = torch.full((len(ids), 1), self.start_id)
         return Batch(torch.cat([first, ids[:, :-1]], dim=1), targets=ids)
+
+
+def nearest_colours(images: ImageSet, palette: Tensor) -> np.ndarray:
+    """The colours (N, H·W) of all pixels, as numbers of the palette (K, C); each level of grey is looked up once."""
+    if images.pixels.shape[1] == 1:
+        levels = ImageSet(np.arange(images.top + 1, dtype=np.uint8).reshape(-1, 1, 1, 1), top=images.top)
+        table = quantize(levels.scaled(slice(None)), palette)[:, 0].numpy().astype(np.uint16)
+        return table[images.pixels].reshape(len(images), -1)
+    parts = [quantize(images.scaled(slice(begin, begin + 1024)), palette) for begin in range(0, len(images), 1024)]
+    return torch.cat(parts).numpy().astype(np.uint16)
 
 
 def find_palette(images: ImageSet, n_colours: int, n_images: int = 2000) -> Tensor:

@@ -51,7 +51,7 @@ class Pairs:
             raise ValueError("no pair of texts is left: " + ("; ".join(self.notes) or "there is none"))
         self.sources = RaggedArray(sources[i] for i in kept)
         self.targets = RaggedArray(targets[i] for i in kept)
-        self.start_id, self.eos_id = start_id, eos_id
+        self.start_id, self.eos_id, self.limit = start_id, eos_id, limit
         self.dropouts: tuple[BPEDropout, BPEDropout] | None = None
 
     @classmethod
@@ -110,8 +110,11 @@ class Pairs:
         if self.dropouts is not None:
             cut_source, cut_target = self.dropouts
             chances = [d.random(seed) for d in draws]
-            sources = [cut_source(ids, chance) for ids, chance in zip(sources, chances, strict=True)]
-            targets = [cut_target(ids, chance) for ids, chance in zip(targets, chances, strict=True)]
+            cut = [(cut_source(s, c), cut_target(t, c)) for s, t, c in zip(sources, targets, chances, strict=True)]
+            # A pair that would become too long stays as it is.
+            fits = [len(s) <= self.limit and len(t) < self.limit for s, t in cut]
+            sources = [new[0] if ok else old for old, new, ok in zip(sources, cut, fits, strict=True)]
+            targets = [new[1] if ok else old for old, new, ok in zip(targets, cut, fits, strict=True)]
         return pair_batch(sources, targets, self.start_id, self.eos_id)
 
 
