@@ -4,6 +4,7 @@ import type { Model } from './api'
 
 const KNOWN: Record<string, string[]> = {
   shakespeare: ['To be, or not to be', 'KING RICHARD:\nMy lord, ', 'What light through yonder window'],
+  books: ['The old house stood at the end of the lane,', '"I do not believe you," said Mary,'],
   tiny: ['To be, or not', 'My lord'],
   'bert-books': [
     'The ship sailed across the sea to a distant island.',

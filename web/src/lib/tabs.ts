@@ -23,14 +23,14 @@ export const tabs: Tab[] = [
     id: 'write',
     label: 'Write',
     fits: writes,
-    wants: 'a model that continues text, such as shakespeare',
+    wants: 'a model that continues text, such as books',
     load: () => import('../tabs/Write.svelte'),
   },
   {
     id: 'complete',
     label: 'Complete',
     fits: writes,
-    wants: 'a model that continues text, such as shakespeare',
+    wants: 'a model that continues text, such as books',
     load: () => import('../tabs/Complete.svelte'),
   },
   {
