@@ -116,7 +116,8 @@ def stopping(body: SamplingRequest, loaded: Loaded, max_tokens: int) -> dict[str
     """The fields of a GenerationSpec that say when an answer ends."""
     least = body.min_tokens
     if "min_tokens" not in body.model_fields_set:
-        least = loaded.generation_options(stream=True).get("min_tokens", 0)
+        with client_errors("model"):
+            least = loaded.generation_options(stream=True).get("min_tokens", 0)
     with client_errors("stop_token_ids"):
         check_token_ids(body.stop_token_ids, vocab_sizes(loaded.model)[1], "stop_token_ids", loaded.name)
     ends = loaded.chat_eos_ids if isinstance(body, ChatRequest) else loaded.eos_ids
