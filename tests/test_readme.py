@@ -114,7 +114,7 @@ def test_the_commands_run(capsys, workspace, monkeypatch):
         "train",
         "estimate",
     }
-    assert "To be, or not" in out and "XdXac" in out and "174,604,259,328" in out
+    assert "The old house" in out and "XdXac" in out and "174,604,259,328" in out
     assert (workspace / "alignment.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(workspace.glob("folder-*/model.safetensors"))) == 2
 
