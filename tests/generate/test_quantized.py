@@ -18,6 +18,7 @@ from heedful.generate.batch import greedy_batch
 from heedful.kernels.accelerate import accelerate, n_bytes, packed_precision
 from heedful.kernels.cpu.library import library
 from heedful.kernels.modules import PackedAttention
+from heedful.kernels.packed import Int4Aten, pack_weight
 from heedful.models.base import GenerativeModel
 from heedful.nn.block import Block
 from heedful.nn.embed import Embedding
@@ -74,10 +75,11 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
     def by_groups(w):
         if w.shape[1] % 32:
             return evenly(w)
+        narrow = torch.bfloat16 if isinstance(pack_weight(w, None, "int4"), Int4Aten) else torch.float16
         groups = w.reshape(len(w), -1, 32)
         low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-        scale = ((high - low) / 15).half().float()
-        middle = (low + 8 * scale).half().float()
+        scale = ((high - low) / 15).to(narrow).float()
+        middle = (low + 8 * scale).to(narrow).float()
         return (torch.round((groups - middle) / scale).clamp(-8, 7) * scale + middle).reshape(w.shape)
 
     floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}
