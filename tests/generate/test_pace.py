@@ -8,6 +8,7 @@ import torch
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
 from heedful.kernels.accelerate import accelerate
+from heedful.kernels.cpu.decode import KernelStack
 from heedful.kernels.cpu.library import library
 from heedful.models.llama import Llama
 from support.tiny import tiny
@@ -35,9 +36,10 @@ def clock(monkeypatch):
 
 def llama(kind: str):
     """A model, and the state of its engine; "combined" decodes and prefills in one pass where there are C kernels."""
-    model = tiny("llama", max_len=2048)
+    model = tiny("llama", max_len=2048, d_model=64, d_head=16, d_ff=64)
     if kind == "combined":
         accelerate(model, "inference", precision="float32")
+        assert library() is None or isinstance(model.decoder, KernelStack)
     return model, "paged" if kind == "combined" else kind
 
 
@@ -68,6 +70,24 @@ def test_beside_a_long_prompt_others_begin_soon_and_go_on(clock, kind):
     assert max(gaps[10:]) < 6 * alone
     (result,) = Engine(model, chunk=2048).run([Request(prompt=tuple(prompt), max_tokens=1, sampling=GREEDY)])
     assert tokens[long] == result.choices[0].tokens[0]
+
+
+def test_prompts_share_the_decode_pass(clock):
+    """Beside a stream, two prompts cost their tokens: the weights are read once for all of them."""
+    model, state = llama("combined")
+    if library() is None:
+        pytest.skip("decode and prefill share a pass where the C kernels run")
+    engine = Engine(model, state=state, chunk=1024, step_time=0.25, cache_tokens=8192)
+    engine.add(Request(prompt=(3, 4), max_tokens=1000, sampling=GREEDY))
+    for _ in range(3):
+        engine.step()
+    ids = {engine.add(Request(prompt=tuple(range(first, first + 50)), max_tokens=1)) for first in (3, 5)}
+    begin, steps = clock[0], 0
+    while ids:
+        steps += 1
+        ids -= {event.id for event in engine.step()}
+    weights = (clock[0] - begin - 0.1 - 1e-3 * steps) / 0.02  # passes, by what is left of the time without tokens
+    assert weights < steps + 1.5  # one each step, but where a decode pass is timed alone
 
 
 def test_alone_a_long_prompt_takes_what_its_passes_take(clock):
@@ -130,6 +150,7 @@ def test_a_pass_that_decodes_and_prefills_may_fail(clock, monkeypatch):
     while engine.busy:
         found |= {event.id: event.result for event in engine.step() if event.result is not None}
     assert found[stream] == alone and found[long].choices[0].finish_reason == "length"
+    assert engine.runner.pool.n_used == 0
 
 
 def test_a_short_prompt_is_answered_before_a_long_one_that_came_first():

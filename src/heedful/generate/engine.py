@@ -170,17 +170,17 @@ class Engine:
         decoding = self._state is not None
         chunks = self.scheduler.schedule(pace.budget(decoding=decoding))
         cost = sum(pace.cost(group.n_prefilled, n) for group, n in chunks)
-        beside = self.runner.combinable(chunks) if decoding and pace.may_combine() else None
+        beside = self.runner.combinable(chunks) if decoding and pace.may_combine() else []
         begin = perf_counter()
-        self._decode(beside)
-        if decoding and beside is None:
+        prefilled = self._decode(beside)
+        if decoding and not beside:
             pace.record_decode(perf_counter() - begin)
             begin = perf_counter()
-        self._prefill([chunk for chunk in chunks if chunk is not beside])
+        self._prefill([chunk for chunk in chunks if chunk not in prefilled])
         for group, _ in chunks:
             if group.last_logits is not None and not group.last_logits.is_cpu:
                 group.last_logits[0].item()  # waits for the device
-        pace.record(cost, perf_counter() - begin, combined=beside is not None)
+        pace.record(cost, perf_counter() - begin, combined=bool(beside))
         return self._events
 
     def _prefill(self, chunks: list[Chunk]) -> None:
@@ -196,23 +196,25 @@ class Engine:
             if group not in whole:
                 self._prefill_chunks([(group, n)])
 
-    def _decode(self, beside: Chunk | None = None) -> None:
-        """One token for every row, and in the same pass a chunk of a prompt."""
+    def _decode(self, beside: Sequence[Chunk] = ()) -> Sequence[Chunk]:
+        """One token for every row, and in the same pass chunks of prompts; none of these if that pass failed."""
         if self._state is None:
-            return
+            return ()
         sequences, before = self._decoding, self._state.lengths
         try:
             logits = self.runner.decode([s.tokens[-1] for s in sequences], self._state, beside)
             passes = [(sequences, logits, self._state)]
         except Exception as error:
             self._state.truncate(before)  # a pass may fail after it was recorded in the state
+            if beside:
+                return self._decode()
             passes = self._decode_halves(self._state, list(range(len(sequences))), error)
             self._merge_passes(passes)
         for some, logits, state in passes:
             self._sample_running(some, logits, state.lengths)
         self._drop_finished_rows()
-        if beside is not None and beside[0].state is not None and not beside[0].n_left:
-            self._finish_prefill([beside[0]])
+        self._finish_prefill([group for group, _ in beside if group.state is not None and not group.n_left])
+        return beside
 
     def _decode_halves(self, state: State, rows: list[int], error: Exception) -> list[Pass]:
         """A pass of these rows failed: repeat it with each half. A row that fails alone ends with its error."""

@@ -76,29 +76,29 @@ class ModelRunner:
 
     # --- decode ------------------------------------------------------------------------------------------------------
 
-    def decode(self, tokens: Sequence[int], state: State, beside: Chunk | None = None) -> Tensor:
-        """One decode step: the last token of each row in, logits (B, V) out; with a chunk of a prompt in the same pass,
-        so that the weights are read once for both."""
-        if beside is None:
+    def decode(self, tokens: Sequence[int], state: State, beside: Sequence[Chunk] = ()) -> Tensor:
+        """One decode step: the last token of each row in, logits (B, V) out; with chunks of prompts in the same pass,
+        so that the weights are read once for all."""
+        if not beside:
             return self.model.step(self._tensor(tokens), state)
-        group, n = beside
         assert isinstance(self.model, DecoderModel) and isinstance(state, PagedState)
-        assert isinstance(group.state, PagedState)
-        self._reuse_prefix(group)
-        prompt = group.prompt[group.n_prefilled : group.n_prefilled + n]
-        whole = PagedState.concatenated([state, group.state])
-        batch = Batch(*self._padded([*([token] for token in tokens), prompt]))
-        logits, _ = self.model.start(batch, state=whole)
-        whole.write_back([state, group.state])
-        self._prefilled(group, logits[-1:], len(prompt))
-        return logits[:-1]
+        for group, _ in beside:
+            self._reuse_prefix(group)
+        prompts = [group.prompt[group.n_prefilled : group.n_prefilled + n] for group, n in beside]
+        states = [state, *(group.state for group, _ in beside if isinstance(group.state, PagedState))]
+        whole = PagedState.concatenated(states)
+        logits, _ = self.model.start(Batch(*self._padded([*([token] for token in tokens), *prompts])), state=whole)
+        whole.write_back(states)
+        for (group, _), prompt, row in zip(beside, prompts, logits[len(tokens) :], strict=True):
+            self._prefilled(group, row[None], len(prompt))
+        return logits[: len(tokens)]
 
-    def combinable(self, chunks: Sequence[Chunk]) -> Chunk | None:
-        """The largest chunk that a decode pass can take along. The C kernels alone leave the padding out."""
+    def combinable(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """The chunks that a decode pass can take along. The C kernels alone leave the padding out."""
         if self.pool is None or not isinstance(getattr(self.model, "decoder", None), KernelStack):
-            return None
+            return []
         fit = [chunk for chunk in chunks if isinstance(chunk[0].state, PagedState) and not chunk[0].request.echo]
-        return max(fit, key=lambda chunk: chunk[1], default=None)
+        return next(self._waves(fit), [])
 
     # --- prefill -----------------------------------------------------------------------------------------------------
 
@@ -119,8 +119,13 @@ class ModelRunner:
             self._reuse_prefix(group)
 
     def prefix_waves(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Chunks in padded batches, one after the other, such that no block is computed twice: of prompts that continue
-        with the same block only the first is in a batch, and the others reuse its blocks later."""
+        """Chunks in padded batches, one after the other, such that no block is computed twice."""
+        for wave in self._waves(chunks):
+            yield from bucket_by_length([chunk for chunk in wave if not chunk[0].request.echo], self._chunk_length)
+            yield from ([chunk] for chunk in wave if chunk[0].request.echo)
+
+    def _waves(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Of prompts that continue with the same block only the first is in a wave; others reuse its blocks later."""
         left = list(chunks)
         while left:
             now: list[Chunk] = []
@@ -132,8 +137,7 @@ class ModelRunner:
                 (later if prefix in seen else now).append((group, n))
                 if prefix is not None:
                     seen.add(prefix)
-            yield from bucket_by_length([chunk for chunk in now if not chunk[0].request.echo], self._chunk_length)
-            yield from ([chunk] for chunk in now if chunk[0].request.echo)
+            yield now
             left = later
 
     def _reuse_prefix(self, group: SequenceGroup) -> None:
