@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful.data import augment
-from heedful.data.augment import OPERATIONS, SCALING, Augmentation, apply_operations, mix_labels, scale_pixels
+from heedful.data.augment import (
+    OPERATIONS,
+    SCALING,
+    Augmentation,
+    apply_operations,
+    augment_images,
+    mix_images,
+    mix_labels,
+    scale_pixels,
+)
 from heedful.models.base import Batch, Output
 from heedful.train.objectives import make_objective
 
@@ -126,6 +136,27 @@ def test_the_same_seed_augments_alike_and_off_is_only_scaling():
     assert runs[0].min() >= -1 and runs[0].max() <= 1
     assert torch.equal(SCALING(PIXELS), PIXELS.float() * (2 / 255) - 1)
     assert torch.equal(SCALING(SCALING(PIXELS)), SCALING(PIXELS))
+
+
+class Counter(TorchDispatchMode):
+    n = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.n += not function.is_view
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_but_the_draws_depends_on_python(monkeypatch):
+    every = Augmentation(shift=2, flip=True, augment=1, erase=0.5, mixup=0.4, cutmix=1.0)
+    images, noise = (torch.empty(PIXELS.shape, dtype=kind, device="meta") for kind in (torch.uint8, torch.float32))
+    draws, weights = (torch.empty(n, 6, 1, 1, 1, device="meta") for n in (11, 3))
+    augmented = augment_images(every, images, draws, noise)  # reading a number would fail, and synchronize on a GPU
+    assert mix_images(augmented, weights, weights[0], weights[1])[0].shape == PIXELS.shape
+    monkeypatch.setattr(augment, "compiled_augment", lambda settings, images, *draws: images)
+    monkeypatch.setattr(augment, "compiled_mix", lambda images, *draws: images)
+    with Counter() as counter:
+        every.mix(every(PIXELS))
+    assert counter.n <= 7  # each is a launch on a GPU
 
 
 class Recorder(torch.nn.Module):

@@ -24,6 +24,7 @@ from heedful.evaluate.report import format_saved
 from heedful.evaluate.squad import Squad, answer_f1, exact_match
 from heedful.evaluate.task import Item
 from heedful.evaluate.tasks import create_task
+from heedful.models.image_gpt import quantize
 from heedful.tasks.answer import AnswerSpan
 from support.documents import blocks, commands
 
@@ -53,6 +54,7 @@ def files(tmp_path_factory):
     (folder / "questions.json").write_text(json.dumps([{"context": PASSAGE, "qas": qas}]))
     pairs = [("king", "queen", 8.5), ("river", "water", 7.0), ("stone", "night", 1.5), ("day", "night", 6.0)]
     (folder / "words.tsv").write_text("word1\tword2\tSimLex999\n" + "".join(f"{a}\t{b}\t{s}\n" for a, b, s in pairs))
+    np.savez(folder / "digits.npz", images=np.random.default_rng(0).integers(0, 255, (3, 8, 8), dtype=np.uint8))
     return folder
 
 
@@ -63,6 +65,7 @@ CASES = {
     "entities": ("entities", ["dev.conll"], {}),
     "classification": ("sentiment", ["reviews.tsv"], {}),
     "similarity": ("bert-books", ["words.tsv"], {}),
+    "bits_per_dimension": ("digits-gpt", ["digits.npz"], {}),
 }
 
 
@@ -190,6 +193,25 @@ def test_images_are_classified(tmp_path):
         Image.fromarray(image).save(tmp_path / "folder" / str(i % 10) / f"{i}.png")
     again = loaded.evaluate("classification", tmp_path / "folder")
     assert again["accuracy"] == found["accuracy"]
+
+
+def test_bits_per_dimension_are_those_of_the_pixels_one_by_one(results, files, tmp_path):
+    found, images = results["bits_per_dimension"][0], np.load(files / "digits.npz")["images"]
+    loaded = heedful.load("digits-gpt")
+    model, scaled = loaded.model, torch.from_numpy(images).float()[:, None] * (2 / 255) - 1
+    bits = []
+    for ids in quantize(scaled, model.palette):
+        logits, state = model.start(model.prompt(ids[None, :0]))
+        for i, pixel in enumerate(ids):
+            bits.append(-logits[0].log_softmax(dim=-1)[pixel].item() / np.log(2))
+            logits = model.step(pixel[None], state) if i + 1 < len(ids) else logits
+    assert found["bits per dimension"] == pytest.approx(np.mean(bits), rel=1e-4)
+    assert found.details == {"dimensions": 3 * 64}
+    np.savez(tmp_path / "wide.npz", images=images[:, :4])
+    with pytest.raises(ValueError, match="1 x 8 x 8"):
+        loaded.evaluate("bits_per_dimension", tmp_path / "wide.npz")
+    with pytest.raises(ValueError, match="is a vit"):
+        heedful.load("digits-vit").evaluate("bits_per_dimension", files / "digits.npz")
 
 
 # --- kept items -------------------------------------------------------------------------------------------------------

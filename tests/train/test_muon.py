@@ -1,4 +1,4 @@
-"""Muon of many matrices at once is torch's of one after the other."""
+"""Muon of many matrices at once is torch's of one after the other; a step that is not finite changes nothing."""
 
 import pytest
 import torch
@@ -24,3 +24,21 @@ def test_matrices_together_are_torchs_one_by_one(adjust):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-3)  # products in bfloat16
     for key, state in before.state_dict()["state"].items():
         torch.testing.assert_close(state, after.state_dict()["state"][key])
+
+
+def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing():
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.randn(8, 4, generator=generator)) for _ in range(2)]
+    plain = [torch.nn.Parameter(p.detach().clone()) for p in matrices]
+    ours, theirs = BatchedMuon(matrices, lr=0.1), BatchedMuon(plain, lr=0.1)
+    for skipped in (True, False, True, False):
+        gradients = [torch.randn(8, 4, generator=generator) for _ in matrices]
+        ours.found_inf = torch.tensor(float(skipped))
+        for p, q, gradient in zip(matrices, plain, gradients, strict=True):
+            p.grad, q.grad = torch.full_like(gradient, torch.nan) if skipped else gradient, gradient
+        ours.step()
+        if not skipped:
+            theirs.step()
+    for p, q in zip(matrices, plain, strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(ours.state[p]["momentum_buffer"], theirs.state[q]["momentum_buffer"])

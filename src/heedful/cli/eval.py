@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=MODEL)
     parser.add_argument(
         "task", nargs="?",
-        help="perplexity, translation, squad, entities, classification, similarity; lambada_openai, winogrande, "
-        "hellaswag, piqa, arc_easy, arc_challenge or another task of lm-evaluation-harness (--list says more)",
+        help="perplexity, translation, squad, entities, classification, similarity, bits_per_dimension; "
+        "lambada_openai, winogrande, hellaswag, piqa, arc_easy, arc_challenge or another task of "
+        "lm-evaluation-harness (--list says more)",
     )  # fmt: skip
     parser.add_argument(
         "data", nargs="*", help="its files, here or below the folder that HEEDFUL_DATA names; two for translation"

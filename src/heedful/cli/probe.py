@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dev-sentences", "--dev-images", type=int, metavar="N", help="likewise (default: all; of images 2,000)"
     )
     parser.add_argument("--column", type=int, default=-1, metavar="N", help="the tag's column, from 0 (default: last)")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu (default), cuda, ...")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from heedful.data.tagging import TaggedSentences, read_tagged
     from heedful.evaluate import probe as probing
 
-    loaded = heedful.load(options.model, dtype=torch.float32)
+    loaded = heedful.load(options.model, device=options.device, dtype=torch.float32)
     loaded.require("capture")
     if loaded.tokenizer is None and loaded.model.family in ("vit", "image_gpt"):
         return _run_images(options, loaded)

@@ -10,7 +10,8 @@
     cutmix   a rectangle of another image, and as much of its label (Yun et al. 2019); with both, each image gets either
 
 Random numbers are those of torch's default generators, which a trainer seeds with every step: a resumed run draws what
-an uninterrupted one does. Every operation is computed for all images, and each image keeps the one that was drawn:
+an uninterrupted one does. They are drawn first, all at once; what is made of them is one function of tensors, which
+torch.compile fuses on a GPU. Every operation is computed for all images, and each image keeps the one that was drawn:
 indexing would synchronize with the GPU. Geometry is bilinear, where the papers take the nearest pixel.
 
     B batch, C channels, H height, W width, L labels
@@ -19,11 +20,13 @@ indexing would synchronize with the GPU. Geometry is bilinear, where the papers 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributions import Dirichlet
 
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "colour", "contrast",
@@ -50,43 +53,60 @@ class Augmentation:
 
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 images (B, C, H, W), or floats from -1 to 1 -> augmented ones from -1 to 1, without the mixing."""
-        if self == SCALING:
+        if not (self.shift or self.flip or self.augment or self.erase):
             return scale_pixels(images)
-        x = (scale_pixels(images) + 1) / 2
-        if self.flip:
-            x = torch.where(_chance(x, 0.5), x.flip(3), x)
-        if self.shift:
-            x = random_shift(x, self.shift)
-        for _ in range(self.augment):
-            drawn = torch.randint(len(OPERATIONS), (len(x),), device=x.device)
-            sign = torch.randint(2, (len(x),), device=x.device) * 2 - 1
-            x = apply_operations(x, drawn, torch.rand(len(x), device=x.device) * self.strength, sign)
-        if self.erase:
-            x = torch.where(_chance(x, self.erase) & _erased(x), torch.rand_like(x), x)
-        return x * 2 - 1
+        draws = _uniform(images, 8 + 3 * self.augment)
+        noise = torch.rand(images.shape, device=images.device) if self.erase else None
+        return compiled_augment(self, images, draws, noise)
 
     def mix(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) mixed with their neighbours in the batch, which is shuffled, and the share (B, 1) of each
         that is its own."""
-        kept = self._kept(images)  # (B, 1, H, W), for each pixel
-        return kept * images + (1 - kept) * images.roll(1, 0), kept.mean(dim=(2, 3))
+        return compiled_mix(images, _uniform(images, 3), _beta(self.mixup, images), _beta(self.cutmix, images))
 
     @property
     def mixes(self) -> bool:
         """Whether images and labels are mixed."""
         return self.mixup > 0 or self.cutmix > 0
 
-    def _kept(self, images: Tensor) -> Tensor:
-        n, _, height, width = images.shape
-        whole = torch.ones(n, 1, height, width, device=images.device)
-        if not self.cutmix:
-            return whole * _beta(self.mixup, images)
-        cut = (1 - _beta(self.cutmix, images)).sqrt()  # of each side; the rectangle may reach over the border
-        box = ~_rectangles(images, cut, cut, _uniform(images), _uniform(images)) * whole
-        return torch.where(_chance(images, 0.5), box, whole * _beta(self.mixup, images)) if self.mixup else box
-
 
 SCALING = Augmentation()
+
+
+def augment_images(settings: Augmentation, images: Tensor, draws: Tensor, noise: Tensor | None) -> Tensor:
+    """The images (B, C, H, W), augmented as draws from 0 to 1 say, (8 + 3 for each operation, B, 1, 1, 1); erased
+    rectangles are of noise (B, C, H, W)."""
+    x = (scale_pixels(images) + 1) / 2
+    mirrored, down, right, erased, area, aspect, top, left = draws[:8]
+    if settings.shift or settings.flip:
+        down, right = ((place * (2 * settings.shift + 1)).long() for place in (down, right))
+        x = crop_padded(x, settings.shift, down, right, mirrored < 0.5 * settings.flip)
+    for i in range(settings.augment):
+        drawn, strength, sign = draws[8 + 3 * i : 11 + 3 * i]
+        drawn, sign = (drawn * len(OPERATIONS)).long(), (sign * 2).floor() * 2 - 1
+        x = apply_operations(x, drawn, strength * settings.strength, sign)
+    if noise is not None:
+        x = torch.where((erased < settings.erase) & _inner_rectangles(x, area, aspect, top, left), noise, x)
+    return x * 2 - 1
+
+
+def mix_images(images: Tensor, draws: Tensor, mixup: Tensor | None, cutmix: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Images (B, C, H, W) mixed with their neighbours by the weights of mixup or cutmix (B, 1, 1, 1), by either where
+    both are given, and the share (B, 1) of each that is its own; draws (3, B, 1, 1, 1)."""
+    either, down, right = draws
+    kept = mixup
+    if cutmix is not None:
+        cut = (1 - cutmix).sqrt()  # of each side; the rectangle may reach over the border
+        box = (~_rectangles(images, cut, cut, down, right)).to(images.dtype)
+        kept = box if mixup is None else torch.where(either < 0.5, box, mixup)
+    assert kept is not None, "neither mixup nor cutmix"
+    kept = kept.expand(-1, 1, *images.shape[2:])  # of each pixel
+    return kept * images + (1 - kept) * images.roll(1, 0), kept.mean(dim=(2, 3))
+
+
+# Or the same, compiled (train/torch_compile.py).
+compiled_augment: Callable[[Augmentation, Tensor, Tensor, Tensor | None], Tensor] = augment_images
+compiled_mix: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]] = mix_images
 
 
 def scale_pixels(images: Tensor) -> Tensor:
@@ -100,56 +120,59 @@ def mix_labels(labels: Tensor, share: Tensor, n_labels: int) -> Tensor:
     return share * own + (1 - share) * own.roll(1, 0)
 
 
-def random_shift(x: Tensor, most: int) -> Tensor:
-    """Images (B, C, H, W) from 0 to 1, moved by up to so many pixels along each axis, padded with black."""
-    n, _, height, width = x.shape
-    down, right = torch.randint(0, 2 * most + 1, (2, n, 1), device=x.device)
-    rows = torch.arange(height, device=x.device) + down  # (B, H)
-    columns = torch.arange(width, device=x.device) + right  # (B, W)
-    wide = F.pad(x, (most,) * 4).permute(0, 2, 3, 1)
-    image = torch.arange(n, device=x.device)[:, None, None]
-    return wide[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+def crop_padded(x: Tensor, padding: int, down: Tensor, right: Tensor, mirrored: Tensor) -> Tensor:
+    """Images (B, C, H, W) padded with black and cut out at rows and columns (B, 1, 1, 1) from 0 to twice the padding,
+    mirrored where that is chosen (B, 1, 1, 1)."""
+    n, channels, height, width = x.shape
+    rows = torch.arange(height, device=x.device)[:, None] + down  # (B, 1, H, 1)
+    columns = torch.arange(width, device=x.device)
+    columns = torch.where(mirrored, columns.flip(0), columns) + right  # (B, 1, 1, W)
+    image = torch.arange(n, device=x.device)[:, None, None, None]
+    channel = torch.arange(channels, device=x.device)[:, None, None]
+    return F.pad(x, (padding,) * 4)[image, channel, rows, columns]
 
 
 def apply_operations(x: Tensor, drawn: Tensor, strength: Tensor, sign: Tensor) -> Tensor:
     """To each of the images (B, C, H, W) from 0 to 1 its operation (B,), a number in OPERATIONS, of a strength (B,)
     from 0 to 1 in a direction (B,), 1 or -1."""
+    drawn, strength, sign = (each.view(-1, 1, 1, 1) for each in (drawn, strength, sign))
 
-    def chosen(*names: str) -> Tensor:
-        return sum((drawn == OPERATIONS.index(name)) for name in names).bool()[:, None, None, None]  # type: ignore[union-attr]
+    def chosen(first: str, last: str = "") -> Tensor:
+        low, high = OPERATIONS.index(first), OPERATIONS.index(last or first)
+        return (drawn >= low) & (drawn <= high) if last else drawn == low
 
     signed = strength * sign
-    x = torch.where(chosen(*OPERATIONS[1:6]), warp(x, drawn, signed), x)
-    enhanced = torch.zeros_like(x)  # brightness: between black and the image
-    enhanced = torch.where(chosen("colour"), greys(x), enhanced)
-    enhanced = torch.where(chosen("contrast"), greys(x).mean(dim=(1, 2, 3), keepdim=True), enhanced)
+    x = torch.where(chosen("shear_x", "rotate"), warp(x, drawn, signed), x)
+    grey = greys(x)  # (B, 1, H, W)
+    enhanced = torch.where(chosen("colour"), grey, 0.0)  # brightness: between black and the image
+    enhanced = torch.where(chosen("contrast"), grey.mean(dim=(2, 3), keepdim=True), enhanced)
     enhanced = torch.where(chosen("sharpness"), smooth_pixels(x), enhanced)
-    factor = (1 + ENHANCE * signed)[:, None, None, None]
-    blend = (enhanced + factor * (x - enhanced)).clamp(0, 1)
-    bits = 2 ** (strength * BITS).round()[:, None, None, None]
-    strength = strength[:, None, None, None]
-    x = torch.where(chosen(*OPERATIONS[6:10]), blend, x)
-    x = torch.where(chosen("posterize"), ((x * 255).round() / bits).floor() * bits / 255, x)
-    x = torch.where(chosen("solarize") & (x >= 1 - strength), 1 - x, x)
-    x = torch.where(chosen("auto_contrast"), auto_contrast(x), x)
-    return torch.where(chosen("equalize"), equalize(x), x)
+    blend = (enhanced + (1 + ENHANCE * signed) * (x - enhanced)).clamp(0, 1)
+    bits = torch.exp2((strength * BITS).round())
+    posterized = ((x * 255).round() / bits).floor() * bits / 255
+    solarized = torch.where(x >= 1 - strength, 1 - x, x)
+    found = torch.where(chosen("brightness", "sharpness"), blend, x)
+    found = torch.where(chosen("posterize"), posterized, found)
+    found = torch.where(chosen("solarize"), solarized, found)
+    found = torch.where(chosen("auto_contrast"), auto_contrast(x), found)
+    return torch.where(chosen("equalize"), equalize(x), found)
 
 
 def warp(x: Tensor, drawn: Tensor, strength: Tensor) -> Tensor:
-    """Shear, translation or rotation about the middle of each image, bilinear, with black around it."""
+    """Shear, translation or rotation (B, 1, 1, 1) about the middle of each image, bilinear, with black around it."""
 
     def amount(name: str, most: float) -> Tensor:
-        return torch.where(drawn == OPERATIONS.index(name), strength * most, 0.0)[:, None, None]  # (B, 1, 1)
+        return torch.where(drawn == OPERATIONS.index(name), strength * most, 0.0)
 
     height, width = x.shape[2:]
     down, right = (torch.arange(n, device=x.device) + 0.5 - n / 2 for n in (height, width))  # pixels from the middle
-    down, right = down[None, :, None], right[None, None, :]
+    down = down[:, None]
     angle = amount("rotate", ROTATE)
     across = angle.cos() * right - angle.sin() * down + amount("shear_x", SHEAR) * down
     along = angle.sin() * right + angle.cos() * down + amount("shear_y", SHEAR) * right
     across = across + amount("translate_x", TRANSLATE * width)
     along = along + amount("translate_y", TRANSLATE * height)
-    grid = torch.stack([across * 2 / width, along * 2 / height], dim=-1)  # (B, H, W, 2)
+    grid = torch.cat([across * (2 / width), along * (2 / height)], dim=1).permute(0, 2, 3, 1)  # (B, H, W, 2)
     return F.grid_sample(x, grid, padding_mode="zeros", align_corners=False)
 
 
@@ -165,10 +188,7 @@ def smooth_pixels(x: Tensor) -> Tensor:
     """Each pixel as the mean of its 3 x 3 neighbourhood, in which it counts five times; the border is as it was."""
     if min(x.shape[2:]) < 3:
         return x
-    inner = (F.avg_pool2d(x, 3, stride=1) * 9 + 4 * x[:, :, 1:-1, 1:-1]) / 13
-    return torch.cat(
-        [x[:, :, :1], torch.cat([x[:, :, 1:-1, :1], inner, x[:, :, 1:-1, -1:]], dim=3), x[:, :, -1:]], dim=2
-    )
+    return x + F.pad((F.avg_pool2d(x, 3, stride=1) - x[:, :, 1:-1, 1:-1]) * (9 / 13), (1,) * 4)
 
 
 def auto_contrast(x: Tensor) -> Tensor:
@@ -187,12 +207,12 @@ def equalize(x: Tensor) -> Tensor:
     return torch.where(step[..., None] > 0, table.gather(2, levels).view_as(x), x)
 
 
-def _erased(x: Tensor) -> Tensor:
-    """A random rectangle inside each image, (B, 1, H, W)."""
-    area = ERASED[0] + (ERASED[1] - ERASED[0]) * _uniform(x)
-    aspect = torch.exp(math.log(ASPECT) * (2 * _uniform(x) - 1)).sqrt()
+def _inner_rectangles(x: Tensor, area: Tensor, aspect: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """A rectangle inside each image, (B, 1, H, W), by four draws from 0 to 1."""
+    area = ERASED[0] + (ERASED[1] - ERASED[0]) * area
+    aspect = torch.exp(math.log(ASPECT) * (2 * aspect - 1)).sqrt()
     tall, wide = (area.sqrt() * aspect).clamp(max=1), (area.sqrt() / aspect).clamp(max=1)
-    return _rectangles(x, tall, wide, tall / 2 + (1 - tall) * _uniform(x), wide / 2 + (1 - wide) * _uniform(x))
+    return _rectangles(x, tall, wide, tall / 2 + (1 - tall) * top, wide / 2 + (1 - wide) * left)
 
 
 def _rectangles(x: Tensor, tall: Tensor, wide: Tensor, down: Tensor, right: Tensor) -> Tensor:
@@ -202,14 +222,14 @@ def _rectangles(x: Tensor, tall: Tensor, wide: Tensor, down: Tensor, right: Tens
     return ((rows[:, None] - down).abs() < tall / 2) & ((columns - right).abs() < wide / 2)
 
 
-def _uniform(x: Tensor) -> Tensor:
-    return torch.rand(len(x), 1, 1, 1, device=x.device)
+def _uniform(images: Tensor, n: int) -> Tensor:
+    """n numbers from 0 to 1 for each image, (n, B, 1, 1, 1)."""
+    return torch.rand(n, len(images), 1, 1, 1, device=images.device)
 
 
-def _chance(x: Tensor, probability: float) -> Tensor:
-    return _uniform(x) < probability
-
-
-def _beta(a: float, x: Tensor) -> Tensor:
-    """Beta(a, a) for each image, drawn on the CPU: a small copy, which does not synchronize."""
-    return torch.distributions.Beta(a, a).sample((len(x), 1, 1, 1)).to(x.device, non_blocking=True)
+def _beta(a: float, images: Tensor) -> Tensor | None:
+    """Beta(a, a) for each image, (B, 1, 1, 1), drawn on its device; None if a is 0."""
+    if not a:
+        return None
+    both = torch.full((len(images), 2), a, device=images.device)
+    return Dirichlet(both, validate_args=False).sample()[:, :1, None, None]

@@ -18,6 +18,7 @@ TASKS = {  # name: where its class is
     "entities": ("heedful.evaluate.entities", "Entities"),
     "classification": ("heedful.evaluate.classification", "Classification"),
     "similarity": ("heedful.evaluate.similarity", "Similarity"),
+    "bits_per_dimension": ("heedful.evaluate.bits_per_dimension", "BitsPerDimension"),
 }
 HARNESS_TASKS = {  # of lm_eval, with rows from local files; others by their name as well
     "lambada_openai": "the last word of a passage (Paperno et al. 2016)",

@@ -61,7 +61,11 @@ def add_loss(sums: dict[str, Tensor], loss: Loss, *, counts: bool = True) -> Non
     for name, (total, count) in loss.metrics.items():
         found |= {f"{name}.sum": total, f"{name}.count": count}
     for name, value in found.items():
-        number = torch.as_tensor(value, device=loss.sum.device).detach().double() * counts
+        if isinstance(value, Tensor):
+            number = value.detach().to(loss.sum.device, torch.float64)
+        else:  # filled in there: copying it to a GPU would synchronize
+            number = torch.full((), value, dtype=torch.float64, device=loss.sum.device)
+        number = number if counts else number * 0
         sums[name] = sums[name] + number if name in sums else number
 
 

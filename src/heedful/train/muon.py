@@ -17,7 +17,12 @@ from torch import Tensor
 
 
 class BatchedMuon(torch.optim.Muon):
-    """torch.optim.Muon, whose settings and state it has, in a few products for each shape of matrix."""
+    """torch.optim.Muon, whose settings and state it has, in a few products for each shape of matrix.
+
+    `found_inf`, a scalar on the GPU, makes a step change nothing if it is 1, as in torch's fused optimizers.
+    """
+
+    found_inf: Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -41,13 +46,18 @@ class BatchedMuon(torch.optim.Muon):
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(gradient)
         momenta = [self.state[p]["momentum_buffer"] for p in matrices]
+        taken: Tensor | float = 1.0
+        if self.found_inf is not None:
+            taken = 1 - self.found_inf
+            gradients = list(torch.where(taken > 0, torch.stack(gradients), torch.stack(momenta)).unbind())
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
         together = orthogonalize(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(matrices, 1 - taken * (group["lr"] * group["weight_decay"]))
         a, b = shape
         scale = 0.2 * math.sqrt(max(a, b)) if group["adjust_lr_fn"] == "match_rms_adamw" else math.sqrt(max(1, a / b))
-        torch._foreach_add_(matrices, list(together.to(matrices[0].dtype).unbind()), alpha=-group["lr"] * scale)
+        together = together.to(matrices[0].dtype) * taken
+        torch._foreach_add_(matrices, list(together.unbind()), alpha=-group["lr"] * scale)
 
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -238,12 +238,14 @@ def average_and_clip(parameters: Iterable[nn.Parameter], n_targets: Tensor | flo
 
 
 def step_if_finite(optimizer: Optimizer, norm: Tensor) -> None:
-    """An optimizer step, skipped if the gradient norm is not finite. Fused CUDA optimizers check that on the GPU
-    (`found_inf`), without synchronizing; for others it is checked here."""
-    fused = all(group.get("fused") for group in optimizer.param_groups)
+    """An optimizer step, skipped if the gradient norm is not finite. Fused CUDA optimizers and BatchedMuon check that
+    on the GPU (`found_inf`), without synchronizing; for others it is checked here."""
+    every = torch_optimizers(optimizer)
+    fused = all(isinstance(one, BatchedMuon) or all(g.get("fused") for g in one.param_groups) for one in every)
     if norm.device.type == "cuda" and fused and not is_sharded(norm):
-        for one in torch_optimizers(optimizer):
-            one.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        found_inf = (~torch.isfinite(norm)).float()
+        for one in every:
+            one.found_inf = found_inf  # type: ignore[attr-defined]
         optimizer.step()
     elif math.isfinite(float(norm)):
         optimizer.step()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from heedful.data import augment
 from heedful.models.base import Batch, Model
 from heedful.nn.block import Block
 from heedful.train import loss
@@ -44,7 +45,7 @@ def compile_error(device: torch.device) -> str | None:
 
 def compile_model(model: Model, *, whole: bool = True) -> None:
     """Compile everything before the head as one graph, or each block alone (FSDP2 gathers parameters per block); and
-    the cross-entropy of a chunk of logits."""
+    the cross-entropy of a chunk of logits, and the augmentation of images."""
     hidden: Callable[..., Any] | None = getattr(model, "hidden", None)
     if whole and hidden is not None:
         graph = torch.compile(hidden)
@@ -58,3 +59,5 @@ def compile_model(model: Model, *, whole: bool = True) -> None:
             if isinstance(module, Block):
                 module.compile()
     loss.compiled_cross_entropy = torch.compile(loss.cross_entropy_and_gradient)
+    augment.compiled_augment = torch.compile(augment.augment_images)
+    augment.compiled_mix = torch.compile(augment.mix_images)
