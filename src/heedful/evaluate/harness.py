@@ -6,7 +6,8 @@
 A context and its continuation are scored as one echoed prompt, the request that `lm_eval --model local-completions`
 sends to a server: both give the same numbers. A text longer than the model's context is truncated on the left, as
 lm_eval's own models do; here the last token needs a position too, as in a server, so the context is one token shorter
-than with `lm_eval --model hf`.
+than with `lm_eval --model hf`. On a GPU, where a pass for each request would wait for its launches, they are scored in
+padded batches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, fields
 from fnmatch import fnmatch
+from functools import partial
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -25,6 +27,7 @@ import numpy as np
 
 from heedful.data import tables
 from heedful.evaluate.bootstrap import Metric, mean_metric
+from heedful.evaluate.perplexity import score_continuations
 from heedful.evaluate.task import Item, LoadedModel, Record, Task
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
@@ -89,7 +92,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         model, tokenizer = loaded.model, loaded.tokenizer
         if not isinstance(model, DecoderModel) or tokenizer is None:
             raise ValueError("lm_eval needs a model that continues a text, and its tokenizer")
-        self.text, self.add_special = tokenizer, add_special
+        self.model, self.text, self.add_special = model, tokenizer, add_special
         self.max_length = max_length or model.context_length or 2048
         self.max_gen_toks, self.seed = max_gen_toks, seed
         self.bos_id, self.eos_ids = loaded.bos_id, loaded.eos_ids
@@ -126,30 +129,36 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         """The log-probability of each continuation, and whether greedy decoding would give it."""
         found: list[tuple[float, bool]] = []
         bar = tqdm(total=len(requests), desc="Scoring", disable=disable_tqdm)
+        score = self._echoed if self.model.device.type == "cpu" else partial(score_continuations, self.model)
         for begin in range(0, len(requests), self.max_rows):
             part = requests[begin : begin + self.max_rows]
-            results = self.engine.run(
-                [self._scoring_request(context, continuation) for _, context, continuation in part]
-            )
-            for (texts, _, continuation), result in zip(part, results, strict=True):
-                assert result.prompt_scores is not None
-                scores = [score for score in result.prompt_scores[-len(continuation) :] if score is not None]
-                likeliest = all(score.logprob == score.top[0][1] for score in scores)
-                found.append((sum(score.logprob for score in scores), likeliest))
+            scores = score([(self._joined(context, new), len(new)) for _, context, new in part])
+            for (texts, _, _), one in zip(part, scores, strict=True):
                 if texts is not None:
-                    self.cache_hook.add_partial("loglikelihood", texts, found[-1])
+                    self.cache_hook.add_partial("loglikelihood", texts, one)
+            found += scores
             bar.update(len(part))
         bar.close()
         return found
 
-    def _scoring_request(self, context: list[int], continuation: list[int]) -> Request:
+    def _joined(self, context: list[int], continuation: list[int]) -> list[int]:
         if not context or not 0 < len(continuation) < self.max_length:
             raise ValueError(
                 f"a context of {len(context)} tokens and a continuation of {len(continuation)}: both need one or more, "
                 f"and the continuation must be shorter than the model's {self.max_length}"
             )
-        tokens = (context + continuation)[-self.max_length :]
-        return Request(tuple(tokens), max_tokens=0, echo=True, logprobs=1)
+        return (context + continuation)[-self.max_length :]
+
+    def _echoed(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
+        """The log-probability of the last n tokens of each text, and whether all are the likeliest, by the engine."""
+        results = self.engine.run([Request(tuple(ids), max_tokens=0, echo=True, logprobs=1) for ids, _ in texts])
+        found = []
+        for (_, n), result in zip(texts, results, strict=True):
+            assert result.prompt_scores is not None
+            scores = [score for score in result.prompt_scores[-n:] if score is not None]
+            likeliest = all(score.logprob == score.top[0][1] for score in scores)
+            found.append((sum(score.logprob for score in scores), likeliest))
+        return found
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of whole texts, in consecutive windows; every token is scored once."""

@@ -21,13 +21,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from heedful.data import tables
 from heedful.evaluate.bootstrap import Metric
 from heedful.evaluate.task import Item, LoadedModel, Record, Task
+from heedful.generate.scheduler import bucket_by_length
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
+
+MAX_BATCH = 8192  # tokens of a padded batch, since the logits of all may be asked for
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,28 @@ def score_windows(model: Model, tokens: Tensor, windows: Sequence[Window]) -> li
             found.append(F.cross_entropy(logits, targets, reduction="sum").item())
     model.train(was_training)
     return found
+
+
+@torch.inference_mode()
+def score_continuations(model: DecoderModel, texts: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
+    """The log-probability of the last n tokens of each text (its ids and n), and whether all of them are the likeliest;
+    in batches of similar lengths, padded on the right, where a causal model does not see it."""
+    found: dict[int, tuple[float, bool]] = {}
+    for bucket in bucket_by_length(range(len(texts)), lambda i: len(texts[i][0])):
+        n_rows = max(1, MAX_BATCH // len(texts[bucket[0]][0]))
+        for rows in (bucket[begin : begin + n_rows] for begin in range(0, len(bucket), n_rows)):
+            ids = [torch.tensor(texts[i][0], device=model.device) for i in rows]
+            counts = [texts[i][1] for i in rows]
+            hidden = model.hidden(Batch(pad_sequence([row[:-1] for row in ids], batch_first=True)))  # (B, T, E)
+            scored = [h[len(row) - 1 - n : len(row) - 1] for h, row, n in zip(hidden, ids, counts, strict=True)]
+            logs = model.head(torch.cat(scored)).float().log_softmax(-1)  # (all new, V)
+            targets = torch.cat([row[-n:] for row, n in zip(ids, counts, strict=True)])
+            own = logs.gather(1, targets[:, None])[:, 0]
+            likeliest = own == logs.amax(-1)
+            own, likeliest = own.cpu(), likeliest.cpu()
+            for i, some, top in zip(rows, own.split(counts), likeliest.split(counts), strict=True):
+                found[i] = float(some.double().sum()), bool(top.all())
+    return [found[i] for i in range(len(texts))]
 
 
 @dataclass(frozen=True)
