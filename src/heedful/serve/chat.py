@@ -24,10 +24,9 @@ from heedful.serve.generation import (
     check_context_length,
     check_token_budget,
     generate_response,
+    generation_params,
     prompt_limit,
     require_generation,
-    sampling_params,
-    stopping,
 )
 from heedful.serve.logprobs import TokenLogprob, answer_logprobs, chat_logprobs
 from heedful.serve.request_schema import ChatRequest
@@ -69,13 +68,12 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
     with client_errors():
         return GenerationSpec(
             [encoded],
-            sampling_params(body, loaded),
-            max_tokens,
-            body.n,
-            body.n,
+            max_tokens=max_tokens,
+            n=body.n,
+            best_of=body.n,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             warnings=tuple(told),
-            **stopping(body, loaded, max_tokens),
+            **generation_params(body, loaded, max_tokens),
         )
 
 

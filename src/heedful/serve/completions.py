@@ -31,10 +31,9 @@ from heedful.serve.generation import (
     check_context_length,
     check_token_budget,
     generate_response,
+    generation_params,
     prompt_limit,
     require_generation,
-    sampling_params,
-    stopping,
 )
 from heedful.serve.logprobs import TokenLogprob, answer_logprobs, completion_logprobs, prompt_logprobs
 from heedful.serve.request_schema import CompletionRequest
@@ -83,11 +82,11 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
             f"{loaded.name} answers its prompt instead of continuing it, and cannot echo it: leave out echo",
             param="echo",
         )
-    ends = stopping(body, loaded, body.max_tokens)
+    params = generation_params(body, loaded, body.max_tokens)
     limit, told = prompt_limit(body, worker, body.max_tokens), list[str]()
     if body.suffix:
         encoded, end = fill_in_the_middle(loaded, body, limit)
-        ends["stop_ids"] |= frozenset() if end is None or body.ignore_eos else {end}
+        params["stop_ids"] |= frozenset() if end is None or body.ignore_eos else {end}
     else:
         prompts = prompt_list(body.prompt)
         how: PromptOptions = {
@@ -103,14 +102,13 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
     with client_errors():
         return GenerationSpec(
             encoded,
-            sampling_params(body, loaded),
-            body.max_tokens,
-            body.n,
-            max(body.n, body.best_of or 1),
+            max_tokens=body.max_tokens,
+            n=body.n,
+            best_of=max(body.n, body.best_of or 1),
             logprobs=body.logprobs,
             echo=body.echo,
             warnings=tuple(told),
-            **ends,
+            **params,
         )
 
 

@@ -99,33 +99,27 @@ def split_requests(spec: GenerationSpec, worker: Worker) -> list[SubRequest]:
     return found
 
 
-def sampling_params(body: SamplingRequest, loaded: Loaded) -> Sampling:
-    """The sampling a body asks for, over the model's defaults, with the tokens that the model's authors rule out."""
-    with client_errors("logit_bias"):
-        check_token_ids(list(body.logit_bias), vocab_sizes(loaded.model)[1], "logit_bias", loaded.name)
+def generation_params(body: SamplingRequest, loaded: Loaded, max_tokens: int) -> dict[str, Any]:
+    """The fields of a GenerationSpec that say how to sample and when an answer ends: what a body asks for, over the
+    model's defaults, without the tokens that the model's authors rule out."""
+    for name, ids in ("logit_bias", list(body.logit_bias)), ("stop_token_ids", body.stop_token_ids):
+        with client_errors(name):
+            check_token_ids(ids, vocab_sizes(loaded.model)[1], name, loaded.name)
     names = {field.name for field in fields(Sampling)}
-    given: Any = {name: getattr(body, name) for name in names & body.model_fields_set}
+    given: Any = {name: getattr(body, name) for name in (names | {"min_tokens"}) & body.model_fields_set}
     with client_errors("model"):
         options = loaded.generation_options(stream=True, **given)
     chosen: Any = {name: value for name, value in options.items() if name in names}
     bias = dict.fromkeys(loaded.banned_ids, -100.0) | body.logit_bias
-    return Sampling(**{**chosen, "logit_bias": bias})
-
-
-def stopping(body: SamplingRequest, loaded: Loaded, max_tokens: int) -> dict[str, Any]:
-    """The fields of a GenerationSpec that say when an answer ends."""
-    least = body.min_tokens
-    if "min_tokens" not in body.model_fields_set:
-        with client_errors("model"):
-            least = loaded.generation_options(stream=True).get("min_tokens", 0)
-    with client_errors("stop_token_ids"):
-        check_token_ids(body.stop_token_ids, vocab_sizes(loaded.model)[1], "stop_token_ids", loaded.name)
+    with client_errors():
+        sampling = Sampling(**{**chosen, "logit_bias": bias})
     ends = loaded.chat_eos_ids if isinstance(body, ChatRequest) else loaded.eos_ids
     own = () if body.ignore_eos else ends
     return {
+        "sampling": sampling,
         "stop": body.stop,
         "stop_ids": frozenset([*own, *body.stop_token_ids]),
-        "min_tokens": min(least, max_tokens),
+        "min_tokens": min(options.get("min_tokens", 0), max_tokens),
         "include_stop_str_in_output": body.include_stop_str_in_output,
     }
 
