@@ -25,7 +25,7 @@ def run_code(page, tmp_path, capsys):
 
 def test_a_translation_and_its_alignment(open_tab, page, tmp_path, capsys):
     open_tab("tasks", model="translator", text=HUND)
-    said = page.locator(".result").inner_text()
+    said = page.locator(".outcome").inner_text()
     assert said == exact("translator").translate(HUND, beams=4)
     source = page.get_by_role("group", name="Source").get_by_role("button")
     target = page.get_by_role("group", name="Translation").get_by_role("button")
@@ -48,14 +48,14 @@ def test_beams_are_kept_in_the_address(open_tab, page):
 
 def test_a_recurrent_model_looks_along_the_other_diagonal(open_tab, page):
     open_tab("tasks", model="reversal", text="3 1 4 1 5 9 2 6")
-    assert page.locator(".result").inner_text() == "6 2 9 5 1 4 1 3"
+    assert page.locator(".outcome").inner_text() == "6 2 9 5 1 4 1 3"
 
 
 def test_labels_have_probabilities(open_tab, page, tmp_path, capsys):
     text = "A warm, funny and wise film."
     open_tab("tasks", model="sentiment", text=text)
     best = exact("sentiment").classify(text)[0]
-    assert page.locator(".result").inner_text() == best.name
+    assert page.locator(".outcome").inner_text() == best.name
     row = page.get_by_role("list", name="Labels").get_by_role("listitem").first.inner_text().split()
     assert row[0] == best.name and abs(float(row[1]) - 100 * best.score) < 0.6
     assert run_code(page, tmp_path, capsys).startswith(best.name)
@@ -117,12 +117,12 @@ def test_the_model_follows_the_task_and_the_task_the_model(open_tab, page):
 
 def test_the_language_is_what_the_classifier_says(open_tab, page, tmp_path, capsys):
     open_tab("tasks", task="language", sample="Der Hund läuft über die Straße.")
-    assert page.locator(".result").inner_text() == "German"
+    assert page.locator(".outcome").inner_text() == "German"
     assert page.locator("header select").input_value() == "languages"
     assert run_code(page, tmp_path, capsys).strip() == "German"
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     page.get_by_role("textbox", name="Text").fill("El perro cruza la calle corriendo.")
-    page.locator(".result").get_by_text("Spanish", exact=True).wait_for()
+    page.locator(".outcome").get_by_text("Spanish", exact=True).wait_for()
 
 
 def without(page, server, *names):
@@ -154,12 +154,12 @@ def test_a_task_without_a_model_says_what_to_serve(open_tab, page, server):
 def test_neighbours_of_words(open_tab, page, tmp_path, capsys):
     open_tab("tasks", model="bert-books", task="neighbours", words="king - man + woman")
     found = exact("bert-books").neighbours("king - man + woman", 12)
-    assert page.locator(".result").inner_text() == found[0].word == "queen"
+    assert page.locator(".outcome").inner_text() == found[0].word == "queen"
     rows = page.get_by_role("list", name="Nearest words").get_by_role("listitem")
     assert rows.count() == 12 and rows.nth(1).inner_text().split()[0] == found[1].word
     assert run_code(page, tmp_path, capsys).startswith("queen")
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     page.get_by_role("textbox", name="Words").fill("London")
-    page.locator(".result").get_by_text(exact("bert-books").neighbours("London", 1)[0].word, exact=True).wait_for()
+    page.locator(".outcome").get_by_text(exact("bert-books").neighbours("London", 1)[0].word, exact=True).wait_for()
     page.get_by_role("slider", name="Layer").press("ArrowRight")
     page.wait_for_function("() => location.hash.includes('depth=1')")
