@@ -221,6 +221,8 @@ class Server(Client):
             raise AssertionError(f"the server did not stop: {''.join(self.said)}") from None
         finally:
             self._reader.join(PATIENCE)
+            if self.process.stdout is not None:
+                self.process.stdout.close()
 
     def __enter__(self) -> Server:
         return self
