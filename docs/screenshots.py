@@ -66,10 +66,10 @@ def compare(page: Page) -> None:
 
 # What each tab shows: the end of its address, and what to do there before the picture is taken.
 SCENES: dict[str, tuple[str, Callable[[Page], None]]] = {
-    "write": ("model=shakespeare&seconds=5", suggest),
-    "complete": ("model=shakespeare&length=60&n=3&seed=3&probabilities=true", go_on),
+    "write": ("model=books&seconds=5", suggest),
+    "complete": ("model=books&length=30&n=3&seed=3&probabilities=true", go_on),
     "fill": ("model=bert-books", nothing),
-    "attention": ("model=shakespeare", nothing),
+    "attention": ("model=books", nothing),
     "steps": ("model=tiny", look),
     "tasks": ("model=translator", nothing),
     "images": ("model=digits-vit", nothing),
