@@ -2,10 +2,16 @@
 
 import importlib.util
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from heedful.generate.batch import greedy_batch
+from heedful.models.base import Batch
+from support.folders import tiny_llama
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -61,3 +67,38 @@ def test_captions_are_declined_as_german_is(monkeypatch):
     assert not any(", ," in german or "  " in german or " ." in german for german in clauses)
     assert any(german.startswith("Während") and english.startswith("While") for german, english in clauses.items())
     assert any(" hat " in g and g.endswith("gelesen.") and " read " in e for g, e in clauses.items())
+
+
+def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch):
+    """Padding, a cache that is compacted, and grouped heads change nothing."""
+    batched = script("zoo_data/batched.py", monkeypatch)
+    monkeypatch.setattr(batched, "CHECK", 2)
+    monkeypatch.setattr(batched, "FEWEST", 0.0)
+    model, rng, n = tiny_llama(), random.Random(0), 20
+    prompts = [[rng.randrange(80) for _ in range(rng.randrange(2, 20))] for _ in range(12)]
+    alone = [greedy_batch(model, Batch(torch.tensor([prompt])), n)[0] for prompt in prompts]
+    end = Counter(token for ids in alone for token in ids[5:15]).most_common(1)[0][0]
+    sampler = batched.BatchedSampler(model, end, 12 * 48, min_p=1.0, longest=n)
+    expected = [ids[: ids.index(end)] if end in ids else None for ids in alone]
+    assert sampler.sample(prompts, [0.5] * 12) == expected
+    assert None in expected and sum(ids is not None for ids in expected) >= 2
+
+
+def test_conversations_worth_learning_from(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "zoo_data"))
+    chats = script("zoo_data/chats.py", monkeypatch)
+    selection = chats.Selection()
+    good = "A fox lived in a wood. One day it found a clock and took it home."
+    assert selection.accepts(good)
+    for bad in (None, "", "Je suis déjà là.", "I am SmolLM.", "It rains here today. It rains here today.", "so " * 40):
+        assert not selection.accepts(bad)
+    assert sum(selection.accepts(good + f" {i}") for i in range(20)) == chats.MOST_ALIKE - 1
+    requests = chats.Requests(BENCHMARKS / "zoo_data" / "chats.toml", seed=0)
+    drawn = [requests.first() for _ in range(2000)]
+    assert len(set(drawn)) > 1500 and not any("{" in text or " a old " in text for text in drawn)
+    asked = [[{"role": "user", "content": text}] for text in drawn]
+    assert 0.005 < sum(map(chats.is_held_out, asked)) / 2000 < 0.05
+    same = [
+        chats.is_held_out([{"role": "user", "content": t}]) for t in ("Write about Rain.", "please write about rain")
+    ]
+    assert len(set(same)) == 1

@@ -1,11 +1,13 @@
 """Conversations for a small chat model, written by a larger one: SmolLM2-135M-Instruct (Apache-2.0) answers requests.
 
-    python benchmarks/zoo_data/chats.py SmolLM2-135M-Instruct.Q4_1.gguf --out chats.jsonl [--minutes 10] [--seed 0]
+    python benchmarks/zoo_data/chats.py SmolLM2-135M-Instruct.Q4_1.gguf --out chats.jsonl [--minutes 8] [--seed 0]
 
 A request is a template of chats.toml with words drawn into it; a third of the conversations go on with a second
-question. Answers are sampled (temperature 0.7, top-p 0.95), many at once: needs a GPU to be quick. Only those are kept
-that end by themselves, do not repeat a line, and do not say who the model is. Lines are {"messages": [...]}, as
-`heedful train MODEL chats.jsonl` reads them.
+question. Answers are sampled (temperature 0.8, to questions 0.4; min-p 0.05), thousands at once (batched.py): needs a
+GPU to be quick. Only those are kept that end by themselves, are English, do not repeat themselves or the beginnings of
+others, and do not say who the model is; that is told by a few answers of chats.toml. Lines are {"messages": [...]}, as
+`heedful train MODEL chats.jsonl` reads them; one request in 50, with all its conversations, goes to a file for
+validation (chats.val.jsonl).
 """
 
 from __future__ import annotations
@@ -16,19 +18,26 @@ import random
 import re
 import time
 import tomllib
+import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from batched import BatchedSampler
 
 import heedful
-from heedful.loaded import Loaded
-from heedful.models.base import Batch
 
 Messages = list[dict[str, str]]
-NOT_ITS_OWN = re.compile(r"SmolLM|Hugging ?Face|language model|as an AI", re.IGNORECASE)
+NOT_ITS_OWN = re.compile(r"SmolLM|Hugging ?Face|language model|\ban AI\b|OpenAI|\[(?!\d)[A-Za-z ]+\]", re.IGNORECASE)
+PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"})
 SYSTEM = "You are a helpful assistant. You answer in a few short and simple sentences."
-TEMPERATURE, TOP_P, LONGEST = 0.7, 0.95, 256
+MIN_P, LONGEST = 0.05, 320
+TEMPERATURES = {True: 0.4, False: 0.8}  # of the answers to questions, and of all others
+LONGEST_CHAT = 448  # tokens of a conversation that goes on
+MOST_ALIKE = 6  # answers with the same first 60 characters
+MOST_EQUAL = 60  # short answers that are the same
+N_ITSELF = 8  # conversations about the model, in every batch
 
 
 class Requests:
@@ -39,8 +48,18 @@ class Requests:
         self.random = random.Random(seed)
 
     def fill(self, template: str) -> str:
-        """A template with words in place of the names of lists."""
-        return re.sub(r"\{(\w+)\}", lambda found: self.random.choice(self.spec["lists"][found[1]]), template)
+        """A template with words in place of the names of lists, typed now and then as people do."""
+        text = re.sub(r"\{(\w+)\}", lambda found: self.random.choice(self.spec["lists"][found[1]]), template)
+        text = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
+        text = text[0].upper() + text[1:]
+        chance = self.random.random()
+        if chance < 0.06:
+            return text.rstrip(".!?")
+        if chance < 0.10:
+            return text.lower()
+        if chance < 0.14:
+            return f"Please {text[0].lower()}{text[1:]}" if text.endswith(".") else text
+        return text
 
     def first(self) -> str:
         """The first request of a conversation."""
@@ -52,51 +71,108 @@ class Requests:
         """A request that refers to the answer before."""
         return self.fill(self.random.choice(self.spec["follow_ups"]["any"]))
 
+    def about_itself(self) -> Messages:
+        """A conversation about the model, which is not its own."""
+        asked, answered = (self.random.choice(self.spec["itself"][part]) for part in ("questions", "answers"))
+        return [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+
+
+class Selection:
+    """Which answers are worth learning from."""
+
+    def __init__(self) -> None:
+        self.begins: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+
+    def accepts(self, text: str | None) -> bool:
+        """Whether an answer is kept; why not is counted."""
+        reason = self._problem(text)
+        if reason:
+            self.dropped[reason] += 1
+        return not reason
+
+    def _problem(self, text: str | None) -> str:
+        if text is None:
+            return "does not end"
+        if len(text) < 2 or not text.isascii() or NOT_ITS_OWN.search(text):
+            return "not English, or about itself"
+        lines = [line.strip() for line in text.split("\n") if line.strip()]
+        sentences = [s for s in re.split(r"(?<=[.!?])\s+", text) if len(s) > 12]
+        words = text.lower().split()
+        fours = list(zip(words, words[1:], words[2:], words[3:], strict=False))
+        if len(set(lines)) < len(lines) or len(set(sentences)) < len(sentences) or len(set(fours)) < 0.9 * len(fours):
+            return "repeats itself"
+        begin = text[:60]
+        self.begins[begin] += 1
+        if self.begins[begin] > (MOST_ALIKE if len(text) > 60 else MOST_EQUAL):
+            return "begins as others"
+        return ""
+
 
 def render(conversation: Messages) -> str:
     """SmolLM2's chat template with a system prompt that asks for short answers and gives no name."""
     turns = [{"role": "system", "content": SYSTEM}, *conversation]
-    return "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+    text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
+    return f"{text}<|im_start|>assistant\n"
 
 
-def sample_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """Tokens (B,) by temperature and nucleus (Holtzman et al. 2020), logits (B, V)."""
-    probabilities, order = (logits.float() / TEMPERATURE).softmax(-1).sort(-1, descending=True)
-    before = probabilities.cumsum(-1) - probabilities
-    kept = probabilities.masked_fill(before > TOP_P, 0)
-    return order.gather(1, torch.multinomial(kept, 1))[:, 0]
+def is_held_out(conversation: Messages) -> bool:
+    """Whether a conversation is for validation: by its first request, without capitals and punctuation."""
+    request = re.sub(r"[^a-z ]", "", conversation[0]["content"].lower()).removeprefix("please ")
+    return zlib.crc32(request.encode()) % 50 == 0
 
 
-@torch.inference_mode()
-def answer(loaded: Loaded, conversations: list[Messages]) -> list[str | None]:
-    """The model's next message in each; None where it did not end."""
-    tokenizer, model, device = loaded.tokenizer, loaded.model, loaded.model.device
-    assert tokenizer is not None
-    prompts = [tokenizer.encode(f"{render(c)}<|im_start|>assistant\n", allow_special=True) for c in conversations]
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    longest = int(lengths.max())
-    padded = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
-    (end,) = loaded.chat_eos_ids
-    logits, state = model.start(Batch(padded, lengths.to(device)), capacity=longest + LONGEST)  # type: ignore[operator]
-    tokens = sample_tokens(logits)
-    out, ended = [tokens], tokens == end
-    for i in range(LONGEST - 1):
-        if i % 16 == 0 and bool(ended.all()):
-            break
-        tokens = sample_tokens(model.step(tokens, state))  # type: ignore[operator]
-        ended |= tokens == end
-        out.append(tokens)
-    rows = torch.stack(out, 1).tolist()
-    return [tokenizer.decode(row[: row.index(end)]).strip() if end in row else None for row in rows]
+class Generator:
+    """Asks the model, keeps what is good, and collects conversations that go on."""
 
+    def __init__(self, model: str, n_cached: int, seed: int) -> None:
+        on_gpu: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if torch.cuda.is_available() else {}
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length
+        loaded = heedful.load(model, **on_gpu)
+        torch.manual_seed(seed)
+        assert loaded.tokenizer is not None
+        self.tokenizer = loaded.tokenizer
+        (end,) = loaded.chat_eos_ids
+        self.sampler = BatchedSampler(loaded.model, end, n_cached, min_p=MIN_P, longest=LONGEST)  # type: ignore[arg-type]
+        self.requests = Requests(Path(__file__).with_suffix(".toml"), seed)
+        self.selection = Selection()
+        self.going_on: list[Messages] = []
+        self.n_asked = self.n_tokens = 0
 
-def is_good(text: str | None) -> bool:
-    """Whether an answer is worth learning from."""
-    if not text or NOT_ITS_OWN.search(text) or not text.isascii():
-        return False
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    sentences = [s for s in re.split(r"(?<=[.!?])\s+", text) if len(s) > 12]
-    return len(set(lines)) == len(lines) and len(set(sentences)) == len(sentences)
+    def ask(self, n_rows: int, longest_prompt: int) -> list[Messages]:
+        """A batch of conversations: the second turn of those that go on if there are enough, else first ones."""
+        n = min(n_rows, self.sampler.n_cached // self.sampler.capacity(LONGEST_CHAT))
+        if len(self.going_on) >= n:
+            longest_prompt = LONGEST_CHAT
+            asked, self.going_on = self.going_on[:n], self.going_on[n:]
+        else:
+            n = min(n_rows, self.sampler.n_cached // self.sampler.capacity(longest_prompt))
+            asked = [[{"role": "user", "content": self.requests.first()}] for _ in range(n)]
+        done = []
+        for conversation in self._answer(asked, longest_prompt):
+            if len(conversation) == 2 and self.requests.random.random() < 0.4:
+                more = [*conversation, {"role": "user", "content": self.requests.next()}]
+                if len(self.tokenizer.encode(render(more), allow_special=True)) <= LONGEST_CHAT:
+                    self.going_on.append(more)
+                    continue
+            done.append(conversation)
+        return done
+
+    def _answer(self, asked: list[Messages], longest_prompt: int) -> list[Messages]:
+        prompts = self.tokenizer.encode_batch([render(messages) for messages in asked], allow_special=True)
+        asked = [messages for messages, ids in zip(asked, prompts, strict=True) if len(ids) <= longest_prompt]
+        prompts = [ids for ids in prompts if len(ids) <= longest_prompt]
+        heat = [TEMPERATURES[messages[-1]["content"].endswith("?")] for messages in asked]
+        answers = self.sampler.sample(prompts, heat)
+        self.n_asked += len(answers)
+        texts = self.tokenizer.backend.decode_batch([ids or [] for ids in answers])
+        kept = []
+        for messages, ids, text in zip(asked, answers, texts, strict=True):
+            plain = None if ids is None else text.translate(PLAIN).strip()
+            if self.selection.accepts(plain):
+                kept.append([*messages, {"role": "assistant", "content": plain or ""}])
+                self.n_tokens += len(ids or ())
+        return kept
 
 
 def main() -> None:
@@ -104,40 +180,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--rows", type=int, default=4096, help="conversations at once, at most")
+    parser.add_argument("--cache", type=int, default=1_300_000, help="tokens of the KV cache, 23 KB each")
+    parser.add_argument("--tokens", type=int, default=10**9, help="stop after so many tokens of answers")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    on_gpu: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if torch.cuda.is_available() else {}
-    loaded = heedful.load(options.model, **on_gpu)
-    torch.manual_seed(options.seed)
-    requests = Requests(Path(__file__).with_suffix(".toml"), options.seed)
-    begin, n_kept, n_asked, n_characters = time.perf_counter(), 0, 0, 0
-    with options.out.open("a", encoding="utf-8") as file:
-        while time.perf_counter() - begin < 60 * options.minutes:
-            asked: list[Messages] = [[{"role": "user", "content": requests.first()}] for _ in range(options.rows)]
-            done: list[Messages] = []
-            for turn in range(2):
-                answers = answer(loaded, asked)
-                n_asked += len(asked)
-                good = [
-                    [*messages, {"role": "assistant", "content": text}]
-                    for messages, text in zip(asked, answers, strict=True)
-                    if text is not None and is_good(text)
-                ]
-                cut = len(good) if turn else len(good) * 2 // 3
-                done += good[:cut]
-                asked = [[*messages, {"role": "user", "content": requests.next()}] for messages in good[cut:]]
-                if not asked:
-                    break
-            for messages in done:
-                file.write(json.dumps({"messages": messages}) + "\n")
-            file.flush()
-            n_kept += len(done)
-            n_characters += sum(len(message["content"]) for messages in done for message in messages)
-            seconds = time.perf_counter() - begin
+    begin = time.perf_counter()
+    generator = Generator(options.model, options.cache, options.seed)
+    n_kept = n_batches = 0
+    held_out = options.out.with_suffix(".val" + options.out.suffix)
+    with options.out.open("a", encoding="utf-8") as train, held_out.open("a", encoding="utf-8") as validation:
+        while time.perf_counter() - begin < 60 * options.minutes and generator.n_tokens < options.tokens:
+            itself = [generator.requests.about_itself() for _ in range(N_ITSELF)]
+            try:
+                answered = generator.ask(options.rows, 96)
+            except torch.OutOfMemoryError:  # others use this GPU too
+                options.rows //= 2
+                torch.cuda.empty_cache()
+                continue
+            for messages in [*answered, *itself]:
+                (validation if is_held_out(messages) else train).write(json.dumps({"messages": messages}) + "\n")
+                n_kept += 1
+            train.flush()
+            validation.flush()
+            n_batches += 1
             print(
-                f"{n_kept:,} conversations, {n_asked:,} answers, {n_characters:,} characters, {seconds:.0f} s",
+                f"{time.perf_counter() - begin:.0f} s: {n_batches} batches, {generator.n_asked:,} answers, "
+                f"{n_kept:,} conversations kept, {generator.n_tokens:,} tokens; {dict(generator.selection.dropped)}",
                 flush=True,
             )
 

@@ -15,7 +15,7 @@ from heedful.cli import main, parse_arguments
 from heedful.recipes.dry_run import dry_run
 from heedful.recipes.resolve import resolve_recipe
 from support.application import sync_client
-from support.chats import CHATS, TALK, write_chat_model
+from support.chats import CHATML, CHATS, TALK, write_chat_model
 from support.documents import blocks, commands
 from support.trainings import own_cache
 
@@ -129,3 +129,24 @@ def test_the_page_runs(here, run, capsys):
     assert main(found[1][1:]) == 0
     exec(compile("\n".join(blocks("docs/chat.md", "python")), "docs/chat.md", "exec"), {})
     assert "A rose is red.<|im_end|>" in capsys.readouterr().out
+
+
+def test_a_new_model_learns_from_a_chat_model(here, run, capsys):
+    """Distilled: the teacher's tokenizer, a template of its own, the loss on answers alone."""
+    template = "{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}" + CHATML
+    student = ["model.family=llama", "model.d_model=32", "model.n_layers=1", "model.n_heads=2", "model.d_ff=64"]
+    told = ["data.kind=chat", "objective.name=distill", f"objective.teacher={run}", "objective.cosine=0", *student]
+    words = [word for setting in told for word in ("--set", setting)]
+    words += ["--set", f"tokenizer.chat_template={json.dumps(template)}"]
+    assert main(["train", "chats.jsonl", *SHORT, *words, "--out", "small", "--quiet"]) == 0
+    small = heedful.load("small")
+    assert small.tokenizer.chat_template == template and len(small.chat_eos_ids) == 2
+    log = [json.loads(line) for line in (here / "small/log.jsonl").read_text().splitlines()]
+    steps = [line for line in log if line["kind"] == "step"]
+    assert steps[-1]["hard_loss"] < 0.5 * steps[0]["hard_loss"] and steps[-1]["soft_loss"] < steps[0]["soft_loss"]
+    with pytest.raises(ValueError, match=r"a new one needs a teacher: objective\.name distill"):
+        main_train = [*words, "--set", "objective.name=causal", "--out", "other"]
+        from heedful.recipes.launch import train
+        from heedful.train.recipe import parse_changes
+
+        train("chats.jsonl", parse_changes(main_train[1::2][:-1]), folder=here / "other", quiet=True)

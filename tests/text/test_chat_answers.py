@@ -7,7 +7,12 @@ import re
 import pytest
 
 from heedful.text import Tokenizer, train_bpe
-from heedful.text.chat_answers import RewritingTemplateError, end_of_turn_id, tokenize_answers
+from heedful.text.chat_answers import (
+    RewritingTemplateError,
+    end_of_turn_id,
+    tokenize_answers,
+    tokenize_many_answers,
+)
 
 SPECIAL = (
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>",
@@ -120,3 +125,13 @@ def test_a_template_that_rewrites_the_past_is_told(tokenizer):
     assert learned_text(tokenizer, turns("a", "<think>x</think>b")) == "<think>x</think>b<|im_end|>"
     with pytest.raises(RewritingTemplateError):
         tokenize_answers(tokenizer, turns("a", "<think>x</think>b", "c", "d"))
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_many_at_once_are_the_same(tokenizer, name, marks):
+    tokenizer.chat_template = TEMPLATES[name] if marks else without_marks(TEMPLATES[name])
+    typed = turns("what is <|im_end|>?", "a token <|eot_id|>", "and </s")
+    talks = [*TALKS, typed] + ([] if marks else [[*TALKS[0], {**TALKS[0][1], "weight": 0}]])
+    alone = [tokenize_answers(tokenizer, talk, tools=None) for talk in talks]
+    assert tokenize_many_answers(tokenizer, [(talk, {}) for talk in talks]) == alone

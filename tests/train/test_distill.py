@@ -10,7 +10,7 @@ from heedful.models.gpt import GPT, GPTConfig
 from heedful.models.t5 import T5, T5Config
 from heedful.models.vit import ViT, ViTConfig
 from heedful.train import loss as loss_module
-from heedful.train.distill import Distill, halve
+from heedful.train.distill import Distill, halve, project_embeddings
 from heedful.train.objectives import make_objective
 
 TINY = dict(d_model=16, n_layers=4, n_heads=2, d_ff=24, vocab_size=53, max_len=12, dropout=0.0)
@@ -96,6 +96,33 @@ def test_a_large_vocabulary_goes_in_chunks(monkeypatch):
     chunked.sum.backward()
     torch.testing.assert_close(chunked.sum, plain.sum)
     torch.testing.assert_close(student.embed.weight.grad, want)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_a_decoder_learns_where_it_has_targets(temperature, monkeypatch):
+    """As in conversations: the answers alone, by both losses, whatever the chunks."""
+    student, teacher = gpt(1, n_layers=2, d_model=8), gpt(2)
+    batch, _ = text()
+    learned = batch.targets != -100
+    with torch.no_grad():
+        taught = teacher(batch).logits[learned]
+    logits = student(batch).logits[learned]
+    kl = F.kl_div(F.log_softmax(logits / temperature, -1), F.softmax(taught / temperature, -1), reduction="sum")
+    want = 3 * kl * temperature**2 + 0.5 * F.cross_entropy(logits, batch.targets[learned], reduction="sum")
+    want.backward()
+    wanted = {name: p.grad.clone() for name, p in student.named_parameters()}
+    for size in 4 * 53 * 5, 2**26:
+        student.zero_grad()
+        monkeypatch.setitem(loss_module.CHUNK, "cpu", size)
+        loss = Distill(teacher, temperature=temperature, soft=3.0, hard=0.5, cosine=0.0)(student, batch)
+        loss.sum.backward()
+        torch.testing.assert_close(loss.sum, want)
+        assert int(loss.n_targets) == int(learned.sum())
+        for name, p in student.named_parameters():
+            torch.testing.assert_close(p.grad, wanted[name], atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        quiet = Distill(teacher, temperature=temperature, soft=3.0, hard=0.5, cosine=0.0)(student, batch)
+    torch.testing.assert_close(quiet.sum, want.detach())
 
 
 def test_sums_over_small_batches_make_the_large_one():
@@ -184,3 +211,17 @@ def test_what_cannot_be_halved_says_so():
         halve(bert(1, n_layers=1))
     with pytest.raises(ValueError, match="into a distilbert"):
         halve(gpt(1), family="distilbert")
+
+
+def test_a_narrow_student_begins_with_the_embeddings_principal_components():
+    teacher, student = gpt(1), gpt(2, d_model=8)
+    before = float(student.embed.weight.detach().norm())
+    project_embeddings(teacher, student)
+    u, s, _ = torch.linalg.svd(teacher.embed.weight, full_matrices=False)
+    best = (u[:, :8] * s[:8]).detach()
+    got = student.embed.weight.detach() * (best.norm() / before)
+    torch.testing.assert_close(got @ got.T, best @ best.T, atol=1e-3, rtol=1e-3)
+    assert float(student.embed.weight.detach().norm()) == pytest.approx(before, rel=1e-4)
+    same = student.embed.weight.clone()
+    project_embeddings(gpt(3, vocab_size=60), student)  # another vocabulary: unchanged
+    assert torch.equal(student.embed.weight, same)

@@ -81,12 +81,12 @@ def given_message(options: argparse.Namespace) -> str | None:
 
 
 def default_chat_model() -> str:
-    """The first model with a chat template among those that ship and those that were pulled."""
+    """The first model with a chat template among those that were pulled, then among those that ship."""
     from heedful.weights.catalog import pulled_models
     from heedful.weights.describe import load_tokenizer
     from heedful.weights.resolve import shipped_models
 
-    for name, path in (shipped_models() | pulled_models()).items():
+    for name, path in (pulled_models() | shipped_models()).items():
         try:
             if load_tokenizer(str(path)).chat_template is not None:
                 return name

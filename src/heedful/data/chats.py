@@ -13,8 +13,12 @@ B rows, T positions
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,13 @@ from heedful.data.ragged import RaggedArray, content_digest, lengths_if_padded, 
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
 from heedful.text.chat import check_messages
-from heedful.text.chat_answers import RewritingTemplateError, is_answer, tokenize_answers
+from heedful.text.chat_answers import RewritingTemplateError, is_answer, tokenize_answers, tokenize_many_answers
 
 PROMPTS = ("prompt", "question", "instruction", "query")
 ANSWERS = ("completion", "answer", "response", "output")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
+
+TOGETHER = 256  # conversations that are tokenized in one go
 
 Tokens = tuple[list[int], list[bool]]  # ids, and which of them are learned
 
@@ -112,18 +118,35 @@ def pack_rows(lengths: np.ndarray, size: int) -> list[np.ndarray]:
 
 def read_chats(path: Path, tokenizer: Tokenizer, *, prompt: str = "", answer: str = "") -> list[Tokens]:
     """Tokenize the conversations of a jsonl, csv or tsv file; `prompt` and `answer` name the columns of pairs."""
-    found = []
-    for row in tables.read_rows(path, named=True):
+
+    def tokenize(rows: Sequence[tables.TableRow]) -> list[Tokens]:
+        if tokenizer.chat_template is not None:
+            with suppress(ValueError):  # one of them is wrong, or written in another way: said below
+                chats = [to_messages(cells_of(row), prompt, answer) for row in rows]
+                return tokenize_many_answers(tokenizer, chats)
+        found = []
+        for row in rows:
+            try:
+                found += _tokenize_row(tokenizer, cells_of(row), prompt, answer)
+            except ValueError as problem:
+                raise ValueError(f"{path}, line {row.number}: {problem}") from None
+        return found
+
+    def cells_of(row: tables.TableRow) -> dict[str, Any]:
         assert isinstance(row.cells, dict)
-        try:
-            messages, variables = to_messages(row.cells, prompt, answer)
-            if tokenizer.chat_template is None and "messages" not in row.cells and len(messages) == 2:
-                found.append(_plain_pair(tokenizer, *(message["content"] for message in messages)))
-            else:
-                found += tokenize_chat(tokenizer, messages, **variables)
-        except ValueError as problem:
-            raise ValueError(f"{path}, line {row.number}: {problem}") from None
-    return found
+        return row.cells
+
+    rows = iter(tables.read_rows(path, named=True))
+    batches = iter(lambda: list(islice(rows, TOGETHER)), [])
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:  # templates run in other processes
+        return [tokens for batch in threads.map(tokenize, batches) for tokens in batch]
+
+
+def _tokenize_row(tokenizer: Tokenizer, cells: Mapping[str, Any], prompt: str, answer: str) -> list[Tokens]:
+    messages, variables = to_messages(cells, prompt, answer)
+    if tokenizer.chat_template is None and "messages" not in cells and len(messages) == 2:
+        return [_plain_pair(tokenizer, *(message["content"] for message in messages))]
+    return list(tokenize_chat(tokenizer, messages, **variables))
 
 
 def tokenize_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **variables: Any) -> Iterator[Tokens]:

@@ -33,7 +33,7 @@ from heedful.recipes.data_paths import source_paths
 from heedful.recipes.inputs import RecipeData, is_one_document, load_data, tokenizer_texts
 from heedful.text import Tokenizer, byte_tokens, characters, symbols, train_bpe, train_unigram, train_wordpiece, words
 from heedful.train import objectives
-from heedful.train.distill import halve
+from heedful.train.distill import halve, project_embeddings
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.weights.describe import load_tokenizer
@@ -81,11 +81,16 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
 
     A resumed run gives its own `tokenizer`."""
     notes: list[str] = []
-    if recipe.data.kind == "chat" and "init_from" not in recipe.model:
-        raise ValueError("conversations teach a model that is trained already: heedful train MODEL chats.jsonl")
+    if recipe.data.kind == "chat" and "init_from" not in recipe.model and recipe.objective.name != "distill":
+        raise ValueError(
+            "conversations teach a model that is trained already: heedful train MODEL chats.jsonl; a new one needs a "
+            "teacher: objective.name distill"
+        )
     begin = load(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = load(recipe.objective.teacher) if recipe.objective.name == "distill" else None
     tokenizer = tokenizer or choose_tokenizer(recipe, begin or teacher, notes)
+    if tokenizer is not None and recipe.tokenizer.chat_template:
+        tokenizer.chat_template = recipe.tokenizer.chat_template
     reader = tokenizer.reading_special() if tokenizer is not None and recipe.tokenizer.allow_special else tokenizer
     data = load_data(recipe, reader, segments=uses_segments(recipe, begin or teacher))
     notes += data.notes
@@ -106,12 +111,17 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
         model = new_model(chosen)
         if isinstance(model, CBOW) and data.counts is not None:
             model.init_unigram(torch.from_numpy(data.counts))
+        if teacher is not None and isinstance(model, DecoderModel) and isinstance(teacher.model, DecoderModel):
+            project_embeddings(teacher.model, model)
     check_objective_fits(recipe, model)
     model.special |= config_token_ids(tokenizer)
-    if recipe.data.kind == "chat" and begin is not None and begin.chat_eos_ids:
-        model.special["eos_token_id"] = list(begin.chat_eos_ids)
+    talks = begin or teacher
+    if recipe.data.kind == "chat" and talks is not None and talks.chat_eos_ids:
+        model.special["eos_token_id"] = list(talks.chat_eos_ids)
     model.preprocessor |= data.preprocessor
     notes += describe_settings(recipe, model)
+    if teacher is not None and recipe.train.precision == "bfloat16":
+        teacher.model.bfloat16()
     objective = recipe_objective(recipe, None if teacher is None else teacher.model)
     resolved = dataclasses.replace(recipe, model=chosen)
     return TrainingSetup(

@@ -377,7 +377,7 @@ def _chat(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
         f"{len(every):,} conversations of {n_tokens:,} tokens, {train.n_learned:,} of them the assistant's, in "
         f"{len(train):,} rows",
     ]
-    baselines = {"uniform": uniform_cross_entropy(len(tokenizer))}
+    baselines = {} if recipe.objective.name == "distill" else {"uniform": uniform_cross_entropy(len(tokenizer))}
     validation = Chats(held, data.length) if held else None
     settings = {"vocab_size": len(tokenizer)}
     return RecipeData(train, validation, n_tokens, settings, baselines=baselines, notes=notes)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from heedful.text.template import render_template
+from heedful.text.template import render_template, render_templates
 from heedful.text.template_sandbox import GENERATION_MARKS
 
 Messages = Sequence[Mapping[str, Any]]
@@ -57,6 +58,32 @@ def render_chat(
     `constants` are the variables that no user wrote. With `continue_final_message` the text ends with the content of
     the last message, which the model continues.
     """
+    given, marks = _template_variables(
+        template, messages, special, variables, continue_final_message=continue_final_message
+    )
+    return _find_marks(render_template(template, **{**constants, **given}), marks, continue_final_message)
+
+
+def render_chats(
+    template: str, chats: Sequence[tuple[Messages, Mapping[str, Any]]], special: Iterable[str], **constants: Any
+) -> list[Rendered]:
+    """`render_chat` of many conversations, each with the variables that its user wrote, in one go."""
+    names = list(special)
+    prepared = [_template_variables(template, messages, names, variables) for messages, variables in chats]
+    texts = render_templates(template, [{**constants, **given} for given, _ in prepared])
+    return [_find_marks(text, marks) for text, (_, marks) in zip(texts, prepared, strict=True)]
+
+
+def _template_variables(
+    template: str,
+    messages: Messages,
+    special: Iterable[str],
+    variables: Mapping[str, Any],
+    *,
+    continue_final_message: bool = False,
+) -> tuple[dict[str, Any], list[str]]:
+    """The variables of a template with what users wrote marked, and four marks: of look-alikes, of the end of the last
+    message, of the begin and the end of what the assistant wrote."""
     check_messages(messages)
     special = [name for name in special if name]
     mark, end, *generation = _unused_characters([template, *_strings(messages), *_strings(variables)], 4)
@@ -65,7 +92,12 @@ def render_chat(
         turns[-1]["content"] = _mark_end(turns[-1].get("content"), end + " ")
     given = {name: _shield(value, special, mark) for name, value in variables.items()}
     marking = dict(zip(GENERATION_MARKS, generation, strict=True))
-    text = render_template(template, **{**constants, **given, **marking, "messages": turns})
+    return {**given, **marking, "messages": turns}, [mark, end, *generation]
+
+
+def _find_marks(text: str, characters: Sequence[str], continue_final_message: bool = False) -> Rendered:
+    """A rendered text without its marks, and where they were."""
+    mark, end, *generation = characters
     if continue_final_message:
         text = _cut_at(text, end)
     pieces: list[str] = []
@@ -149,10 +181,17 @@ def _shield(value: Any, special: list[str], mark: str) -> Any:
     return value
 
 
+@lru_cache(maxsize=64)
+def _torn_ends(special: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """The characters with which the second and the first half of a torn special token may begin and end."""
+    return frozenset().union(*(name[1:] for name in special)), frozenset().union(*(name[:-1] for name in special))
+
+
 def _shield_text(text: str, special: list[str], mark: str) -> str:
     if not special:
         return text
     marks = set()
+    firsts, lasts = _torn_ends(tuple(special))
     for name in special:
         at = text.find(name)
         while at >= 0:
@@ -160,7 +199,8 @@ def _shield_text(text: str, special: list[str], mark: str) -> str:
             at = text.find(name, at + 1)
     # halves at the ends, which the template's own words next to them could complete
     begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
-    for name in special:
+    torn = end > begin and (text[begin] in firsts or text[end - 1] in lasts)  # most texts have neither
+    for name in special if torn else ():
         for cut in range(1, len(name)):
             if end - begin >= cut and text.endswith(name[:cut], 0, end):
                 marks.add(end)

@@ -8,12 +8,12 @@ model generates that token, and neither the line break behind it nor the next tu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from heedful.text.chat import Messages, Rendered
+from heedful.text.chat import Messages, Rendered, render_chats
 from heedful.text.tokenizer import Tokenizer
 
 # Renders messages, with or without the begin of the assistant's turn behind them.
@@ -31,9 +31,63 @@ def tokenize_answers(tokenizer: Tokenizer, messages: Messages, /, **variables: A
         return tokenizer.render_messages(turns, begins, **variables)
 
     rendered, spans = _render_answers(render, messages, tokenizer.special_tokens)
-    tokens = tokenizer.encode_rendered(rendered)
-    learned = [any(start < last and first < end for first, last in spans) for _, start, end in tokens]
+    return _mark_learned(tokenizer.encode_rendered(rendered)[0], spans)
+
+
+def tokenize_many_answers(
+    tokenizer: Tokenizer, chats: Sequence[tuple[Messages, Mapping[str, Any]]]
+) -> list[tuple[list[int], list[bool]]]:
+    """`tokenize_answers` of many conversations, each with its variables, in a fraction of the time: all that they need
+    of the template is rendered in one go."""
+    wanted: dict[bool, list[tuple[int, int]]] = {False: [], True: []}  # by whether the assistant's turn begins behind
+    for number, (messages, _) in enumerate(chats):
+        wanted[False].append((number, len(messages)))
+        if "endgeneration" in (tokenizer.chat_template or ""):
+            continue
+        for i, message in enumerate(messages):
+            if is_answer(message):
+                wanted[False] += [(number, i + 1)] if i + 1 < len(messages) else []
+                wanted[True] += [(number, i)] if i else []
+    rendered: dict[tuple[int, int, bool], Rendered] = {}
+    for begins, places in wanted.items():
+        given = [([_without_weight(m) for m in chats[number][0][:n]], chats[number][1]) for number, n in places]
+        found = _render_many(tokenizer, given, begins) if given else []
+        rendered |= {(number, n, begins): r for (number, n), r in zip(places, found, strict=True)}
+    special = tokenizer.special_tokens
+    answers = []
+    for number, (messages, _) in enumerate(chats):
+
+        def render(turns: Messages, begins: bool, number: int = number) -> Rendered:
+            return rendered[number, len(turns), begins]
+
+        answers.append(_render_answers(render, messages, special))
+    tokens = tokenizer.encode_rendered(*(whole for whole, _ in answers))
+    return [_mark_learned(found, spans) for found, (_, spans) in zip(tokens, answers, strict=True)]
+
+
+def _render_many(
+    tokenizer: Tokenizer, chats: Sequence[tuple[Messages, Mapping[str, Any]]], begins: bool
+) -> list[Rendered]:
+    assert tokenizer.chat_template is not None
+    given = [(messages, {"tools": None, "documents": None, **variables}) for messages, variables in chats]
+    names: dict[str, Any] = {f"{role}_token": name for role, name in tokenizer.roles.items()}
+    return render_chats(tokenizer.chat_template, given, tokenizer.special_tokens, add_generation_prompt=begins, **names)
+
+
+def _mark_learned(
+    tokens: Sequence[tuple[int, int, int]], spans: Sequence[tuple[int, int]]
+) -> tuple[list[int], list[bool]]:
+    """The ids of tokens, and whether each overlaps one of the spans."""
+    learned = [False] * len(tokens)
+    for first, last in spans:
+        for place, (_, start, end) in enumerate(tokens):
+            if start < last and first < end:
+                learned[place] = True
     return [index for index, _, _ in tokens], learned
+
+
+def _without_weight(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "weight"}
 
 
 def end_of_turn_id(tokenizer: Tokenizer) -> int | None:
@@ -65,7 +119,7 @@ def _render_answers(
     weights = [message.get("weight", 1) for message in messages if is_answer(message)]
     if not weights:
         raise ValueError("the conversation has no message of the assistant to learn from")
-    turns = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    turns = [_without_weight(message) for message in messages]
     whole = render(turns, False)
     if not whole.generated:
         learned = [i for i, message in enumerate(messages) if is_answer(message) and message.get("weight", 1)]

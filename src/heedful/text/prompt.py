@@ -72,7 +72,7 @@ def _tokenize_chat(tokenizer: Tokenizer, prompt: str | Messages, options: Prompt
     if continues and begins:
         raise ValueError("continue_final_message and add_generation_prompt exclude each other: leave one out")
     rendered = tokenizer.render_messages(turns, begins, continues, **variables)
-    return [id for id, _, _ in tokenizer.encode_rendered(rendered if most is None else rendered.tail(most))]
+    return [id for id, _, _ in tokenizer.encode_rendered(rendered if most is None else rendered.tail(most))[0]]
 
 
 def special_affixes(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,7 +29,12 @@ _lock = threading.Lock()
 
 
 def render_template(template: str, /, **variables: Any) -> str:
-    """Run a chat template in its sandbox. `variables` are what the reference passes: messages, bos_token ...
+    """Run a chat template in its sandbox. `variables` are what the reference passes: messages, bos_token ..."""
+    return render_templates(template, [variables])[0]
+
+
+def render_templates(template: str, variables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Run a chat template for each of several conversations, all in one sandbox and within its limits.
 
     A template that is broken, refuses the conversation or exceeds its limits is a ValueError that says so; variables
     are values that JSON has.
@@ -37,7 +43,7 @@ def render_template(template: str, /, **variables: Any) -> str:
         raise ValueError(f"the chat template has {len(template):,} characters; the limit is {MAX_TEMPLATE:,}")
     process = _take_process()
     try:
-        sandbox.write_message(cast(BinaryIO, process.stdin), {"template": template, "variables": variables})
+        sandbox.write_message(cast(BinaryIO, process.stdin), {"template": template, "variables": list(variables)})
         reply = sandbox.read_message(cast(BinaryIO, process.stdout))
     except (TypeError, RecursionError) as error:
         _end(process)
@@ -52,7 +58,7 @@ def render_template(template: str, /, **variables: Any) -> str:
     _give_back(process)
     if "error" in reply:
         raise ValueError(reply["error"])
-    return str(reply["text"])
+    return list(map(str, reply["texts"]))
 
 
 def _take_process() -> subprocess.Popen[bytes]:

@@ -4,7 +4,8 @@ A chat template is a program from the internet. Here it runs in Jinja's immutabl
 the kernel ends where a template takes more than its share of memory or time, whatever operator it spends them on. The
 parent (heedful/text/template.py) starts a new one then. Only Jinja is imported, so that the start is quick.
 
-Requests and replies are JSON behind their length (8 bytes): {"template", "variables"} and {"text"} or {"error"}.
+Requests and replies are JSON behind their length (8 bytes): {"template", "variables"} with the variables of several
+conversations, and {"texts"} or {"error"}.
 """
 
 from __future__ import annotations
@@ -148,7 +149,9 @@ def answer_requests(memory: int, seconds: float) -> None:
             return
         _limit_time(seconds)
         try:
-            reply = {"text": render_in_sandbox(request["template"], request["variables"])}
+            reply: dict[str, Any] = {
+                "texts": [render_in_sandbox(request["template"], variables) for variables in request["variables"]]
+            }
         except ValueError as error:
             reply = {"error": str(error)[:MAX_MESSAGE]}
         _limit_time(0)

@@ -290,7 +290,7 @@ class Tokenizer:
             continue_final_message,
             **variables,
         )
-        return [index for index, _, _ in self.encode_rendered(rendered)]
+        return [index for index, _, _ in self.encode_rendered(rendered)[0]]
 
     def render_messages(
         self, messages: Messages, add_generation_prompt: bool, continue_final_message: bool = False, /, **variables: Any
@@ -309,15 +309,18 @@ class Tokenizer:
             **names,
         )
 
-    def encode_rendered(self, rendered: Rendered) -> list[tuple[int, int, int]]:
-        """(id, start, end) of the tokens of a conversation; special tokens that a user typed become plain text."""
-        tokens: list[tuple[int, int, int]] = []
-        for index, start, end in self.encode_with_offsets(rendered.text, allow_special=True):
-            if index in self._special_ids and rendered.user_made(start, end):
-                tokens += [(piece, start, end) for piece in self.encode(rendered.text[start:end])]
-            else:
-                tokens.append((index, start, end))
-        return tokens
+    def encode_rendered(self, *chats: Rendered) -> list[list[tuple[int, int, int]]]:
+        """(id, start, end) of each conversation's tokens; special tokens that a user typed become plain text."""
+        with special_tokens.library_errors(UNREADABLE):
+            encodings = self._encoder(True).encode_batch([_checked(r.text) for r in chats], add_special_tokens=False)
+        found: list[list[tuple[int, int, int]]] = [[] for _ in chats]
+        for tokens, rendered, encoding in zip(found, chats, encodings, strict=True):
+            for index, (start, end) in zip(self._ids(encoding, rendered.text), encoding.offsets, strict=True):
+                if index in self._special_ids and rendered.user_made(start, end):
+                    tokens += [(piece, start, end) for piece in self.encode(rendered.text[start:end])]
+                else:
+                    tokens.append((index, start, end))
+        return found
 
     # --- files -----------------------------------------------------------------------------------------------------
 

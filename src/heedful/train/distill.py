@@ -6,10 +6,11 @@ DistilBERT's objective is the sum of three means, with the weights of its author
     hard    2   the teacher's own objective: masked tokens, or the next token
     cosine  1   1 - cos of the angle between their last hidden states
 
-soft and cosine are over every position that is not padding. The student begins with every second layer of the
-teacher, its embeddings and its head: `halve`.
+soft and cosine are over every position that is not padding; in conversations over the answers alone. The student
+begins with every second layer of the teacher, its embeddings and its head (`halve`), or, if it is narrower, with the
+principal components of the teacher's embeddings (`project_embeddings`).
 
-    N real positions, E model width, V vocabulary
+    N real positions, C rows of a chunk, E model width, V vocabulary
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from heedful.data.dataset import IGNORED
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.bert import Bert
 from heedful.models.distilbert import DistilBert, DistilBertConfig
 from heedful.models.encoder import EncoderModel
 from heedful.models.heads import MaskedHead
-from heedful.train.loss import CHUNK, Loss, checkpointed_sum, language_loss, largest_dim, target_rows
+from heedful.nn.head import LanguageHead
+from heedful.train.loss import CHUNK, Loss, checkpointed_sum, is_plain_head, language_loss, largest_dim, target_rows
 from heedful.train.objectives import next_token_targets, required_targets
 
 LAYER = re.compile(r"^((?:en|de)coder\.blocks\.)(\d+)(\..*)$")
@@ -66,9 +70,9 @@ class Distill:
         targets = batch.targets
         if targets is None:
             targets = next_token_targets(batch) if isinstance(model, DecoderModel) else required_targets(batch)
-        rows = (
-            None if batch.lengths is None else _token_rows(batch)
-        )  # first, while the GPU queue is empty: this synchronizes
+        if self._is_fused(model):
+            return self._fused(model, batch, targets)
+        rows = self._rows(model, batch)  # first, while the GPU queue is empty: this synchronizes
         hard_rows = target_rows(targets) if isinstance(model, EncoderModel) else None
         hidden: Tensor = model.hidden(batch)  # type: ignore[operator]
         theirs = self._teacher_hidden(batch)
@@ -108,6 +112,40 @@ class Distill:
         n = max(1, size // (4 * largest_dim(_head(model))))
         return part(mine, theirs) if len(mine) <= n else checkpointed_sum(part, mine, theirs, n=n)
 
+    @staticmethod
+    def _rows(model: Model, batch: Batch) -> Tensor | None:
+        """The rows of the flattened batch that count: of a packed decoder's those with a target, else real tokens."""
+        if isinstance(model, DecoderModel) and batch.documents is not None and batch.targets is not None:
+            return target_rows(batch.targets)
+        return None if batch.lengths is None else _is_token(batch).flatten().nonzero()[:, 0]
+
+    def _is_fused(self, model: Model) -> bool:
+        """Whether `ChunkedDistillation` has what this needs: two plain heads, and one number of targets per token."""
+        plain = all(is_plain_head(h) and _is_product(h) for h in (_head(model), _head(self.teacher)))
+        return plain and isinstance(model, DecoderModel) and (self.share == 1.0 or not self.hard)
+
+    def _fused(self, model: Model, batch: Batch, targets: Tensor) -> Loss:
+        """The loss by `ChunkedDistillation`. All rows are computed, and those that do not count weighted 0: selecting
+        them would synchronize with a GPU."""
+        student, teacher = _head(model), _head(self.teacher)
+        hidden: Tensor = model.hidden(batch)  # type: ignore[operator]
+        mine, theirs = hidden.flatten(0, 1), self._teacher_hidden(batch).flatten(0, 1)  # (N, E)
+        targets = targets.flatten()
+        counted = targets != IGNORED if batch.targets is not None else _is_token(batch).flatten()
+        n, n_targets = counted.sum(), (targets != IGNORED).sum()
+        size = max(1, CHUNK.get(mine.device.type, CHUNK["cuda"]) // (4 * largest_dim(student)))
+        given: list[Any] = [mine, student.weight]
+        if not torch.is_grad_enabled():
+            given = [x.detach() for x in given]
+        given += [theirs, teacher.weight, targets, counted, (self.temperature, self.soft, self.hard), size]
+        total, soft, hard = ChunkedDistillation.apply(*given)  # type: ignore[no-untyped-call]
+        metrics: dict[str, tuple[Tensor, Tensor | int]] = {"soft_loss": (soft, n), "hard_loss": (hard, n_targets)}
+        if self.cosine:
+            cosine = ((1 - F.cosine_similarity(mine.float(), theirs.float(), dim=-1)) * counted).sum()
+            metrics["cosine_loss"] = (cosine.detach(), n)
+            total = total + self.cosine * cosine
+        return Loss(total, n, metrics)
+
     def _check(self, model: Model) -> None:
         if not _is_language_model(model) or isinstance(model, DecoderModel) != isinstance(self.teacher, DecoderModel):
             raise ValueError(
@@ -135,6 +173,81 @@ def _divergence(student: nn.Module, teacher: nn.Module, temperature: float, mine
     return F.kl_div(said, taught, reduction="sum", log_target=True) * temperature**2
 
 
+class ChunkedDistillation(torch.autograd.Function):
+    """Both heads, soft and hard loss, forward and backward over chunks of rows, as in `ChunkedCrossEntropy`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        mine: Tensor,
+        weight: Tensor,
+        theirs: Tensor,
+        teacher_weight: Tensor,
+        targets: Tensor,
+        counted: Tensor,
+        weights: tuple[float, float, float],
+        n: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The weighted sum of the losses of rows (N, E) against targets (N,), and each; gradients are computed here.
+        `counted` (N,) are the rows with a soft loss; `weights` are temperature, soft and hard."""
+        kind = mine.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else mine.dtype
+        learns = any(ctx.needs_input_grad)
+        ctx.dtypes = (mine.dtype, weight.dtype)
+        dmine = torch.empty_like(mine, dtype=dtype) if learns else None
+        dweight = torch.zeros_like(weight, dtype=torch.float32) if learns else None
+        soft, hard = (mine.new_zeros((), dtype=torch.float32) for _ in range(2))
+        with torch.autocast(kind, enabled=False):
+            w, taught = weight.to(dtype), teacher_weight.to(dtype)
+            for begin in range(0, len(mine), n):
+                part = slice(begin, begin + n)
+                rows = mine[part].to(dtype)  # (C, E)
+                logits = F.linear(rows, w), F.linear(theirs[part].to(dtype), taught)  # (C, V)
+                divergence, losses, d = compiled_distillation(*logits, targets[part], counted[part], *weights)
+                soft += divergence.sum()
+                hard += losses.sum()
+                if dmine is not None and dweight is not None:
+                    torch.mm(d, w, out=dmine[part])
+                    dweight += d.T @ rows
+        ctx.save_for_backward(dmine, dweight)
+        ctx.mark_non_differentiable(soft, hard)
+        return weights[1] * soft + weights[2] * hard, soft, hard
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """The saved gradients times the gradient of the sum."""
+        dmine, dweight = ctx.saved_tensors
+        dtypes = ctx.dtypes
+        return (dmine * gradient).to(dtypes[0]), (dweight * gradient).to(dtypes[1]), *(None,) * 6
+
+
+def distillation_and_gradient(
+    mine: Tensor, theirs: Tensor, targets: Tensor, counted: Tensor, temperature: float, soft: float, hard: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """T² KL(teacher ‖ student) at temperature T where `counted`, and cross-entropy (C,) of logits (C, V), and the
+    gradient of their weighted sum with respect to the student's logits."""
+    said = torch.log_softmax(mine.float() / temperature, dim=-1)
+    taught = torch.log_softmax(theirs.float() / temperature, dim=-1)
+    p = taught.exp()
+    divergence = (p * (taught - said)).sum(-1) * temperature**2 * counted
+    has_target = targets != IGNORED
+    place = targets.clamp(min=0)[:, None]
+    scores = said if temperature == 1 else torch.log_softmax(mine.float(), dim=-1)
+    losses = -scores.gather(1, place)[:, 0] * has_target
+    one_hot = (torch.arange(mine.shape[1], device=mine.device) == place).float()
+    d = soft * temperature * counted[:, None] * (said.exp() - p) + hard * has_target[:, None] * (scores.exp() - one_hot)
+    return divergence, losses, d.to(mine.dtype)
+
+
+compiled_distillation = distillation_and_gradient  # or the same, compiled (train/torch_compile.py)
+
+
+def _is_product(head: nn.Module) -> bool:
+    """Whether a language head is a matrix product alone."""
+    return isinstance(head, LanguageHead) and head.bias is None and head.scale is None and head.softcap is None
+
+
 def _is_language_model(model: nn.Module) -> bool:
     if isinstance(model, EncoderModel):
         return isinstance(model.head, MaskedHead)
@@ -145,11 +258,12 @@ def _head(model: nn.Module) -> nn.Module:
     return model.get_submodule("head")
 
 
-def _token_rows(batch: Batch) -> Tensor:
-    """Indices of the tokens of a flattened batch that are no padding."""
-    assert batch.lengths is not None
+def _is_token(batch: Batch) -> Tensor:
+    """Which of a batch's tokens (B, T) are no padding."""
+    if batch.lengths is None:
+        return torch.ones_like(batch.ids, dtype=torch.bool)
     place = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-    return (place < batch.lengths[:, None]).flatten().nonzero()[:, 0]
+    return place < batch.lengths[:, None]
 
 
 # --- the student -----------------------------------------------------------------------------------------------------
@@ -186,6 +300,18 @@ def halve(teacher: Model, *, family: str | None = None) -> Model:
     student.generation = dict(teacher.generation)
     student.preprocessor = dict(teacher.preprocessor)
     return student.to(next(teacher.parameters()).dtype)
+
+
+@torch.no_grad()
+def project_embeddings(teacher: DecoderModel, student: DecoderModel) -> None:
+    """Replace the student's embeddings by the teacher's, projected onto as many of their principal components as the
+    student is wide; their size stays the student's own."""
+    theirs, mine = teacher.embed.weight.double(), student.embed.weight
+    if theirs.shape[0] != mine.shape[0] or theirs.shape[1] < mine.shape[1]:
+        return
+    _, directions = torch.linalg.eigh(theirs.T @ theirs)  # in ascending order
+    projected = theirs @ directions[:, -mine.shape[1] :].flip(1)
+    mine.copy_(projected * (mine.norm() / projected.norm()))
 
 
 def _distilbert(teacher: Bert, n_layers: int) -> DistilBert:

@@ -76,6 +76,7 @@ class TokenizerSettings(Settings):
     path: str = ""  # a model or folder whose tokenizer is taken instead
     lower_case: bool = True  # WordPiece and words
     dropout: float = number_field(0.0, 0, 0.9)  # bpe of pairs: merges left out at random in training (BPE-dropout)
+    chat_template: str = ""  # Jinja, in place of the tokenizer's own
     allow_special: bool = False  # special tokens written in the texts (<|im_start|>) are those tokens, not characters
 
 
@@ -307,7 +308,7 @@ def _collect(wrong: list[str], check: Callable[[], object], where: str = "") -> 
 # The objectives that each kind of data supports.
 OBJECTIVES_OF_DATA: dict[str, tuple[str, ...]] = {
     "text": ("causal", "masked", "spans", "cbow", "distill"),
-    "chat": ("causal",),
+    "chat": ("causal", "distill"),
     "pairs": ("seq2seq",),
     "labelled": ("classify", "regress", "multi_label"),
     "tagged": ("tag",),

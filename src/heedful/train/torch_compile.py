@@ -12,14 +12,16 @@ import torch
 from heedful.data import augment
 from heedful.models.base import Batch, Model
 from heedful.nn.block import Block
-from heedful.train import loss
+from heedful.train import distill, loss
+from heedful.train.objectives import Objective
 from heedful.train.recipe import TrainSettings
 
 
 def compile_if_wanted(
-    model: Model, settings: TrainSettings, device: torch.device, report: Callable[[str], None]
+    model: Model, objective: Objective, settings: TrainSettings, device: torch.device, report: Callable[[str], None]
 ) -> bool:
-    """Compile the model in place if the recipe says so ("auto": on a GPU) and it works here; whether it was."""
+    """Compile the model, and a teacher, in place if the recipe says so ("auto": on a GPU) and it works here; whether it
+    was."""
     if settings.compile == "no" or (settings.compile == "auto" and device.type != "cuda"):
         return False
     error = compile_error(device)
@@ -27,6 +29,8 @@ def compile_if_wanted(
         report(f"torch.compile does not work here ({error}): going on without it")
         return False
     compile_model(model, whole=not settings.sharded)
+    if isinstance(objective, distill.Distill):
+        compile_model(objective.teacher, whole=False)  # many layers, and one graph for all
     return True
 
 
@@ -45,7 +49,7 @@ def compile_error(device: torch.device) -> str | None:
 
 def compile_model(model: Model, *, whole: bool = True) -> None:
     """Compile everything before the head as one graph, or each block alone (FSDP2 gathers parameters per block); and
-    the cross-entropy of a chunk of logits, and the augmentation of images."""
+    the losses of a chunk of logits, and the augmentation of images."""
     hidden: Callable[..., Any] | None = getattr(model, "hidden", None)
     if whole and hidden is not None:
         graph = torch.compile(hidden)
@@ -59,5 +63,6 @@ def compile_model(model: Model, *, whole: bool = True) -> None:
             if isinstance(module, Block):
                 module.compile()
     loss.compiled_cross_entropy = torch.compile(loss.cross_entropy_and_gradient)
+    distill.compiled_distillation = torch.compile(distill.distillation_and_gradient)
     augment.compiled_augment = torch.compile(augment.augment_images)
     augment.compiled_mix = torch.compile(augment.mix_images)

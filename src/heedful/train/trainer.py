@@ -29,13 +29,14 @@ from heedful.kernels.accelerate import accelerate
 from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
-from heedful.train import cost, optimizers, torch_compile
+from heedful.train import cost, optimizers
 from heedful.train.diagnostics import TrainingDiverged, first_nonfinite_layer, out_of_memory_advice
 from heedful.train.distributed import Processes, is_sharded
 from heedful.train.loss import Loss, Scores, add_loss, fetch_floats, mean_scores
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
+from heedful.train.torch_compile import compile_if_wanted
 
 UTILISATION_AFTER = 20  # steps: until then no FLOPs are counted
 
@@ -134,7 +135,7 @@ class Trainer:
         self._clock, self._began = 0.0, 0
         self._peak_tokens_per_second: float | None = None  # at the peak rate of matrix products
         self._recent: deque[tuple[int, float]] = deque(maxlen=UTILISATION_AFTER)  # tokens and seconds of steps
-        self._compiled = torch_compile.compile_if_wanted(model, self.settings, self.processes.device, self.log.note)
+        self._compiled = compile_if_wanted(model, objective, self.settings, self.processes.device, self.log.note)
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
