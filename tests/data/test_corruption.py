@@ -6,7 +6,6 @@ import torch
 
 from heedful.data.corpus import Corpus
 from heedful.data.corruption import (
-    CBOWWindows,
     MaskedWindows,
     SpanCorruption,
     corrupt_spans,
@@ -16,6 +15,7 @@ from heedful.data.corruption import (
     uncorrupted_length,
 )
 from heedful.data.dataset import Draw
+from heedful.data.neighbour_windows import CBOWWindows
 from heedful.text import byte_tokens, train_unigram, train_wordpiece, words
 
 TEXT = "the cat sat on the mat and a dog ran over to it at once while we slept"

@@ -1,4 +1,4 @@
-"""Corrupted text: BERT's masked tokens, T5's span corruption, and windows for CBOW.
+"""Corrupted text: BERT's masked tokens and T5's span corruption.
 
 The text is a `Corpus`, the concatenated tokens of all documents. It is cut into windows, at another offset in each
 epoch; what is masked follows from the seed, the epoch and the window's index.
@@ -353,39 +353,3 @@ def find_sentinels(tokenizer: Tokenizer, vocab_size: int | None, n: int) -> np.n
             f"{n} spans are hidden in a row, and the tokenizer has {len(found)} <extra_id_>: set data.length lower"
         )
     return np.array(found)
-
-
-class CBOWWindows:
-    """Windows of text for CBOW (Mikolov et al. 2013): every word is predicted from its context."""
-
-    lengths: None = None
-
-    def __init__(self, corpus: Corpus, length: int = 256, *, shifted: bool = True) -> None:
-        if length < 2:
-            raise ValueError(f"a stretch of {length} word has no neighbours: set data.length to 2 or more")
-        self.corpus, self.length = corpus, length
-        self.tokens = corpus.tokens.view(np.ndarray)
-        self.cuts = DocumentWindows(np.zeros(1, dtype=np.int64), len(self.tokens), length, least=1, shifted=shifted)
-
-    def __len__(self) -> int:
-        return len(self.cuts)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A digest of the data and of how it is split into examples."""
-        return content_digest("neighbours", self.corpus.fingerprint, self.length, self.cuts.shifted)
-
-    def batch(self, draws: Sequence[Draw], seed: int) -> Batch:
-        """The examples of these draws as one padded batch."""
-        begin, end, _ = self.cuts.at(draws, seed)
-        n = end - begin
-        source = np.clip(begin[:, None] + np.arange(n.max()), 0, len(self.tokens) - 1)  # (B, T)
-        ids = torch.from_numpy(self.tokens[source].astype(np.int64))
-        lengths = None if n.min() == n.max() else torch.from_numpy(n)
-        targets = ids
-        if lengths is not None:
-            targets = ids.masked_fill(torch.arange(ids.shape[1]) >= lengths[:, None], IGNORED)
-        documents = None
-        if len(self.corpus.starts) > 1:
-            documents = torch.from_numpy(np.searchsorted(self.corpus.starts, source, side="right"))
-        return Batch(ids, lengths, documents=documents, targets=targets)

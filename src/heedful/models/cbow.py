@@ -2,8 +2,9 @@
 
 Its embedding is what one trains it for: words that occur in the same contexts get similar vectors (`nearest`,
 `analogy` in `heedful.nn.embed`). It is a forerunner of attention: the mean over a window is attention with equal
-weights. Where we differ: a full softmax, where the paper has a hierarchical one to save time, and a bias per word. The
-bias holds how frequent a word is (`init_unigram`). Without it the mean of any neighbours has to say so: all vectors
+weights. Where we differ: a full softmax, where the paper has a hierarchical one to save time, and a bias per word
+(negative sampling, the authors' later way, is heedful.train.negative_sampling). The bias holds how frequent a word is
+(`init_unigram`). Without it the mean of any neighbours has to say so: all vectors
 first grow in that one direction, and stay near it for long.
 
     B batch, T positions, E width of the vectors, V vocabulary
@@ -84,7 +85,8 @@ class CBOW(Model):
             nn.init.zeros_(p)
 
     @torch.no_grad()
-    def init_unigram(self, counts: Tensor) -> None:
-        """Begin as a unigram model: the head's bias is the log of each token's frequency, from its count (V,)."""
-        smoothed = counts.to(self.head.get_parameter("bias")) + 1  # a token never seen is not impossible
+    def init_unigram(self, counts: Tensor, power: float = 1.0) -> None:
+        """Begin as a unigram model: the head's bias is the log of each token's frequency, from its count (V,); with a
+        `power` below 1 frequent words are less so."""
+        smoothed = (counts.to(self.head.get_parameter("bias")) + 1) ** power  # a token never seen is not impossible
         self.head.get_parameter("bias").copy_((smoothed / smoothed.sum()).log())

@@ -34,6 +34,7 @@ from heedful.recipes.inputs import RecipeData, is_one_document, load_data, token
 from heedful.text import Tokenizer, byte_tokens, characters, symbols, train_bpe, train_unigram, train_wordpiece, words
 from heedful.train import objectives
 from heedful.train.distill import halve, project_embeddings
+from heedful.train.negative_sampling import NOISE_POWER
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.weights.describe import load_tokenizer
@@ -110,7 +111,9 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
         chosen = choose_model(recipe, data)
         model = new_model(chosen)
         if isinstance(model, CBOW) and data.counts is not None:
-            model.init_unigram(torch.from_numpy(data.counts))
+            # Negatives are drawn from this distribution, and the bias corrects for it: train/negative_sampling.py.
+            power = NOISE_POWER if recipe.objective.negatives else 1.0
+            model.init_unigram(torch.from_numpy(data.counts), power)
         if teacher is not None and isinstance(model, DecoderModel) and isinstance(teacher.model, DecoderModel):
             project_embeddings(teacher.model, model)
     check_objective_fits(recipe, model)

@@ -30,9 +30,10 @@ from heedful.data.corpus import (
     uniform_cross_entropy,
     unigram_entropy,
 )
-from heedful.data.corruption import CBOWWindows, MaskedWindows, SpanCorruption
+from heedful.data.corruption import MaskedWindows, SpanCorruption
 from heedful.data.dataset import IGNORED, Dataset
 from heedful.data.mixture import Mixture
+from heedful.data.neighbour_windows import CBOWWindows
 from heedful.data.pairs import Pairs, read_pairs
 from heedful.data.prepare import prepare_corpus
 from heedful.data.ragged import random_split
@@ -188,7 +189,7 @@ def _examples(recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, training: bo
             corpus, tokenizer, data.length, start_id=decoder_start_id(tokenizer), shifted=training, **rates
         )
     if name == "cbow":
-        return CBOWWindows(corpus, data.length, shifted=training)
+        return CBOWWindows(corpus, data.length, shifted=training, subsample=data.subsample if training else 0)
     raise ValueError(f"running text has no {name} to learn: set data.kind, or another objective")
 
 

@@ -35,6 +35,7 @@ from heedful.models.encoder import EncoderModel
 from heedful.models.heads import MaskedHead, PretrainingHead
 from heedful.train.loss import Loss as Loss
 from heedful.train.loss import cross_entropy, has_hooks, language_loss, target_rows
+from heedful.train.negative_sampling import negative_sampling
 
 
 class Objective(Protocol):
@@ -75,14 +76,18 @@ def seq2seq(model: Model, batch: Batch, *, smoothing: float = 0.0, r_drop: float
     return r_drop_loss(logits, targets, smoothing, r_drop)
 
 
-def cbow(model: Model, batch: Batch) -> Loss:
-    """Each word from the mean of its neighbours (Mikolov et al. 2013): the tokens are their own targets."""
+def cbow(model: Model, batch: Batch, *, negatives: float = 0) -> Loss:
+    """Each word from the mean of its neighbours (Mikolov et al. 2013): the tokens are their own targets. With
+    `negatives` a model in training tells each word from so many others (`heedful.train.negative_sampling`); validation
+    is the cross-entropy over the vocabulary all the same."""
     targets = batch.targets
     if targets is None:
         targets = batch.ids
         if batch.lengths is not None:
             place = torch.arange(targets.shape[1], device=targets.device)
             targets = targets.masked_fill(place >= batch.lengths[:, None], IGNORED)
+    if negatives and model.training:
+        return negative_sampling(model, batch, targets, int(negatives))
     return _language(model, batch, targets, 0.0)
 
 
@@ -241,7 +246,7 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
     "masked": (masked, ("share",)),
     "spans": (seq2seq, ("smoothing",)),
     "seq2seq": (seq2seq, ("smoothing", "r_drop")),
-    "cbow": (cbow, ()),
+    "cbow": (cbow, ("negatives",)),
     "classify": (classification, ("smoothing", "r_drop")),
     "tag": (classification, ("smoothing",)),
     "multi_label": (multi_label, ()),
@@ -253,6 +258,7 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
 SETTINGS: dict[str, tuple[float, float, float]] = {
     "smoothing": (0.0, 0.0, 1.0),
     "r_drop": (0.0, 0.0, math.inf),
+    "negatives": (0.0, 0.0, 1000.0),
     "share": (0.15, 1e-9, 1.0 + 1e-9),
     "temperature": (2.0, 1e-9, math.inf),
     "soft": (5.0, 0.0, math.inf),

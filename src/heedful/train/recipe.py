@@ -113,6 +113,7 @@ class DataSettings(Settings):
     pairs: bool = True  # masked: next-sentence prediction too
     masked: float = number_field(0.15, 0.01, 0.9)  # fraction of tokens: masked, spans
     whole_words: bool = False  # masked: all tokens of a word are hidden together
+    subsample: float = number_field(0.0, 0, 1)  # cbow: words of a larger share than this are dropped at random; 0: none
     span: float = number_field(3.0, 1)  # the mean length of a corrupted span
     stride: int = number_field(128, 1)  # answers: overlap of windows over a long passage, in tokens
 
@@ -127,6 +128,7 @@ class ObjectiveSettings(Settings):
     )  # fmt: skip
     smoothing: float = number_field(0.0, 0, 0.99)
     r_drop: float = number_field(0.0, 0)  # seq2seq, classify: weight of the divergence of two dropouts; 0: one pass
+    negatives: int = number_field(0, 0, 100)  # cbow: words that each is told from (negative sampling); 0: all
     teacher: str = ""  # distill: the teacher model
     temperature: float = number_field(2.0, 0.01)
     soft: float = number_field(5.0, 0)  # the weights of distill's three losses (Sanh et al. 2019)

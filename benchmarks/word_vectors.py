@@ -1,12 +1,12 @@
 """CBOW's word vectors beside gensim's, on the same text, vocabulary, width, window and processor time.
 
-    python benchmarks/cbow.py --text ../shared/data/books/train.txt.xz --gensim VENV/bin/python
-    python benchmarks/cbow.py ... --megabytes 20 --seconds 300 --device cuda
+    python benchmarks/word_vectors.py --text ../shared/data/books/train.txt.xz --gensim VENV/bin/python
+    python benchmarks/word_vectors.py ... --megabytes 20 --seconds 300 --device cuda
 
 VENV is a virtual environment with gensim, which also has the lists: WordSim-353, SimLex-999 (Spearman's correlation of
 cosines with people's judgements, over the pairs whose words are known) and Google's analogies (3CosAdd, the share that
 is right, over those whose words are known). Text is lower-cased; words are runs of letters. gensim trains with one
-worker, negative sampling (5) and its defaults, as many epochs as fit; ours has a full softmax, as many steps as fit.
+worker, negative sampling (5) and its defaults, as many epochs as fit; ours negative sampling too, as many steps as fit.
 On a CPU the time is processor time, so that other work beside it does not count.
 """
 
@@ -20,17 +20,24 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from scipy.stats import spearmanr
 
+from heedful.data.corpus import Corpus
+from heedful.data.loader import BatchSampler
+from heedful.data.neighbour_windows import CBOWWindows
 from heedful.models.base import Batch
 from heedful.models.cbow import CBOW, CBOWConfig
+from heedful.train.negative_sampling import NOISE_POWER
 from heedful.train.objectives import cbow
 
-LENGTH, ROWS, RATE = 64, 64, 0.02  # words of a row, rows of a batch, learning rate: those of the recipe
+LENGTH = 64  # words of a row
+SOFTMAX_ROWS, SOFTMAX_RATE = 64, 0.02
+NEIGHBOURS = ("king", "ship", "seven", "red", "paris", "walked")
 GENSIM = """
 import sys, time
 from gensim.models import Word2Vec
@@ -58,6 +65,11 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=8000)
     parser.add_argument("--width", type=int, default=100)
     parser.add_argument("--window", type=int, default=4)
+    parser.add_argument("--negatives", type=int, default=5)
+    parser.add_argument("--subsample", type=float, default=1e-3)
+    parser.add_argument("--rows", type=int, default=128, help="rows of a batch")
+    parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--softmax", action="store_true", help="also ours with a full softmax")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -81,8 +93,9 @@ def main() -> None:
         lists = [Path(path) for path in told[2:]]
         theirs = read_vectors(out, known)
     report(f"gensim, {told[0]} epochs, {float(told[1]):.0f} s", theirs, known, lists)
-    vectors, label = train(words, known, given)
-    report(label, vectors, known, lists)
+    for negatives in (given.negatives, 0) if given.softmax else (given.negatives,):
+        vectors, label = train(words, known, given, negatives)
+        report(label, vectors, known, lists)
 
 
 def read_words(path: Path, n_bytes: int) -> list[str]:
@@ -100,27 +113,36 @@ def read_vectors(path: Path, known: list[str]) -> np.ndarray:
     return np.stack([found[word] for word in known])
 
 
-def train(words: list[str], known: list[str], given: argparse.Namespace) -> tuple[np.ndarray, str]:
-    """Our vectors after the given time, and what was done."""
+def train(words: list[str], known: list[str], given: argparse.Namespace, negatives: int) -> tuple[np.ndarray, str]:
+    """Our vectors after the given time, and what was done: by negative sampling, or 0 by the full softmax."""
     place = {word: i for i, word in enumerate(known)}
-    ids = torch.tensor([place[word] for word in words])
+    ids = [place[word] for word in words]
+    data = CBOWWindows(Corpus.of([ids]), LENGTH, subsample=given.subsample if negatives else 0.0)
+    rows, rate = (given.rows, given.rate) if negatives else (SOFTMAX_ROWS, SOFTMAX_RATE)
     torch.manual_seed(0)
     model = CBOW.create(CBOWConfig(len(known), given.width, given.window), device=given.device)
-    model.init_unigram(torch.bincount(ids, minlength=len(known)).to(given.device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    counts = torch.bincount(torch.tensor(ids), minlength=len(known))
+    model.init_unigram(counts.to(given.device), NOISE_POWER if negatives else 1.0)
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.99), fused=True)
+    order = BatchSampler(len(data), rows, seed=0)
     clock = time.process_time if given.device == "cpu" else time.perf_counter
     began, step = clock(), 0
     while (spent := (clock() - began) / given.seconds) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = RATE * (1 - spent)
-        starts = torch.randint(len(ids) - LENGTH, (ROWS,))
-        rows = ids[starts[:, None] + torch.arange(LENGTH)].to(given.device)
+            group["lr"] = rate * (1 - spent)
+        batch = on_device(data.batch(order(step), seed=0), given.device)
         optimizer.zero_grad()
-        cbow(model, Batch(tokens=rows, targets=rows)).mean.backward()
+        cbow(model, batch, negatives=negatives).mean.backward()
         optimizer.step()
         step += 1
-    share = step * ROWS * LENGTH / len(ids)
-    return model.vectors.cpu().numpy(), f"heedful, {share:.2g} epochs, {clock() - began:.0f} s"
+    how = f"{negatives} negatives" if negatives else "softmax"
+    took = clock() - began
+    return model.vectors.cpu().numpy(), f"heedful, {how}, {step * rows / len(data):.2g} epochs, {took:.0f} s"
+
+
+def on_device(batch: Batch, device: str) -> Batch:
+    tensors = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return replace(batch, **{name: x.to(device) for name, x in tensors.items() if isinstance(x, torch.Tensor)})
 
 
 def report(label: str, vectors: np.ndarray, known: list[str], lists: list[Path]) -> None:
@@ -142,6 +164,10 @@ def report(label: str, vectors: np.ndarray, known: list[str], lists: list[Path])
             scores[[a, b, c]] = -np.inf
             right, n = right + int(scores.argmax() == d), n + 1
     print(*told, f"analogies {right / max(n, 1):.1%} of {n}", sep="  ", flush=True)
+    for word in NEIGHBOURS:
+        if word in place:
+            nearest = np.argsort(-units @ units[place[word]])[1:6]
+            print(f"    {word}: {', '.join(known[i] for i in nearest)}", flush=True)
 
 
 if __name__ == "__main__":
