@@ -37,7 +37,10 @@ EDGES: dict[str, set[str]] = {
     "tasks": {"nn", "models", "text", "weights", "data", "generate", "observe"},
     "loaded": {"models", "kernels", "text", "weights", "generate", "observe", "evaluate", "tasks"},
     "recipes": {"models", "text", "weights", "data", "train", "tasks", "loaded", "paths"},
-    "serve": {"nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "tasks", "loaded", "zoo"},
+    "serve": {
+        "nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "evaluate", "tasks", "loaded",
+        "zoo",
+    },
     "cli": {
         "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "tasks",
         "serve", "loaded", "zoo",

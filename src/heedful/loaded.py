@@ -16,6 +16,8 @@ from typing import Any, Literal, Unpack, cast, overload
 import torch
 from torch import Tensor
 
+from heedful.evaluate.bias_report import BiasReport, bias_report
+from heedful.evaluate.bias_tests import BiasTest, make_test
 from heedful.evaluate.evaluation import Evaluation, evaluate
 from heedful.generate import beam, speculative
 from heedful.generate.defaults import default_options
@@ -292,6 +294,15 @@ class Loaded(ModelWithTokenizer):
         """The scores on a task's data with 95 % intervals, as `evaluate("perplexity", "book.txt", window=512)`;
         the options are those of heedful.evaluate.evaluation.evaluate."""
         return evaluate(self, task, data, **options)
+
+    def bias(self, *templates: str | BiasTest, **options: Any) -> BiasReport:
+        """What the model makes of sentences that differ in a group alone, with 95 % intervals: `bias("My friend {NAME}
+        is a {JOB}.", groups={"women": ["Mary", "Anna"], "men": ["John"]}, fill={"JOB": ["nurse", "judge"]})`. The
+        options are those of heedful.evaluate.bias_tests.BiasTest; tests may be given instead; without either, those
+        that ship. `.save("report.html")` writes a page."""
+        tests = [test for test in templates if isinstance(test, BiasTest)]
+        texts = [text for text in templates if isinstance(text, str)]
+        return bias_report(self, [*tests, make_test({"templates": texts, **options})] if texts or options else tests)
 
     # --- looking inside ----------------------------------------------------------------------------------------------
 

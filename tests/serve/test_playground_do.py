@@ -117,6 +117,21 @@ def test_fill_of_a_template(page, folders, name, n, template):
     same(array(found["logprobs"])[:, order].tolist(), expected.logprobs, atol=1e-4)
 
 
+def test_bias_is_the_librarys(page, folders):
+    groups, fill = {"women": ["anna"], "men": ["whale", "hill"]}, {"PLACE": ["berlin", "sea"]}
+    templates = ["{NAME} saw the {PLACE}", "the {PLACE} and {NAME}"]
+    for name in ("bert-books", "classify", "words"):
+        expected = exact(folders.get(name, name)).bias(*templates, groups=groups, fill=fill)
+        found = asked(page, "bias", model=name, templates=templates, groups=groups, fill=fill, page=True)
+        assert found["page"].startswith("<!doctype html>") and found["results"][0]["sentences"] == 12
+        wanted = expected.results[0].contrasts[0].effect
+        effect = found["results"][0]["contrasts"][0]["effect"]
+        assert effect["value"] == pytest.approx(wanted.value, abs=1e-3)
+        assert (effect["low"], effect["high"]) == pytest.approx((wanted.low, wanted.high), abs=1e-2)
+    body = {"model": "words", "templates": ["{A} is"], "groups": {"a": ["x"] * 200, "b": ["y"] * 200}, "fill": fill}
+    assert "has no {PLACE}" in assert_error(page.post("/api/bias", body), 400)
+
+
 def test_fill_of_two_texts_and_of_chosen_words(page):
     texts, words = ["He was a _.", "She was a _."], ["man", "woman", "schoolmistress"]
     found = asked(page, "fill", model="bert-books", texts=texts, words=words)

@@ -23,6 +23,16 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "bert-books", "template": "[He|She] is a _.", "words": ["man", "cook"]},
     ],
     "fill/token": [{"model": "bert-books", "text": "He was a man.", "index": 2}],
+    "bias": [
+        {
+            "model": "bert-books",
+            "templates": ["The {JOB} said that _"],
+            "groups": {"he": ["he"], "she": ["she"]},
+            "fill": {"JOB": ["nurse", "judge"]},
+            "page": True,
+        },
+        {"model": "tiny", "templates": ["[he|she] is"]},
+    ],
     "attention": [{"model": name, "text": text} for name, text in TEXTS.items()],
     "attention/overview": [{"model": "translator", "text": "Ein Hund.", "which": "cross"}],
     "attention/neuron": [{"model": "tiny", "text": "To be", "index": 1}],

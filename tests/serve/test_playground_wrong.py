@@ -18,6 +18,14 @@ GOOD: dict[str, dict[str, Any]] = {
     "lens": {"model": "tiny", "text": "To be", "k": 2},
     "fill": {"model": "tiny", "texts": ["he is a _"], "n": 5},
     "fill/token": {"model": "tiny", "text": "To be", "index": 2},
+    "bias": {
+        "model": "tiny",
+        "templates": ["{A} is a {B}"],
+        "groups": {"he": ["he"], "she": ["she"]},
+        "fill": {"B": ["man", "cook"]},
+        "whole": True,
+        "page": False,
+    },
     "attention": {"model": "tiny", "text": "To be", "which": "self", "layer": 0, "masked": [1]},
     "attention/overview": {"model": "tiny", "text": "To be", "which": "self", "masked": []},
     "attention/neuron": {

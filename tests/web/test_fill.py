@@ -229,3 +229,25 @@ def test_the_code_runs(open_tab, page, tmp_path, capsys, given):
 def test_a_text_that_is_too_long_is_not_asked(open_tab, page):
     open_tab("fill", model="tiny", text="To be, or not to be, that is the question")
     page.get_by_text("reads at most 32").wait_for()
+
+
+def test_groups_are_compared_with_intervals_and_the_report_saved(open_tab, page):
+    open_tab("fill", model="bert-books", mode="groups")
+    page.get_by_label("Sentences, a line each").fill("The {JOB} said that _ was tired.")
+    page.get_by_label("Values of other places").fill("JOB: nurse, judge, soldier")
+    page.get_by_text("6 sentences").wait_for()
+    settled(page)
+    groups, fill = {"he": ["he"], "she": ["she"]}, {"JOB": ["nurse", "judge", "soldier"]}
+    (result,) = exact("bert-books").bias("The {JOB} said that _ was tired.", groups=groups, fill=fill).results
+    rows = page.get_by_role("table", name="The differences with their intervals").get_by_role("row").all()
+    assert [row.get_by_role("rowheader").inner_text() for row in rows] == [r.name for r in result.contrasts[0].rows]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save the report as a page").click()
+    assert b"Bias report of bert-books" in download.value.path().read_bytes()
+
+
+def test_a_classifier_has_groups_alone(open_tab, page):
+    open_tab("fill", model="sentiment")
+    settled(page)
+    assert page.get_by_role("radio").count() == 1
+    page.get_by_role("table", name="The difference between the groups").wait_for()

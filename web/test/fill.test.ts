@@ -11,6 +11,7 @@ import {
   told,
   type Filled,
 } from '../src/tabs/fill/compare'
+import { biasCode, bodyOf, EXAMPLES, named } from '../src/tabs/fill/bias'
 import { place, usualBlank } from '../src/tabs/fill/pieces'
 import { aroundBlank, merged, plain, withBlank } from '../src/tabs/fill/template'
 import { madeFor, segments, tellsLanguages } from '../src/tabs/tasks/panel'
@@ -46,6 +47,40 @@ describe('templates', () => {
     expect(withBlank('a [b] word.', 6, 10)).toBe('a \\[b\\] _.')
     expect(withBlank('hello', 1, 2)).toBe(null)
     expect(plain('a_b|c\\')).toBe('a\\_b\\|c\\\\')
+  })
+})
+
+describe('groups', () => {
+  const typed = { sentences: 'My friend {NAME} is a {JOB}.\n', groups: '', values: '', words: '', label: '' }
+  it('are a line each, with commas between their members', () => {
+    expect(named('women: Mary, Anna,\n\nmen = John\nnobody:\nx')).toEqual({ women: ['Mary', 'Anna'], men: ['John'] })
+  })
+  it('make a request of what is not empty and has a place', () => {
+    const values = 'JOB: nurse, judge\nAGE: old'
+    expect(bodyOf('m', { ...typed, groups: 'a: x\nb: y', values, words: 'w', label: 'good' }, true)).toEqual({
+      model: 'm',
+      templates: ['My friend {NAME} is a {JOB}.'],
+      groups: { a: ['x'], b: ['y'] },
+      fill: { JOB: ['nurse', 'judge'] },
+      label: 'good',
+    })
+    expect(bodyOf('m', { ...typed, sentences: '[He|She] is _', groups: 'a: x', words: 'w' }, false)).toEqual({
+      model: 'm',
+      templates: ['[He|She] is _'],
+      words: ['w'],
+    })
+    expect(bodyOf('m', { ...typed, sentences: ' ' }, false)).toBe(null)
+  })
+  it('are the same on the command line', () => {
+    const body = bodyOf('m', { ...typed, groups: "a: it's\nb: y", values: 'JOB: nurse' }, true)!
+    expect(biasCode(body, 'http://here').shell).toBe(
+      `heedful bias m 'My friend {NAME} is a {JOB}.' --group 'a=it'\\''s' --group b=y --fill JOB=nurse --out bias.html`,
+    )
+    expect(biasCode(body, 'http://here').python).toContain('fill={"JOB": ["nurse"]}')
+  })
+  it('have examples with groups', () => {
+    for (const example of [...EXAMPLES.words, ...EXAMPLES.labels])
+      expect(Object.keys(named(example.groups)).length).toBeGreaterThan(1)
   })
 })
 

@@ -37,6 +37,7 @@ COMMANDS = {  # name: help; in the order of `heedful --help`
     "serve": "the playground's page, and OpenAI's HTTP API: completions, chats, embeddings",
     "show": "look inside a model: attention, layers, positions; a page or a picture",
     "fill": "what a model puts into a blank, and what that goes with",
+    "bias": "what a model makes of groups of people: a report with intervals, as a page",
     "eval": "how good a model is on a task, with confidence intervals; or which of several is better",
     "probe": "which layers of a model know best: words tagged from each",
     "export": "write a model as a folder in the hub's layout",

@@ -1,4 +1,5 @@
-"""Charts as matplotlib figures: tokens with their surprisal, lines by distance, and the words that fill a blank."""
+"""Charts as matplotlib figures: tokens with their surprisal, lines by distance, the words that fill a blank, and
+differences with their intervals."""
 
 from __future__ import annotations
 
@@ -95,6 +96,30 @@ def line_chart(x: Sequence[float], lines: Tensor | np.ndarray, *, title: str, x_
         axes.set_xlabel(x_name, fontsize=8, color=GREY)
         axes.set_ylabel(y_name, fontsize=8, color=GREY)
         axes.set_title(title, fontsize=9, loc="left", pad=8)
+    return figure
+
+
+def interval_chart(
+    points: Sequence[tuple[str, float, float | None, float | None]], x_name: str, whole: float | None = None
+) -> Figure:
+    """Names with a value each and its interval (low, high), one under the other; a line at 0, one at `whole`."""
+    with figure_style():
+        figure = new_figure(5.6, 0.19 * len(points) + 0.7)
+        axes = figure.add_subplot()
+        axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+        if whole is not None:
+            axes.axvline(whole, color=PALE, linewidth=1.4, zorder=0)
+        for i, (_, value, low, high) in enumerate(points):
+            clear = low is not None and high is not None and (low > 0 or high < 0)
+            tint = (ACCENT if value > 0 else SLATE) if clear else GREY
+            if low is not None and high is not None:
+                axes.plot([low, high], [i, i], color=tint, linewidth=1.4, solid_capstyle="butt")
+            axes.plot([value], [i], marker="o", markersize=3.6, color=tint)
+        axes.set_yticks(range(len(points)), [shorten_label(name, 32) for name, *_ in points], fontsize=8)
+        axes.set_ylim(len(points) - 0.4, -0.6)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(length=0, labelsize=8)
+        axes.set_xlabel(x_name, fontsize=8, color=GREY)
     return figure
 
 

@@ -136,6 +136,7 @@ export const api = {
 
   fill: post('/api/fill'),
   fillToken: post('/api/fill/token'),
+  bias: post('/api/bias'),
 
   attention: post('/api/attention'),
   overview: post('/api/attention/overview'),

@@ -344,6 +344,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/bias": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Bias
+         * @description What a model makes of sentences that differ in a group alone.
+         */
+        post: operations["post_bias_api_bias_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/attention": {
         parameters: {
             query?: never;
@@ -782,6 +802,88 @@ export interface components {
             masked?: number[] | null;
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * BiasRequest
+         * @description Templates with the members of each group and the values of other places; without any, the tests that ship.
+         */
+        BiasRequest: {
+            /** Model */
+            model: string;
+            /** Templates */
+            templates?: string[] | null;
+            /** Groups */
+            groups?: {
+                [key: string]: string[];
+            } | null;
+            /** Fill */
+            fill?: {
+                [key: string]: string[];
+            } | null;
+            /** Words */
+            words?: string[] | null;
+            /** Label */
+            label?: string | null;
+            /**
+             * Whole
+             * @default false
+             */
+            whole?: boolean | null;
+            /**
+             * Page
+             * @default false
+             */
+            page?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * BiasResponse
+         * @description The results of the tests.
+         */
+        BiasResponse: {
+            /**
+             * Warnings
+             * @description That the text was cut, or is in a script that the model does not know
+             */
+            warnings: string[];
+            /** Model */
+            model: string;
+            /** Resamples */
+            resamples: number;
+            /** Results */
+            results: components["schemas"]["BiasTestResult"][];
+            /**
+             * Page
+             * @description The report as one self-contained HTML page
+             */
+            page: string | null;
+        };
+        /**
+         * BiasTestResult
+         * @description The result of one test.
+         */
+        BiasTestResult: {
+            /** Test */
+            test: string;
+            /** About */
+            about: string;
+            /** Measure */
+            measure: string;
+            /** Unit */
+            unit: string;
+            /** Sentences */
+            sentences: number;
+            /** Groups */
+            groups: components["schemas"]["EffectWithInterval"][];
+            /** Contrasts */
+            contrasts: components["schemas"]["GroupContrast"][];
+            /** Members */
+            members: {
+                [key: string]: components["schemas"]["EffectWithInterval"][];
+            };
+            /** Command */
+            command: string;
         };
         /**
          * ByteArray
@@ -2008,6 +2110,20 @@ export interface components {
             [key: string]: unknown;
         };
         /**
+         * EffectWithInterval
+         * @description A number with its 95 % interval, null where there is nothing to resample.
+         */
+        EffectWithInterval: {
+            /** Name */
+            name: string;
+            /** Value */
+            value: number;
+            /** Low */
+            low: number | null;
+            /** High */
+            high: number | null;
+        };
+        /**
          * EmbeddingItem
          * @description The vector of one text.
          */
@@ -2255,6 +2371,16 @@ export interface components {
             dtype: "float32";
             /** Data */
             data: string;
+        };
+        /**
+         * GroupContrast
+         * @description A difference between groups: over all, for each value or word, and the percentage of these above 0.
+         */
+        GroupContrast: {
+            effect: components["schemas"]["EffectWithInterval"];
+            /** Rows */
+            rows: components["schemas"]["EffectWithInterval"][];
+            share: components["schemas"]["EffectWithInterval"];
         };
         /**
          * HeadParameters
@@ -3740,6 +3866,30 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["FillTokenResponse"];
+                };
+            };
+        };
+    };
+    post_bias_api_bias_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["BiasRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["BiasResponse"];
                 };
             };
         };

@@ -36,9 +36,9 @@ export const tabs: Tab[] = [
   {
     id: 'fill',
     label: 'Fill in',
-    fits: can('fill'),
-    first: (m) => m.kind === 'encoder',
-    wants: 'a masked or causal language model, such as bert-books',
+    fits: can('fill', 'classify'),
+    first: (m) => m.kind === 'encoder' && can('fill')(m),
+    wants: 'a masked or causal language model or a classifier, such as bert-books',
     load: () => import('../tabs/Fill.svelte'),
   },
   {

@@ -3,6 +3,7 @@
     models      the served models, described from their configs
     text        tokens, next-token probabilities, the logit lens
     fill        word probabilities in a blank
+    bias        differences between groups of people, with intervals
     attention   weights by layer and head, neuron view, alignment, rollout (attention_view, recompute, neuron)
     steps       all activations and parameters of a small model (steps_schema, parameters)
     tasks       translate, classify, answer, tag
@@ -21,9 +22,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from heedful.serve.playground import attention, fill, images, models, neighbours, page, runs, steps, tasks, text
+from heedful.serve.playground import attention, bias, fill, images, models, neighbours, page, runs, steps, tasks, text
 
-API_MODULES = (models, text, fill, attention, steps, tasks, neighbours, images, runs)
+API_MODULES = (models, text, fill, bias, attention, steps, tasks, neighbours, images, runs)
 
 router = APIRouter()
 for part in API_MODULES:
