@@ -82,12 +82,12 @@ class BiasReport:
         """Write the report by the suffix of the path: .html, .json or .csv."""
         path = Path(path)
         check_ending(path)
-        made = {
-            ".html": self.html,
-            ".csv": self.to_csv,
-            ".json": lambda: json.dumps(self.to_dict(), indent=1) + "\n",
-        }[path.suffix.lower()]
-        path.write_text(made(), encoding="utf-8", newline="")
+        ending = path.suffix.lower()
+        if ending == ".json":
+            made = json.dumps(self.to_dict(), indent=1) + "\n"
+        else:
+            made = self.html() if ending == ".html" else self.to_csv()
+        path.write_text(made, encoding="utf-8", newline="")
 
 
 def check_ending(path: Path) -> None:

@@ -208,8 +208,8 @@ def _pseudo_log_likelihoods(
     model.check_length(max(map(len, rows)))
     for batch in _batches(model, rows):
         _, logits = _forward(model, [rows[i] for i in batch])
-        at = torch.tensor([places[i][1] for i in batch], device=logits.device)
-        told = logits[torch.arange(len(batch)), at].log_softmax(dim=-1).double().cpu()
+        columns = torch.tensor([places[i][1] for i in batch], device=logits.device)
+        told = logits[torch.arange(len(batch)), columns].log_softmax(dim=-1).double().cpu()
         for row, i in zip(told, batch, strict=True):
             found[places[i][0]] += float(row[places[i][2]])
     return found
