@@ -136,6 +136,14 @@ def test_hand_counts_of_other_families():
     assert cost.count_flops(model, objective, batch).forward == gates + 2 * b * t * e * v
 
 
+@pytest.mark.parametrize("family", ["seq2seq", "transformer"])
+def test_rows_of_different_lengths(family):
+    model, objective, batch = lesson(family)
+    lengths = torch.arange(LENGTH - ROWS, LENGTH) + 1
+    padded = dataclasses.replace(batch, lengths=lengths, source_lengths=lengths)
+    assert cost.count_flops(model, objective, padded).forward == cost.count_flops(model, objective, batch).forward
+
+
 def test_of_a_mixture_only_the_chosen_experts_count():
     batch = Batch(ids(4, 32), targets=ids(4, 32))
     few, many = (tiny("mixtral", n_experts=n) for n in (4, 8))

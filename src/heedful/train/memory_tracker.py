@@ -40,10 +40,11 @@ MAX_KNOWN = 2**22  # integers of a tensor whose values are tracked; masks of all
 class MemoryTracker(TorchDispatchMode):
     """A dispatch mode that runs operators on fake tensors and tracks the memory that real ones would take."""
 
-    def __init__(self, device: torch.device, share: float = 1.0, n_logits: int = 0) -> None:
-        """`share` of an unknown mask is assumed True; `n_logits` is the width that identifies logits."""
+    def __init__(self, device: torch.device, share: float = 1.0, n_logits: int = 0, *, padded: bool = True) -> None:
+        """`share` of an unknown mask is assumed True; `n_logits` is the width that identifies logits; without `padded`
+        the padding of a batch counts as tokens (recurrent layers leave it out, but not on fake tensors)."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.share, self.n_logits = device, share, n_logits
+        self.device, self.share, self.n_logits, self.padded = device, share, n_logits, padded
         self.live = {"activations": 0, "logits": 0, "gradients": 0}
         self.peak = dict(self.live)
         self._kinds: dict[int, str] = {}  # of live storages, by their address
@@ -58,7 +59,8 @@ class MemoryTracker(TorchDispatchMode):
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError("the memory of a training on a GPU can only be traced where there is one")
         experts = [len(m.experts) for m in model.modules() if isinstance(m, MixtureOfExperts)]
-        tracker = MemoryTracker(device, 1 / max(experts, default=1), logits_width(model))
+        recurrent = any(isinstance(m, nn.RNNBase) for m in model.modules())
+        tracker = MemoryTracker(device, 1 / max(experts, default=1), logits_width(model), padded=not recurrent)
         with ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -93,6 +95,7 @@ class MemoryTracker(TorchDispatchMode):
                     self._known[empty] = tensor.clone()
             return empty
 
+        batch = batch if self.padded else dataclasses.replace(batch, lengths=None, source_lengths=None)
         return Batch(**{f.name: without(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
 
     # --- operators -------------------------------------------------------------------------------------------------
