@@ -74,6 +74,18 @@ def test_utilisation_is_a_share(monkeypatch):
     assert found[:19] == [None] * 19 and all(0 < share <= 1 for share in found[19:])
 
 
+def test_a_training_goes_on_where_flops_cannot_be_counted(monkeypatch):
+    def fail(*_):
+        raise NotImplementedError("no such operator")
+
+    monkeypatch.setattr(cost, "count_flops", fail)
+    trainer = trainer_of(fresh(), train={"steps": 22, "batch_size": 2})
+    trainer.log.quiet = False
+    trainer.train()
+    assert [more["utilisation"] for more in trainer.log.steps_told] == [None] * 22
+    assert sum("no such operator" in note for note in trainer.log.notes) == 1
+
+
 def weights_of(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 

@@ -29,7 +29,7 @@ from heedful.kernels.accelerate import accelerate
 from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
-from heedful.train import cost, optimizers
+from heedful.train import optimizers
 from heedful.train.diagnostics import TrainingDiverged, first_nonfinite_layer, out_of_memory_advice
 from heedful.train.distributed import Processes, is_sharded
 from heedful.train.loss import Loss, Scores, add_loss, fetch_floats, mean_scores
@@ -37,6 +37,7 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
 from heedful.train.torch_compile import compile_if_wanted
+from heedful.train.utilisation import UtilisationMeter
 
 UTILISATION_AFTER = 20  # steps: until then no FLOPs are counted
 
@@ -133,9 +134,12 @@ class Trainer:
         self.stopping = False
         self._unlogged: deque[StepRecord] = deque()
         self._clock, self._began = 0.0, 0
-        self._peak_tokens_per_second: float | None = None  # at the peak rate of matrix products
         self._recent: deque[tuple[int, float]] = deque(maxlen=UTILISATION_AFTER)  # tokens and seconds of steps
-        self._compiled = compile_if_wanted(model, objective, self.settings, self.processes.device, self.log.note)
+        compiled = compile_if_wanted(model, objective, self.settings, self.processes.device, self.log.note)
+        copyable = not (compiled or any(map(is_sharded, self.parameters)))
+        self._meter = UtilisationMeter(
+            model, objective, self.processes.device, self.settings.precision, self.log.note, copyable=copyable
+        )
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -254,21 +258,12 @@ class Trainer:
 
     def _utilisation(self, record: StepRecord) -> float | None:
         """Model FLOPs utilisation of the last steps (a GPU's last two end at once in the log); None in the first ones:
-        counting FLOPs would delay the start. Steps above the measured peak, of a busy machine, are the better one."""
+        counting FLOPs would delay the start."""
         if self.log.quiet or record.step < self._began + UTILISATION_AFTER:
             return None
-        if self._peak_tokens_per_second is None:
-            batch = cost.take_rows(record.batches[0], 1)
-            # A sharded or compiled model cannot be copied; one with the same config on "meta" has the same FLOPs.
-            changed = self._compiled or any(map(is_sharded, self.parameters))
-            model = type(self.model).create(self.model.config, device="meta") if changed else self.model
-            flops = cost.count_flops(model, self.loss_module.objective, batch).training / max(1, count_tokens(batch))
-            kind = torch.bfloat16 if self.settings.precision == "bfloat16" else torch.float32
-            self._peak_tokens_per_second = cost.peak_rate(str(self.processes.device), kind) / max(1.0, flops)
         tokens, seconds = map(sum, zip(*self._recent, strict=True))
         rate = tokens / self.processes.world_size / max(seconds, 1e-9)
-        self._peak_tokens_per_second = max(self._peak_tokens_per_second, rate)
-        return rate / self._peak_tokens_per_second
+        return self._meter.utilisation(rate, record.batches[0])
 
     def _check_diverged(self, record: StepRecord) -> None:
         """Note a step with a non-finite gradient; TrainingDiverged after `halt_after` in a row."""
