@@ -102,6 +102,18 @@ def test_blanks_of_a_causal_model_take_words_of_several_tokens(causal):
     assert effect.value == pytest.approx(result.scores[0].mean() - result.scores[1].mean())
 
 
+def test_templates_of_a_test_are_scored_alike(causal):
+    """With text after the blank of one of them, words are compared with each other in all."""
+    words = ["tired", "old", "a judge"]
+    templates = ["{NAME} was _ .", "{NAME} was _ and tired"]
+    (result,) = causal[0].bias(*templates, groups=GROUPS, words=words).results
+    assert "among the words" in result.measure
+    for part in result.scores:
+        np.testing.assert_allclose(np.exp(part).sum(axis=1), 1, rtol=1e-4)  # over the words
+    (result,) = causal[0].bias(templates[0], groups=GROUPS, words=words).results
+    assert "among" not in result.measure and np.exp(result.scores[0]).sum() < 0.5
+
+
 def test_sentences_of_a_masked_model_are_pseudo_log_likelihoods(masked):
     loaded, theirs = masked
     (result,) = loaded.bias(*SENTENCES, groups=GROUPS, fill=JOBS).results

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from heedful.evaluate.bias_scores import Scores, is_classifier, label_of, score_in_slices
+from heedful.evaluate.bias_scores import Scores, is_classifier, label_of, score_in_slices, scores_what_follows
 from heedful.evaluate.bias_tests import BiasTest
 from heedful.evaluate.bootstrap import RESAMPLES, resampled_counts
 from heedful.evaluate.task import LoadedModel
@@ -171,7 +171,7 @@ def measure_name(loaded: LoadedModel, test: BiasTest, label: str) -> str:
         return f"probability of the label {label!r} in percent"
     if test.has_blank:
         what = "the word in the blank" if test.has_place else "the group's word in the blank"
-        after = ", scored with what follows it" if causal else ""
+        after = ", with what follows it and among the words compared" if scores_what_follows(loaded.model, test) else ""
         return f"log-probability of {what}{after}, in nats"
     how = "log-probability" if causal else "pseudo-log-likelihood"
     if test.pairs:

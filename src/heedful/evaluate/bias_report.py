@@ -131,9 +131,9 @@ def number(effect: Effect, unit: str, *, signed: bool = True) -> str:
     return f"{effect.value:{sign}.2f}" + (" %" if unit == "%" and not signed else "")
 
 
-def interval_text(effect: Effect) -> str:
+def interval_text(effect: Effect, *, sign: str = "+", digits: int = 2) -> str:
     """Its interval in brackets; nothing where there is none."""
-    return "" if effect.low is None else f"[{effect.low:+.2f}, {effect.high:+.2f}]"
+    return "" if effect.low is None else f"[{effect.low:{sign}.{digits}f}, {effect.high:{sign}.{digits}f}]"
 
 
 def _text(result: BiasResult, most: int) -> str:
@@ -143,7 +143,9 @@ def _text(result: BiasResult, most: int) -> str:
     lines += ["  ..."] if len(test.templates) > 3 else []
     lines.append("")
     rows = [["", "mean", "95 % interval", "above 0"]]
-    rows += [[group.name, number(group, result.unit, signed=False), interval_text(group)] for group in result.groups]
+    rows += [
+        [group.name, number(group, result.unit, signed=False), interval_text(group, sign="")] for group in result.groups
+    ]
     for contrast in result.contrasts:
         share = f"{contrast.share.value:.0f} %" if contrast.rows or test.pairs else ""
         rows.append([contrast.effect.name, number(contrast.effect, result.unit), interval_text(contrast.effect), share])
@@ -211,15 +213,16 @@ def _chart(result: BiasResult, unit: str) -> str:
 
 def _tables(result: BiasResult, unit: str) -> list[str]:
     def means(effects: Sequence[Effect]) -> list[list[str]]:
-        return [[effect.name, f"{effect.value:.3f}", interval_text(effect)] for effect in effects]
+        return [[effect.name, f"{effect.value:.2f}", interval_text(effect, sign="")] for effect in effects]
 
     interval = "95 % interval"
     differences = [
-        [*_rows([c.effect], result)[0], f"{c.share.value:.0f} %", interval_text(c.share)] for c in result.contrasts
+        [*_rows([c.effect], result)[0], f"{c.share.value:.0f}", interval_text(c.share, sign="", digits=0)]
+        for c in result.contrasts
     ]
     tables = [
         html_table(["group", "mean score", interval], means(result.groups)),
-        html_table(["difference", unit, interval, "values above 0", interval], differences),
+        html_table(["difference", unit, interval, "% of values above 0", interval], differences),
     ]
     if len(result.contrasts) == 1 and result.contrasts[0].rows:
         only = result.contrasts[0]

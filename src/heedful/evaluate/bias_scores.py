@@ -1,7 +1,8 @@
 """Scores of the sentences of a test of bias, by what the model is.
 
 blank       log p(word in the blank | the sentence), as `heedful fill` has it: masked models, CBOW, causal models;
-            a word of several tokens is scored as a whole
+            a word of several tokens is scored as a whole, and by a causal model with the text after the blank if any
+            template has some: then probabilities are those among the words that are compared
 sentence    causal models: log p of the sentence's tokens from left to right; masked ones: the pseudo-log-
             likelihood, each token's log p with that token masked (Salazar et al. 2020). The tokens of the group's
             member are left out, so that a rare name makes no difference of its own (Nangia et al. 2020, section 4),
@@ -22,7 +23,7 @@ import torch
 
 from heedful.data.ragged import lengths_if_padded, pad_ids
 from heedful.data.special_tokens import SpecialTokenTemplate
-from heedful.evaluate.bias_tests import BiasTest
+from heedful.evaluate.bias_tests import BLANK, BiasTest
 from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.heads import MaskedHead
@@ -74,6 +75,13 @@ def label_of(model: Model, test: BiasTest) -> str:
     return label
 
 
+def scores_what_follows(model: Model, test: BiasTest) -> bool:
+    """Whether words in a blank are scored together with the text after it, and compared with each other: by a causal
+    model, if there is such text in any template."""
+    after = "".join(BLANK.split(template)[-1] for template in test.templates)
+    return isinstance(model, DecoderModel) and any(c.isalnum() for c in after)
+
+
 def _split(test: BiasTest, values: Sequence[float]) -> Scores:
     """The scores of all sentences, in the order of `_sentences`, by group: (T, F, M)."""
     found = np.asarray(values, dtype=float)
@@ -116,10 +124,12 @@ def _blank_scores(model: Model, tokenizer: Tokenizer, test: BiasTest) -> Iterato
         for values in test.combinations()
         for member in members
     ]
+    rescore = scores_what_follows(model, test) or None
     found = []
     for begin in range(0, len(sentences), SLICE_OF_BLANKS):
         part = Template(test.name, (), tuple(sentences[begin : begin + SLICE_OF_BLANKS]))
-        found.append(fill_template(model, tokenizer, part, words=words).logprobs.double().numpy())
+        filled = fill_template(model, tokenizer, part, words=words, rescore=rescore)
+        found.append(filled.logprobs.double().numpy())
         yield None
     scores = np.concatenate(found)  # (T · values · members, words)
     if test.has_place:  # members before words, and words are values
