@@ -69,6 +69,7 @@ def test_captions_are_declined_as_german_is(monkeypatch):
     assert any(" hat " in g and g.endswith("gelesen.") and " read " in e for g, e in clauses.items())
 
 
+<<<<<<< HEAD
 def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch):
     """Padding, a cache that is compacted, and grouped heads change nothing."""
     batched = script("zoo_data/batched.py", monkeypatch)
@@ -102,3 +103,56 @@ def test_conversations_worth_learning_from(monkeypatch):
         chats.is_held_out([{"role": "user", "content": t}]) for t in ("Write about Rain.", "please write about rain")
     ]
     assert len(set(same)) == 1
+=======
+WIKI = """<page><title>Ulm</title><text xml:space="preserve">{{Infobox | a = {{b}} }}
+'''Ulm''' is a city in [[Germany|the German state]] on the [[Danube]].&lt;ref&gt;Who says?&lt;/ref&gt; [[Image:Ulm.jpg|thumb|The [[minster]] of Ulm]] It was first mentioned in 854, and [[Albert Einstein]] was born there in 1879.
+* a list
+[[Category:Cities in Germany]]</text></page>
+<page><title>Ulma</title><text xml:space="preserve">#REDIRECT [[Ulm]]</text></page>
+<page><title>Talk:Ulm</title><text xml:space="preserve">Nothing.</text></page>"""
+
+
+def test_articles_of_wikipedia_are_read_as_prose_with_links(monkeypatch):
+    wikipedia = script("zoo_data/wikipedia.py", monkeypatch)
+    ((title, text),) = wikipedia.pages(WIKI)
+    (paragraph,) = wikipedia.paragraphs(text)
+    assert title == "Ulm" and "[[Germany|the German state]]" in paragraph
+    plain = wikipedia.words_of_links(paragraph)
+    assert plain.startswith("Ulm is a city in the German state on the Danube. It was") and "minster" not in plain
+    assert wikipedia.title_kinds(WIKI) == {"Ulm": "LOC", "Ulma": "LOC"}
+
+
+def test_questions_have_their_answers_in_the_passage_or_none(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "zoo_data")
+    questions = script("zoo_data/questions.py", monkeypatch)
+    rng = random.Random(0)
+    sentences = ["Ulm lies on the Danube, in the south of Germany.", "The Danube is the longest river there, 2850 km."]
+    for _ in range(20):
+        context, asked = questions.cloze(sentences[0], sentences, {"Danube": "LOC"}, rng)
+        (answer,) = asked["answers"]
+        assert context[answer["answer_start"] :].startswith("Danube") and "Danube" not in asked["question"]
+    passages = [
+        {"context": f"{name} was born in {year}.", "qas": [{"question": f"When was {name} born?", "answer": year}]}
+        for name, year in (("Ada", "1815"), ("Alan", "1912"), ("Grace", "1906"))
+    ]
+    made = questions.with_unanswerable(passages, 1.0, rng)
+    added = [(p["context"], q["question"]) for p in made for q in p["qas"] if q.get("answers") == []]
+    assert len(added) == 3 and all(q.split()[2] not in context for context, q in added)
+
+
+def test_headlines_are_written_in_capitals_with_their_tags(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS / "zoo_data")
+    made = script("zoo_data/entities.py", monkeypatch)
+
+    class Drawn:
+        def draw(self, kind, rng):
+            return {"lastname": "Edberg", "city": "Paris", "usteam": "St Louis"}[kind]
+
+    rng = random.Random(0)
+    assert made.from_template("^Tennis - {last} wins in {city} .", Drawn(), rng) == (
+        "TENNIS - EDBERG WINS IN PARIS .".split(), ["O", "O", "B-PER", "O", "O", "B-LOC", "O"],
+    )  # fmt: skip
+    assert made.from_template("{USTEAM} AT {CITY}", Drawn(), rng) == (
+        ["ST", "LOUIS", "AT", "PARIS"], ["B-ORG", "I-ORG", "O", "B-LOC"],
+    )  # fmt: skip
+>>>>>>> e918f4f (Distillation of labels, readers that may say there is no answer, calibrated exports; data for readers and taggers of Wikipedia and news)

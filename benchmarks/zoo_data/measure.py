@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--model", help="the one that ships unless told")
     parser.add_argument("--texts", type=Path, required=True, help="the folder with multi30k and conll2003")
     parser.add_argument("--validation", type=Path)
+    parser.add_argument("--part", default="testb", choices=("testa", "testb"), help="of CoNLL-2003; testa to look at")
     parser.add_argument("--all", action="store_true", help="every mistake")
     options = parser.parse_args()
     model = heedful.load(options.model or options.what)
@@ -75,9 +76,9 @@ def measure_languages(model: Loaded, options: argparse.Namespace) -> None:
 
 def measure_entities(model: Loaded, options: argparse.Namespace) -> None:
     marked = [read_marked(line) for line in (HERE / "entities.txt").read_text("utf-8").splitlines()]
-    conll = read_tagged(options.texts / "conll2003/eng.testb.gz")
+    conll = read_tagged(options.texts / f"conll2003/eng.{options.part}.gz")
     report("everyday", [(words, tags) for words, tags in marked], model, True)
-    report("CoNLL-2003, testb", conll, model, options.all)
+    report(f"CoNLL-2003, {options.part}", conll, model, options.all)
 
 
 def read_marked(line: str) -> tuple[list[str], list[str]]:

@@ -8,6 +8,7 @@ import json
 import random
 import re
 import tomllib
+import unicodedata
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LISTS = {
     key: [name.strip() for name in " ".join(text.split()).split(", ")]
-    for key, text in tomllib.loads((HERE / "names.toml").read_text(encoding="utf-8")).items()
+    for file in ("names.toml", "wire.toml")
+    for key, text in tomllib.loads((HERE / file).read_text(encoding="utf-8")).items()
 }
 TITLES, NATIONS, DAYS, MONTHS = (LISTS[key] for key in ("titles", "nations", "days", "months"))
 
@@ -28,21 +30,23 @@ class Names:
         self.first = [name for first, _ in self.people for name in first]
         self.last = [name for _, last in self.people for name in last]
         self.cities, self.countries, self.states = places(packages)
-        self.known_places = {bare(name) for name in [*self.countries, *self.states, *LISTS["regions"]]}
+        listed_places = [*LISTS["regions"], *LISTS["states"], *LISTS["short_countries"]]
+        self.known_places = {bare(name) for name in [*self.countries, *self.states, *listed_places]}
         self.known_cities = {name for name, size in self.cities if size >= 150_000}
-        self.known_organisations = {bare(name) for name in [*LISTS["organisations"], *LISTS["papers"], *LISTS["teams"]]}
+        listed = ("organisations", "papers", "teams", "companies", "parties", "agencies", "news")
+        self.known_organisations = {bare(name) for key in listed for name in LISTS[key]}
         self._cities = [name for name, _ in self.cities]
         self._sizes = [size**0.5 for _, size in self.cities]
 
     def draw(self, kind: str, rng: random.Random) -> str:
         made: str = getattr(self, kind)(rng)
-        return made
+        return made if rng.random() < 0.3 else without_accents(made)
 
     def per(self, rng: random.Random) -> str:
         first, last = self.firstname(rng), self.lastname(rng)
         middle = rng.choice(["", "", "", "", "", f" {rng.choice('ABCDEFGHJKLMPRSTW')}.", f" {self.firstname(rng)}"])
         if rng.random() < 0.06:
-            return f"{first[0]}. {last}"
+            return self.pi(rng)
         particle = f" {rng.choice(['van', 'de', 'von', 'van der', 'di', 'da', 'al'])}" if rng.random() < 0.05 else ""
         return f"{first}{middle}{particle} {last}"
 
@@ -56,7 +60,49 @@ class Names:
         return rng.choices(self._cities, self._sizes)[0]
 
     def country(self, rng: random.Random) -> str:
-        return rng.choice(self.countries)
+        return rng.choice(self.countries) if rng.random() < 0.4 else one("short_countries", rng)
+
+    # --- as news agencies name them ---
+
+    def pi(self, rng: random.Random) -> str:
+        return f"{self.firstname(rng)[0]}. {self.lastname(rng)}"
+
+    def club(self, rng: random.Random) -> str:
+        return one("football", rng) if rng.random() < 0.6 else self.team(rng)
+
+    def usteam(self, rng: random.Random) -> str:
+        return one("us_places", rng) if rng.random() < 0.9 else one("korean", rng)
+
+    def nick(self, rng: random.Random) -> str:
+        return one("nicknames", rng)
+
+    def county(self, rng: random.Random) -> str:
+        return one("counties", rng)
+
+    def company(self, rng: random.Random) -> str:
+        if rng.random() < 0.45:
+            return one("companies", rng)
+        return rng.choice([self.org(rng), f"{self.lastname(rng)} {one('company_tails', rng)}",
+                           f"{self.coined(rng)} {one('company_tails', rng)}",
+                           f"{bare(self.city(rng))} {one('company_tails', rng)}"])  # fmt: skip
+
+    def party(self, rng: random.Random) -> str:
+        return one("parties", rng)
+
+    def agency(self, rng: random.Random) -> str:
+        return one("agencies", rng)
+
+    def acr(self, rng: random.Random) -> str:
+        return "".join(rng.sample("ABCDEFGHIKLMNOPRSTUVW", rng.choice([3, 3, 3, 4])))
+
+    def state(self, rng: random.Random) -> str:
+        return one("states", rng)
+
+    def stadium(self, rng: random.Random) -> str:
+        return one("stadiums", rng)
+
+    def coined(self, rng: random.Random) -> str:
+        return "".join(rng.sample(LISTS["syllables"], rng.choice([2, 2, 3]))).capitalize()
 
     def loc(self, rng: random.Random) -> str:
         return rng.choice([self.city, self.country, partial(one, "regions"), self.region])(rng)
@@ -68,7 +114,7 @@ class Names:
 
     def paper(self, rng: random.Random) -> str:
         made = f"the {self.city(rng)} {rng.choice(['Times', 'Post', 'Herald', 'News'])}"
-        return made if rng.random() < 0.1 else one("papers", rng)
+        return made if rng.random() < 0.1 else one(rng.choice(["papers", "news", "news"]), rng)
 
     def team(self, rng: random.Random) -> str:
         city = self.city(rng)
@@ -78,7 +124,7 @@ class Names:
         if rng.random() < 0.4:
             return one("papers" if rng.random() < 0.1 else "organisations", rng)
         last, city, country = self.lastname(rng), bare(self.city(rng)), bare(self.country(rng))
-        coined = "".join(rng.sample(LISTS["syllables"], rng.choice([2, 2, 3]))).capitalize()
+        coined = self.coined(rng)
         return rng.choice(
             [
                 last,
@@ -95,13 +141,21 @@ class Names:
                 f"the Bank of {country}",
                 f"the Ministry of {one('fields', rng)}",
                 f"the {one('nations', rng)} {rng.choice(['Embassy', 'Academy', 'Football Association'])}",
-                "".join(rng.sample("ABCDEFGHIKLMNOPRSTUVW", rng.choice([3, 3, 4]))),
+                self.acr(rng),
+                one("agencies", rng),
+                one("companies", rng),
             ]
         )
 
 
 def one(key: str, rng: random.Random) -> str:
     return rng.choice(LISTS[key])
+
+
+def without_accents(name: str) -> str:
+    """The name as news agencies write it."""
+    letters = unicodedata.normalize("NFKD", name)
+    return "".join(c for c in letters if not unicodedata.combining(c))
 
 
 def bare(name: str) -> str:

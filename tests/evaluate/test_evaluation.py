@@ -21,6 +21,7 @@ from heedful.evaluate.entities import Entities
 from heedful.evaluate.evaluation import compare
 from heedful.evaluate.perplexity import score_text
 from heedful.evaluate.report import format_saved
+from heedful.evaluate.bootstrap import value_of
 from heedful.evaluate.squad import Squad, answer_f1, exact_match
 from heedful.evaluate.task import Item
 from heedful.evaluate.tasks import create_task
@@ -133,6 +134,9 @@ def test_questions_without_an_answer_want_an_empty_one():
 
     (record,) = Squad().predict(Silent(), [Item("1", ("Who?", PASSAGE), [], "Who?")])
     assert record["exact"] == record["score"] == 1
+    others = [{"exact": 0.0, "score": 0.5, "answerable": True}, {"exact": 0.0, "score": 0.0, "answerable": False}]
+    told = {m.name: value_of(m, 3) for m in Squad().metrics([record, *others])}
+    assert told == {"exact match": 100 / 3, "F1": 50.0, "F1, has answer": 50.0, "right, no answer": 50.0}
 
 
 def test_entities_are_counted_as_by_conlleval():
@@ -313,7 +317,7 @@ def test_the_page_runs(files, tmp_path, capsys, monkeypatch):
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     for words in (words for code in blocks("docs/evaluation.md") for words in commands(code)):
-        assert words[:2] == ["heedful", "eval"]
+        assert words[0] == "heedful" and words[1] in ("eval", "export")
         assert main([word.replace("MODEL", "sentiment") for word in words[1:]]) == 0, capsys.readouterr().err
     exec(compile("\n".join(blocks("docs/evaluation.md", "python")), "docs/evaluation.md", "exec"), {})
     (example,) = blocks("docs/evaluation.md", "json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from heedful.models.base import TruncationWarning
@@ -40,3 +42,17 @@ def test_several_questions_are_answered_as_each_alone(bert, passage):
         loaded.answer(questions, [passage])
     with pytest.raises(ValueError, match="two lists"):
         loaded.answer(questions, passage)
+
+
+def test_a_model_with_a_threshold_may_say_that_there_is_no_answer(bert, passage):
+    """As transformers' pipeline with handle_impossible_answer: [CLS] as first and last token against the best span."""
+    asked = "Where did the cat sit?"
+    always = bert("answer").answer(asked, passage)
+    assert always.no_answer is None and always.text
+    never, often = (bert("answer", null_threshold=t).answer(asked, passage) for t in (1e4, -1e4))
+    assert (never.text, never.score) == (always.text, always.score)
+    assert often.text == "" and often.begin == often.end == 0
+    assert 0 < often.no_answer == never.no_answer < 1
+    margin = math.log(never.no_answer) - math.log(never.score)
+    assert bert("answer", null_threshold=margin + 1e-4).answer(asked, passage).text
+    assert not bert("answer", null_threshold=margin - 1e-4).answer(asked, passage).text

@@ -11,6 +11,7 @@ from heedful.models.t5 import T5, T5Config
 from heedful.models.vit import ViT, ViTConfig
 from heedful.train import loss as loss_module
 from heedful.train.distill import Distill, halve, project_embeddings
+from heedful.train.distill_labels import DistillLabels
 from heedful.train.objectives import make_objective
 
 TINY = dict(d_model=16, n_layers=4, n_heads=2, d_ff=24, vocab_size=53, max_len=12, dropout=0.0)
@@ -145,11 +146,61 @@ def test_a_student_that_is_the_teacher_has_nothing_to_learn_from_it():
     assert max(float(p.grad.abs().max()) for p in teacher.parameters() if p.grad is not None) < 1e-4
 
 
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+TARGETS = {
+    "classify": torch.tensor([0, 2, 1]),
+    "tag": torch.tensor([[-100, 1, 2, -100, 0] + [-100] * 7, [-100, 2] + [-100] * 10, [-100, 0, 1] + [-100] * 9]),
+    "answer": torch.tensor([[3, 5], [0, 0], [8, 8]]),
+}
+
+
+def labelled(head):
+    batch, _ = text()
+    return Batch(batch.tokens, batch.lengths, targets=TARGETS[head])
+
+
+@pytest.mark.parametrize("head", ["classify", "tag", "answer"])
+def test_a_teacher_of_labels_teaches_by_the_same_three_losses(head):
+    student, teacher = bert(1, n_layers=2, head=head, n_labels=3), bert(2, head=head, n_labels=3)
+    batch = labelled(head)
+    loss = DistillLabels(teacher)(student, batch)
+    total = n = 0.0
+    for row, length in enumerate(batch.lengths.tolist()):  # each sequence alone, without padding
+        alone = Batch(batch.tokens[row : row + 1, :length])
+        with torch.no_grad():
+            taught = teacher(alone)
+        said = student(alone)
+        mine, theirs, targets = said.logits[0], taught.logits[0], batch.targets[row]
+        if head == "classify":
+            targets, mine, theirs = targets[None], mine[None], theirs[None]
+        elif head == "answer":
+            mine, theirs = mine.T, theirs.T
+        kept = targets[: len(mine)] != -100
+        mine, theirs, targets = mine[kept], theirs[kept], targets[: len(kept)][kept]
+        kl = F.kl_div(F.log_softmax(mine / 2, -1), F.softmax(theirs / 2, -1), reduction="sum")
+        angle = 1 - F.cosine_similarity(said.hidden[0], taught.hidden[0], dim=-1).mean()
+        total = total + 5 * 4 * kl + 2 * F.cross_entropy(mine, targets, reduction="sum") + len(targets) * angle
+        n += len(targets)
+    torch.testing.assert_close(loss.sum, total)
+    assert int(loss.n_targets) == n
+    loss.sum.backward()
+    assert all(p.grad is None for p in teacher.parameters()) and student.embed.weight.grad.isfinite().all()
+    assert type(make_objective({"name": "distill"}, teacher=teacher)) is DistillLabels
+    assert halve(teacher).config.head == head
+
+
 def test_what_cannot_teach_says_so():
     with pytest.raises(ValueError, match="ViT cannot teach"):
         Distill(ViT.create(ViTConfig(d_model=16, n_layers=1, n_heads=2, image_size=8, patch_size=4)))
     with pytest.raises(ValueError, match="cannot teach"):
         Distill(bert(1, head="classify"))
+    with pytest.raises(ValueError, match="cannot teach labels"):
+        DistillLabels(bert(1, head="classify", n_labels=1))
+    with pytest.raises(ValueError, match="a head of the kind tag"):
+        DistillLabels(bert(1, head="tag"))(bert(1, head="classify"), labelled("classify"))
+    with pytest.raises(ValueError, match="3 labels and the teacher 2"):
+        DistillLabels(bert(1, head="classify"))(bert(1, head="classify", n_labels=3), labelled("classify"))
     batch, _ = text()
     with pytest.raises(ValueError, match="cannot learn from a GPT"):
         Distill(gpt(1))(bert(1), batch)

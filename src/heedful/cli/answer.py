@@ -11,6 +11,8 @@ from heedful.cli.arguments import add_model
 from heedful.cli.inputs import batched, is_piped, read_whole
 from heedful.cli.results import add_json, shorten, write_results
 
+NOT_THERE = "(not in the passage)"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The questions, the passage, the model."""
@@ -32,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     loaded = load_model(options.model, "answer")
 
     def text(asked: str, span: AnswerSpan) -> str:
-        return span.text if len(questions) == 1 else f"{shorten(asked)}\n  {span.text}"
+        said = span.text or NOT_THERE
+        return said if len(questions) == 1 else f"{shorten(asked)}\n  {said}"
 
     return write_results(
         options, batched(questions), lambda asked: loaded.answer(asked, [passage] * len(asked)), total=len(questions),

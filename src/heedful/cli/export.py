@@ -17,6 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["float32", "bfloat16", "float16", "int8"],
         help="convert the weights; int8 is for heedful: others may not read it",
     )
+    parser.add_argument(
+        "--calibrate", metavar="DATA",
+        help="a classifier: labelled data (.tsv, .csv, .jsonl, images) that its probabilities are fitted to, by dividing "
+        "its logits by one temperature; data that it was not trained on",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,6 +35,12 @@ def run(options: argparse.Namespace) -> int:
     int8 = options.dtype == "int8"
     dtype = getattr(torch, options.dtype) if options.dtype and not int8 else None
     loaded = heedful.load(options.model, dtype=dtype)
+    if options.calibrate:
+        from heedful.evaluate.calibration import calibrate
+        from heedful.recipes.data_paths import find_data
+
+        temperature = calibrate(loaded, find_data(options.calibrate) or options.calibrate)
+        print(f"the logits were divided by {temperature:.3f}")
     loaded.save(options.folder, int8=int8)
     print(f"{loaded.name} written to {options.folder}")
     return 0

@@ -1,7 +1,8 @@
 """Extractive question answering: exact match and F1 over words, as SQuAD's script for v1.1 counts them (Rajpurkar et
 al. 2016, section 6.1): in lower case, without punctuation and articles, the best over a question's reference answers.
 
-A question without an answer (SQuAD 2) is right if the prediction is empty.
+A question without an answer (SQuAD 2) is right if the prediction is empty; where the data has such, the others are
+told apart.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
 
 from heedful.data.squad import read_squad
 from heedful.evaluate.bootstrap import Metric, mean_metric
@@ -47,15 +50,28 @@ class Squad(Task):
             said = loaded.answer(*item.input).text
             exact = max(exact_match(said, answer) for answer in item.reference or [""])
             f1 = max(answer_f1(said, answer) for answer in item.reference) if item.reference else exact
-            records.append({"prediction": said, "score": f1, "exact": exact})
+            records.append({"prediction": said, "score": f1, "exact": exact, "answerable": bool(item.reference)})
         return records
 
     def metrics(self, records: Sequence[Record]) -> list[Metric]:
-        """Exact match and F1, in percent."""
-        return [
+        """Exact match and F1, in percent; of questions with an answer and of those without, where there are both."""
+        found = [
             mean_metric("exact match", [r["exact"] for r in records]),
             mean_metric("F1", [r["score"] for r in records]),
         ]
+        answerable = np.array([r.get("answerable", True) for r in records], dtype=float)
+        if 0 < answerable.sum() < len(records):
+            found += [
+                _metric_of("F1, has answer", [r["score"] for r in records], answerable),
+                _metric_of("right, no answer", [r["exact"] for r in records], 1 - answerable),
+            ]
+        return found
+
+
+def _metric_of(name: str, scores: Sequence[float], chosen: np.ndarray) -> Metric:
+    """The mean of the scores of chosen items, in percent; `chosen` is 1 or 0 for each."""
+    kept = np.asarray(scores, dtype=float) * chosen
+    return Metric(name, lambda counts: 100 * (counts @ kept) / np.maximum(counts @ chosen, 1))
 
 
 def normalize_answer(text: str) -> str:

@@ -40,6 +40,7 @@ class EncoderConfig(HeadConfig):
     max_len: int = 512
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    null_threshold: float | None = None  # head "answer": no answer if its log-odds are above this; None: always one
 
 
 class EncoderModel(Model):
@@ -130,6 +131,9 @@ class EncoderModel(Model):
 # --- the hub's names -------------------------------------------------------------------------------------------------
 
 
+NULL_THRESHOLD = "null_score_diff_threshold"  # as transformers' script for SQuAD 2 calls it
+
+
 class EncoderLayout(HeadLayout):
     """The layout of BERT's relatives: an encoder whose tensors have the prefix `base` unless it stands alone."""
 
@@ -141,7 +145,12 @@ class EncoderLayout(HeadLayout):
         """The settings in `names`, head and labels; pruned heads are refused."""
         if hub.get("pruned_heads"):
             raise ValueError("a model with pruned_heads is not supported")
-        return super().read(hub)
+        return super().read(hub) | {"null_threshold": hub.get(NULL_THRESHOLD)}
+
+    def write(self, config: Any) -> dict[str, Any]:
+        """The settings in `names`, head and labels; the threshold of a model that may say that there is no answer."""
+        told = {} if config.null_threshold is None else {NULL_THRESHOLD: config.null_threshold}
+        return super().write(config) | told
 
     def rules(self, config: Any, base: str) -> list[Rule]:
         """The rules for the encoder, whose names begin with `base`, and its head."""

@@ -60,6 +60,7 @@ HEADS = {  # an encoder's head, by objective
     "tag": "tag",
     "answer": "answer",
 }
+DISTILLED_HEADS = {"text": "masked", "labelled": "classify", "tagged": "tag", "answers": "answer"}  # by kind of data
 
 
 @dataclass
@@ -309,12 +310,19 @@ def choose_model(recipe: Recipe, data: RecipeData) -> dict[str, Any]:
         chosen["head"] = (
             "pretraining"
             if recipe.objective.name == "masked" and recipe.data.pairs and "pretraining" in config.heads
-            else HEADS.get(recipe.objective.name, "classify")
+            else encoder_head(recipe, "classify")
         )
     for key, value in asked.items():
         if key in known and given.setdefault(key, value) != value:
             raise ValueError(f"model.{key} is {given[key]!r}, and the data has {value!r}: leave it out of the recipe")
     return {**chosen, **given}
+
+
+def encoder_head(recipe: Recipe, default: str) -> str:
+    """The head that an encoder needs for a recipe's objective."""
+    if recipe.objective.name == "distill":
+        return DISTILLED_HEADS.get(recipe.data.kind, default)
+    return HEADS.get(recipe.objective.name, default)
 
 
 def choose_patch_size(image_size: int) -> int:
@@ -368,7 +376,7 @@ def pretrained_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) ->
     """The config of a pretrained model with the recipe's changes, and the head and labels that the data needs."""
     changes = {k: v for k, v in recipe.model.items() if k != "init_from"}
     if isinstance(model.config, HeadConfig):
-        changes.setdefault("head", HEADS.get(recipe.objective.name, model.config.head))
+        changes.setdefault("head", encoder_head(recipe, model.config.head))
         if recipe.objective.name == "masked" and model.config.head == "pretraining":
             changes["head"] = "pretraining"
         changes |= {k: v for k, v in asked.items() if k in ("n_labels", "labels", "problem_type")}

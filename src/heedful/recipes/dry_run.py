@@ -44,6 +44,7 @@ LARGE = 64 * 10**6  # bytes above which the vocabulary is chosen by the size of 
 BYTES_PER_TOKEN = {"characters": 1.0, "bytes": 1.0}
 DEFAULT_BYTES_PER_TOKEN = 4.0
 DEFAULT_VOCAB_SIZE = 8192
+DISTILLED = {"labelled": "classify", "tagged": "tag", "answers": "answer"}  # what is taught, by the kind of data
 
 
 @dataclass
@@ -176,7 +177,7 @@ class RandomExamples:
         vocab_size = getattr(model.config, "vocab_size", n_logits)
         name = self.recipe.objective.name
         if name == "distill":
-            name = "causal" if isinstance(model, DecoderModel) else "masked"
+            name = DISTILLED.get(data.kind) or ("causal" if isinstance(model, DecoderModel) else "masked")
         if name in ("seq2seq", "spans"):
             n_out = data.length
             if name == "spans":

@@ -71,6 +71,8 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = T
     if recipe.tokenizer.dropout and data.kind != "pairs":
         raise ValueError(f"tokenizer.dropout is for data.kind pairs, and this is {data.kind!r}: leave it out")
     made = READERS[data.kind](recipe, tokenizer, segments)  # type: ignore[arg-type]
+    if recipe.objective.name == "distill":
+        made.baselines = {}  # a weighted sum of three losses has none
     n_held = 0 if made.validation is None else len(made.validation)
     made.notes.append(f"{len(made.train):,} examples to train on, {n_held:,} to validate with")
     return made
@@ -150,10 +152,7 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
 
 
 def _text_baselines(recipe: Recipe, vocab_size: int, counts: np.ndarray) -> dict[str, float]:
-    """Reference losses of the objective: with next-sentence prediction a coin is tossed too; distillation's weighted
-    sum of three losses has none."""
-    if recipe.objective.name == "distill":
-        return {}
+    """Reference losses of the objective: with next-sentence prediction a coin is tossed too."""
     coin = math.log(2) if recipe.objective.name == "masked" and recipe.data.pairs else 0.0
     return {"uniform": uniform_cross_entropy(vocab_size) + coin, "unigram": count_entropy(counts) + coin}
 

@@ -1,7 +1,8 @@
 """Extractive question answering: the span of a passage that answers a question (BERT, section 4.2).
 
-A long passage is read in overlapping windows; the best span of all windows is taken. That there may be no answer
-(SQuAD 2) is not considered.
+A long passage is read in overlapping windows; the best span of all windows is taken. A model that was taught so says
+that there is no answer (SQuAD 2), by pointing at [CLS]: if that is likelier than the best span, by its own threshold,
+in the window where it is least likely.
 
     B windows, T tokens of a window
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,21 +33,23 @@ OVERLAP = 128  # tokens that two windows have in common, likewise
 
 @dataclass(frozen=True)
 class AnswerSpan:
-    """The answer, passage[begin:end]."""
+    """The answer, passage[begin:end]; an empty text where the model says that there is none."""
 
     text: str
     begin: int
     end: int
     score: float  # the probability of its beginning times that of its end, among the tokens of its window
+    no_answer: float | None = None  # the probability that there is none; None: this model always answers
 
 
 @torch.no_grad()
 def extract_answers(
     model: EncoderModel, tokenizer: Tokenizer, questions: Sequence[str], passages: Sequence[str]
 ) -> list[AnswerSpan]:
-    """For each question the likeliest span of its passage, of at most MAX_ANSWER tokens."""
+    """For each question the likeliest span of its passage, of at most MAX_ANSWER tokens, or that it has none."""
     windows = _windows(model, tokenizer, questions, passages)
     found, highest = [AnswerSpan("", 0, 0, 0.0)] * len(questions), [-torch.inf] * len(questions)
+    none = [torch.inf] * len(questions)  # the lowest log-probability of [CLS] over the windows
     for indices in batch_by_length(windows.lengths.tolist(), MAX_BATCH):
         batch = windows.batch([Draw(0, i) for i in indices], seed=0)
         segments, lengths = (None if x is None else x.to(model.device) for x in (batch.segments, batch.lengths))
@@ -55,12 +58,22 @@ def extract_answers(
         for i, row in zip(indices, logits.float(), strict=True):
             number, first, last = windows.windows[i].tolist()
             begins, ends = row[: windows.lengths[i]].log_softmax(dim=0).T  # (T,) each
+            none[number] = min(none[number], float(begins[0] + ends[0]))
             before = windows.passage_offset(number)
             begin, end, score = best_span(begins[before : before + last - first], ends[before : before + last - first])
             if score > highest[number]:
                 a, b = int(windows.begins[number][first + begin]), int(windows.ends[number][first + end])
                 found[number], highest[number] = AnswerSpan(passages[number][a:b], a, b, math.exp(score)), score
-    return found
+    threshold = model.config.null_threshold
+    if threshold is None:
+        return found
+    return [_or_none(*parts, threshold) for parts in zip(found, highest, none, strict=True)]
+
+
+def _or_none(span: AnswerSpan, score: float, none: float, threshold: float) -> AnswerSpan:
+    """The span, or an empty one if "no answer" is likelier by more than the threshold (log-probabilities)."""
+    kept = AnswerSpan("", 0, 0, span.score) if none - score > threshold else span
+    return replace(kept, no_answer=math.exp(none))
 
 
 def best_span(begins: Tensor, ends: Tensor) -> tuple[int, int, float]:

@@ -10,7 +10,7 @@ batches equals one large batch. Only `masked` synchronizes with the GPU, once, t
     classify, tag        one label per sequence or image, or per token
     multi_label          any number of labels per sequence        regress   numbers
     answer               first and last token of an answer in a passage
-    distill              a teacher's distribution (`heedful.train.distill`)
+    distill              a teacher's distribution (`heedful.train.distill`, `distill_labels`)
 
 B batch, T positions, E model width, V vocabulary, C labels
 """
@@ -248,7 +248,7 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
     "seq2seq": (seq2seq, ("smoothing", "r_drop")),
     "cbow": (cbow, ("negatives",)),
     "classify": (classification, ("smoothing", "r_drop")),
-    "tag": (classification, ("smoothing",)),
+    "tag": (classification, ("smoothing", "r_drop")),
     "multi_label": (multi_label, ()),
     "regress": (regression, ()),
     "answer": (question_answering, ()),
@@ -288,9 +288,12 @@ def make_objective(
     options = {key: _number(key, given.get(key)) for key in takes if key != "teacher"}
     if function is None:
         from heedful.train.distill import Distill
+        from heedful.train.distill_labels import DistillLabels, has_labels
 
         if teacher is None:
             raise ValueError("distillation needs a teacher: set objective.teacher to a model")
+        if has_labels(teacher):
+            return DistillLabels(teacher, **{k: v for k, v in options.items() if k != "share"})
         return Distill(teacher, **{k: v for k, v in options.items() if k != "share" or "share" in given})
     if augment != SCALING:
         if name != "classify":

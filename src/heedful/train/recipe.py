@@ -127,7 +127,7 @@ class ObjectiveSettings(Settings):
         "distill",
     )  # fmt: skip
     smoothing: float = number_field(0.0, 0, 0.99)
-    r_drop: float = number_field(0.0, 0)  # seq2seq, classify: weight of the divergence of two dropouts; 0: one pass
+    r_drop: float = number_field(0.0, 0)  # seq2seq, classify, tag: weight of two dropouts' divergence; 0: one pass
     negatives: int = number_field(0, 0, 100)  # cbow: words that each is told from (negative sampling); 0: all
     teacher: str = ""  # distill: the teacher model
     temperature: float = number_field(2.0, 0.01)
@@ -312,9 +312,9 @@ OBJECTIVES_OF_DATA: dict[str, tuple[str, ...]] = {
     "text": ("causal", "masked", "spans", "cbow", "distill"),
     "chat": ("causal", "distill"),
     "pairs": ("seq2seq",),
-    "labelled": ("classify", "regress", "multi_label"),
-    "tagged": ("tag",),
-    "answers": ("answer",),
+    "labelled": ("classify", "regress", "multi_label", "distill"),
+    "tagged": ("tag", "distill"),
+    "answers": ("answer", "distill"),
     "images": ("classify",),
     "pixels": ("causal",),
     "reversal": ("seq2seq",),

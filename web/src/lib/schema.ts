@@ -781,6 +781,11 @@ export interface components {
             warnings: string[];
             /** Answers */
             answers: components["schemas"]["AnswerInPassage"][];
+            /**
+             * No Answer
+             * @description The probability that the passage has none; null: this model always answers
+             */
+            no_answer: number | null;
         };
         /**
          * AttentionRequest

@@ -88,6 +88,9 @@ class AnswersResponse(TextResponse):
     """The best answer, or none."""
 
     answers: list[AnswerInPassage]
+    no_answer: float | None = Field(
+        description="The probability that the passage has none; null: this model always answers"
+    )
 
 
 class TagInText(PlaygroundModel):
@@ -186,10 +189,8 @@ def text_classification(inspector: Inspector, text: str, second: str | None = No
 def extracted_answers(inspector: Inspector, question: str, passage: str) -> dict[str, Any]:
     """An AnswersResponse."""
     span = inspector.loaded.answer(question, passage)
-    if not span.text:
-        return {"answers": []}
     found = {"text": span.text, "start": span.begin, "end": span.end, "probability": span.score}
-    return {"answers": [found]}
+    return {"answers": [found] if span.text else [], "no_answer": span.no_answer}
 
 
 def tagged_spans(inspector: Inspector, text: str) -> dict[str, Any]:
