@@ -75,7 +75,8 @@ def train_with_heedful(options: argparse.Namespace, steps: int, out: Path) -> di
     """Train the recipe bert-books; its summary."""
     changes = {
         "data.source": options.train.resolve(), "data.validation": options.validation.resolve(),
-        "tokenizer.path": options.tokenizer.resolve(), "data.whole_words": "false", "data.masked": MASKED, "train.steps": steps,
+        "tokenizer.path": options.tokenizer.resolve(), "data.whole_words": "false", "data.masked": MASKED,
+        "train.steps": steps,
         "train.batch_size": BATCH, "train.eval_every": steps, "schedule.warmup": int(WARMUP * steps),
         "optimizer.lr": LR, **{f"model.{k}": v for k, v in SIZES.items()}, "train.workers": 3,
     }  # fmt: skip
@@ -124,11 +125,10 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
+    import heedful
     from heedful.data.prepare import prepare_corpus
     from heedful.data.sources import TextSource
     from heedful.weights.describe import load_tokenizer
-
-    import heedful
 
     tokenizer = load_tokenizer(str(options.tokenizer))
     train, held = (prepare_corpus(TextSource(path), tokenizer)[0] for path in (options.train, options.validation))

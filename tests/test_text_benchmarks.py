@@ -105,7 +105,8 @@ def test_conversations_worth_learning_from(monkeypatch):
     assert len(set(same)) == 1
 =======
 WIKI = """<page><title>Ulm</title><text xml:space="preserve">{{Infobox | a = {{b}} }}
-'''Ulm''' is a city in [[Germany|the German state]] on the [[Danube]].&lt;ref&gt;Who says?&lt;/ref&gt; [[Image:Ulm.jpg|thumb|The [[minster]] of Ulm]] It was first mentioned in 854, and [[Albert Einstein]] was born there in 1879.
+'''Ulm''' is a city in [[Germany|the German state]] on the [[Danube]].&lt;ref&gt;Who says?&lt;/ref&gt; \
+[[Image:Ulm.jpg|thumb|The [[minster]] of Ulm]] It was first mentioned in 854, and [[Albert Einstein]] was born there.
 * a list
 [[Category:Cities in Germany]]</text></page>
 <page><title>Ulma</title><text xml:space="preserve">#REDIRECT [[Ulm]]</text></page>

@@ -169,7 +169,7 @@ def no_name(slot: str, rng: random.Random) -> str:
 
 
 def documents(texts: Path, wiki: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Articles and books, each the list of its sentences; and what is known of the names in it, by Wikipedia's links."""
+    """Articles and books, each the list of its sentences, and what Wikipedia's links tell of the names in it."""
     dump = read_part(wiki)
     kinds = title_kinds(dump)
     n_read = 0

@@ -36,8 +36,10 @@ def content_words(text: str) -> set[str]:
     return {word for word in re.findall(r"\w+", text.lower()) if len(word) > 3}
 
 
-def with_unanswerable(passages: list[Passage], share: float, rng: random.Random, groups: list[int] | None = None) -> list[Passage]:
-    """The passages with questions of others added to them, without an answer; from the same group where there are some."""
+def with_unanswerable(
+    passages: list[Passage], share: float, rng: random.Random, groups: list[int] | None = None
+) -> list[Passage]:
+    """The passages with questions of others added to them, without an answer; from the same group if there are any."""
     made = [{"context": p["context"], "qas": list(p["qas"])} for p in passages]
     words = [content_words(p["context"]) for p in passages]
     everywhere = range(len(passages))
@@ -124,7 +126,7 @@ def read_sample(path: Path) -> list[Passage]:
     rows = json.loads(path.read_text(encoding="utf-8"))
     return [
         {"context": row["context"],
-         "qas": [{"question": q["question"], "answer": q["answer"]} for q in row["qas"] if q["answer"] in row["context"]]}
+         "qas": [{key: q[key] for key in ("question", "answer")} for q in row["qas"] if q["answer"] in row["context"]]}
         for row in rows
     ]  # fmt: skip
 

@@ -26,7 +26,9 @@ NOISE = re.compile(
     r"<!--.*?-->|<(ref|math|gallery|timeline|pre|code|nowiki|table|div|imagemap)\b[^>]*?(?:/>|>.*?</\1>)", re.S | re.I
 )
 TABLES, TEMPLATES = re.compile(r"\{\|(?:(?!\{\|).)*?\|\}", re.S), re.compile(r"\{\{[^{}]*\}\}", re.S)
-IMAGES = re.compile(r"\[\[(?:Image|File|Category|[a-z]{2,3}(?:-[a-z]+)?):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]", re.I)
+IMAGES = re.compile(
+    r"\[\[(?:Image|File|Category|[a-z]{2,3}(?:-[a-z]+)?):(?:[^\[\]]|\[\[[^\[\]]*\]\]|\[[^\[\]]*\])*\]\]", re.I
+)
 LINK = re.compile(r"\[\[([^\[\]|]*)(?:\|([^\[\]]*))?\]\]")
 EXTERNAL, TAG = re.compile(r"\[(?:https?|ftp|mailto):\S*\s?([^\]]*)\]"), re.compile(r"</?[a-zA-Z][^<>]*>")
 
@@ -54,7 +56,9 @@ def paragraphs(text: str) -> Iterator[str]:
             text, n = pattern.subn("", text)
             if not n:
                 break
-    text = TAG.sub("", EXTERNAL.sub(r"\1", IMAGES.sub("", text))).replace("'''", "").replace("''", "").replace("\xa0", " ")
+    text = (
+        TAG.sub("", EXTERNAL.sub(r"\1", IMAGES.sub("", text))).replace("'''", "").replace("''", "").replace("\xa0", " ")
+    )
     for line in text.splitlines():
         line = " ".join(line.split())
         if len(line) >= 80 and line[0] not in "*#:;|!={}<-" and not re.search(r"\|\||\{\||__|&\w+;", line):

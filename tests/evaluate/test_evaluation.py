@@ -17,11 +17,11 @@ import heedful
 from heedful.cli import main
 from heedful.cli.info import score_lines
 from heedful.evaluate import evaluation
+from heedful.evaluate.bootstrap import value_of
 from heedful.evaluate.entities import Entities
 from heedful.evaluate.evaluation import compare
 from heedful.evaluate.perplexity import score_text
 from heedful.evaluate.report import format_saved
-from heedful.evaluate.bootstrap import value_of
 from heedful.evaluate.squad import Squad, answer_f1, exact_match
 from heedful.evaluate.task import Item
 from heedful.evaluate.tasks import create_task

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--calibrate", metavar="DATA",
-        help="a classifier: labelled data (.tsv, .csv, .jsonl, images) that its probabilities are fitted to, by dividing "
-        "its logits by one temperature; data that it was not trained on",
+        help="a classifier: labelled data (.tsv, .csv, .jsonl, images) that it was not trained on, to which its "
+        "probabilities are fitted by dividing its logits by one temperature",
     )  # fmt: skip
 
 

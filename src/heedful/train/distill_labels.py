@@ -73,7 +73,9 @@ class DistillLabels:
         }
         total = self.soft * soft + self.hard * hard
         if self.cosine:
-            angles = (_angles(mine.hidden, theirs.hidden, batch.lengths) * counted.reshape(len(counted), -1).sum(1)).sum()
+            angles = (
+                _angles(mine.hidden, theirs.hidden, batch.lengths) * counted.reshape(len(counted), -1).sum(1)
+            ).sum()
             metrics["cosine_loss"] = (angles.detach(), n)
             total = total + self.cosine * angles
         return Loss(total, n, metrics)
