@@ -69,7 +69,6 @@ def test_captions_are_declined_as_german_is(monkeypatch):
     assert any(" hat " in g and g.endswith("gelesen.") and " read " in e for g, e in clauses.items())
 
 
-<<<<<<< HEAD
 def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch):
     """Padding, a cache that is compacted, and grouped heads change nothing."""
     batched = script("zoo_data/batched.py", monkeypatch)
@@ -103,7 +102,8 @@ def test_conversations_worth_learning_from(monkeypatch):
         chats.is_held_out([{"role": "user", "content": t}]) for t in ("Write about Rain.", "please write about rain")
     ]
     assert len(set(same)) == 1
-=======
+
+
 WIKI = """<page><title>Ulm</title><text xml:space="preserve">{{Infobox | a = {{b}} }}
 '''Ulm''' is a city in [[Germany|the German state]] on the [[Danube]].&lt;ref&gt;Who says?&lt;/ref&gt; \
 [[Image:Ulm.jpg|thumb|The [[minster]] of Ulm]] It was first mentioned in 854, and [[Albert Einstein]] was born there.
@@ -156,4 +156,3 @@ def test_headlines_are_written_in_capitals_with_their_tags(monkeypatch):
     assert made.from_template("{USTEAM} AT {CITY}", Drawn(), rng) == (
         ["ST", "LOUIS", "AT", "PARIS"], ["B-ORG", "I-ORG", "O", "B-LOC"],
     )  # fmt: skip
->>>>>>> e918f4f (Distillation of labels, readers that may say there is no answer, calibrated exports; data for readers and taggers of Wikipedia and news)
