@@ -76,6 +76,18 @@ class Names:
     def nick(self, rng: random.Random) -> str:
         return one("nicknames", rng)
 
+    def usclub(self, rng: random.Random) -> str:
+        return f"{one('us_places', rng)} {one('nicknames', rng)}"
+
+    def us(self, rng: random.Random) -> str:
+        return rng.choice(["U.S.", "U.S.", "United States"])
+
+    def un(self, rng: random.Random) -> str:
+        return rng.choice(["U.N.", "U.N.", "United Nations"])
+
+    def usagency(self, rng: random.Random) -> str:
+        return f"U.S. {one('agencies', rng)}"
+
     def county(self, rng: random.Random) -> str:
         return one("counties", rng)
 
