@@ -39,7 +39,8 @@ SENTENCE_END = r"(?<! [A-Z]\.)(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)(?<=[.!?]) (?
 
 SLOTS = {"per": "PER", "first": "PER", "last": "PER", "loc": "LOC", "city": "LOC", "country": "LOC", "org": "ORG",
          "team": "ORG", "paper": "ORG", "pi": "PER", "state": "LOC", "stadium": "LOC", "us": "LOC",
-         **dict.fromkeys(("club", "usteam", "nick", "county", "company", "usclub", "usagency", "un", "party", "agency", "acr"), "ORG")}  # fmt: skip
+         **dict.fromkeys(("club", "usteam", "nick", "usclub", "county", "company", "party"), "ORG"),
+         **dict.fromkeys(("agency", "usagency", "acr", "un"), "ORG")}  # fmt: skip
 ORG_TAILS, ORG_HEADS, LOC_TAILS, LOC_HEADS = (
     set(LISTS[key]) for key in ("organisation_tails", "organisation_heads", "place_tails", "place_heads")
 )
@@ -169,7 +170,7 @@ def no_name(slot: str, rng: random.Random) -> str:
 
 
 def documents(texts: Path, wiki: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Articles and books, each the list of its sentences; and what is known of the names in it, by Wikipedia's links."""
+    """Articles and books, each the list of its sentences, and what Wikipedia's links tell of the names in it."""
     dump = read_part(wiki)
     kinds = title_kinds(dump)
     n_read = 0
