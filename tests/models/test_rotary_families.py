@@ -39,6 +39,12 @@ def test_a_config_survives_the_hub(name):
     assert type(config).from_hub(hub) == config
 
 
+@pytest.mark.parametrize("family", MODERN)
+def test_transformers_is_told_how_many_key_heads_there_are(family):
+    hub = tiny(family).config.replace(n_heads=4, n_kv_heads=None).to_hub()
+    assert AutoConfig.for_model(**hub).num_key_value_heads == 4
+
+
 def test_an_empty_config_means_the_references_defaults():
     assert read(model_type="llama") == LlamaConfig()
     assert read(model_type="mistral") == MistralConfig(window=4096)

@@ -128,6 +128,8 @@ class RotaryLayout(HubLayout):
         """The settings in `names`, and those of the rotation."""
         theta, scaling = read_rope(hub, self.config_class.theta)
         read = super().read(hub) | {"theta": theta, "scaling": scaling}
+        if read.get("n_kv_heads", 0) == read.get("n_heads", self.config_class.n_heads):
+            read["n_kv_heads"] = None
         share = read_rotary_share(hub)
         if hasattr(self.config_class, "rotary_share"):
             return read | {"rotary_share": share}
@@ -145,6 +147,8 @@ class RotaryLayout(HubLayout):
     def write(self, config: Any) -> dict[str, Any]:
         """The settings in `names`, and those of the rotation."""
         hub = super().write(config)
+        # Where the key is missing, transformers takes the number of heads of some published model.
+        hub["num_key_value_heads"] = config.n_kv_heads or config.n_heads
         for ours, theirs in self.names.items():
             if hub.get(theirs, 0) is None and getattr(self.config_class, ours) is None:
                 del hub[theirs]  # not every program that reads these files expects a null
