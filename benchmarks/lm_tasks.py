@@ -32,7 +32,7 @@ import heedful
 from harness import find_smollm2
 from heedful.evaluate.bootstrap import interval, value_of
 from heedful.evaluate.evaluation import ItemsFile, evaluate, hash_files, item_record, weights_digest
-from heedful.evaluate.harness import LanguageModelTask, local_file, run_requests
+from heedful.evaluate.harness import HarnessModel, LanguageModelTask, local_file, run_requests
 from heedful.evaluate.task import Record
 from heedful.kernels.accelerate import accelerate
 from heedful.loaded import Loaded
@@ -124,8 +124,13 @@ def main() -> int:
 
     loaded = heedful.load(options.model or find_smollm2(), dtype=torch.float32, device=options.device)
     folder = exported(loaded, options.out)
-    n_rows = 8 if options.device == "cpu" else 64
-    lm = HFLM(pretrained=str(folder), device=options.device, dtype="float32", batch_size=n_rows)
+    lm = HFLM(
+        pretrained=str(folder),
+        device=options.device,
+        dtype="float32",
+        batch_size=8 if options.device == "cpu" else 64,
+        max_length=HarnessModel(loaded).max_length - 1,  # it gives a continuation's last token no position
+    )
     lm.pretrained = str(folder)
     if options.device == "cpu":
         accelerate(loaded.model, "inference")
