@@ -42,3 +42,17 @@ def test_a_step_with_a_gradient_that_is_not_finite_changes_nothing():
     for p, q in zip(matrices, plain, strict=True):
         assert torch.equal(p, q)
         assert torch.equal(ours.state[p]["momentum_buffer"], theirs.state[q]["momentum_buffer"])
+
+
+def test_a_learning_rate_may_be_a_tensor():
+    found = []
+    for kind in (float, torch.tensor):
+        generator = torch.Generator().manual_seed(0)
+        matrix = torch.nn.Parameter(torch.randn(8, 4, generator=generator))
+        optimizer = BatchedMuon([matrix], lr=0.1)
+        optimizer.param_groups[0]["lr"] = kind(0.1)
+        for _ in range(3):
+            matrix.grad = torch.randn(8, 4, generator=generator)
+            optimizer.step()
+        found.append(matrix.detach())
+    torch.testing.assert_close(*found)

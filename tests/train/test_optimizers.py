@@ -250,6 +250,23 @@ def test_ema_is_the_running_mean():
     assert ema.means["weight"].item() == pytest.approx(mean, rel=1e-5)
 
 
+def test_what_changes_with_the_step_may_stand_in_tensors():
+    found = []
+    for in_tensors in (False, True):
+        model = tiny()
+        ema, optimizer = optimizers.EMA(model, 0.99), optimizers.make_optimizer(model, settings("adamw"))
+        for n in range(6):
+            optimizers.set_lr(optimizer, 1 / (1 + n))
+            if in_tensors and n == 2:  # in the middle, as a CUDA graph is captured
+                optimizers.use_tensors(optimizer, ema, torch.device("cpu"))
+            step(model, optimizer, n)
+            ema.update()
+        found.append({**weights(model), **{f"mean.{name}": mean for name, mean in ema.means.items()}})
+        assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor) == in_tensors
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-5)
+
+
 def test_ema_swaps_in_and_out_and_is_restored(tmp_path):
     model = tiny()
     ema = optimizers.EMA(model, 0.99)

@@ -53,11 +53,12 @@ class BatchedMuon(torch.optim.Muon):
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
         together = orthogonalize(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
-        torch._foreach_mul_(matrices, 1 - taken * (group["lr"] * group["weight_decay"]))
+        taken = taken * group["lr"]  # which may be a tensor
+        torch._foreach_mul_(matrices, 1 - taken * group["weight_decay"])
         a, b = shape
         scale = 0.2 * math.sqrt(max(a, b)) if group["adjust_lr_fn"] == "match_rms_adamw" else math.sqrt(max(1, a / b))
-        together = together.to(matrices[0].dtype) * taken
-        torch._foreach_add_(matrices, list(together.unbind()), alpha=-group["lr"] * scale)
+        together = together.to(matrices[0].dtype) * (taken * scale)
+        torch._foreach_sub_(matrices, list(together.unbind()))
 
 
 def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -191,7 +191,19 @@ def block_matrices(model: nn.Module) -> dict[nn.Parameter, None]:
 def set_lr(optimizer: Optimizer, factor: float) -> None:
     """Every group's own learning rate times the schedule's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * factor
+        lr = group["initial_lr"] * factor
+        group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+
+
+def use_tensors(optimizer: Optimizer, ema: EMA | None, device: torch.device) -> None:
+    """Put what changes from step to step into tensors on the device, for a CUDA graph of the step: learning rates, and
+    the EMA's weight."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        if "capturable" in group:
+            group["capturable"] = True
+    if ema is not None:
+        ema.weight = torch.tensor(float(ema.weight), device=device)
 
 
 def lr_factor(settings: ScheduleSettings, step: int, steps: int) -> float:
@@ -260,15 +272,31 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.n_steps = decay, 0
+        self.weight: float | Tensor = 1.0  # of the current weights in the next update
         self.weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.means = {n: p.detach().clone() for n, p in self.weights.items()}
 
-    @torch.no_grad()
     def update(self) -> None:
-        """Move the averages towards the current weights."""
+        """Move the averages towards the current weights, after a step."""
+        self.count_step()
+        self.move()
+
+    def count_step(self) -> None:
+        """Set how far the averages move in the next step."""
         self.n_steps += 1
-        decay = min(self.decay, (1 + self.n_steps) / (10 + self.n_steps))
-        torch._foreach_lerp_(list(self.means.values()), list(self.weights.values()), 1 - decay)
+        weight = 1 - min(self.decay, (1 + self.n_steps) / (10 + self.n_steps))
+        self.weight = self.weight.fill_(weight) if isinstance(self.weight, Tensor) else weight
+
+    @torch.no_grad()
+    def move(self) -> None:
+        """Move the averages as far as `count_step` has set."""
+        means, weights = list(self.means.values()), list(self.weights.values())
+        if isinstance(self.weight, float):
+            torch._foreach_lerp_(means, weights, self.weight)
+        else:
+            differences = torch._foreach_sub(weights, means)
+            torch._foreach_mul_(differences, self.weight)
+            torch._foreach_add_(means, differences)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

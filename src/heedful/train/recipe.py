@@ -147,6 +147,7 @@ class TrainSettings(Settings):
     precision: str = choice_field("float32", "bfloat16")  # bfloat16: products in bf16; weights and sums in fp32
     device: str = "auto"
     compile: str = choice_field("auto", "yes", "no")  # auto: on a GPU
+    cuda_graph: bool = False  # on one GPU, a step is one CUDA graph: for small models with batches of one shape
     clip: float = number_field(1.0, 0)  # gradient norm clipping; 0: none
     ema: float = number_field(0.0, 0, 0.999999)  # decay of the averaged weights; 0: none
     seed: int = number_field(1, 0, 2**63 - 1)

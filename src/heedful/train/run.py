@@ -41,7 +41,8 @@ LOGS = ("log.jsonl", "loss.png", "samples", SUMMARY)  # train/runlog.py writes t
 # Settings that may change when a run is resumed: they say how or where a step is computed, or what is shown, not what
 # is learned. More steps are allowed too.
 FREE_SETTINGS = re.compile(
-    r"about|expected|log\..*|train\.(device|workers|compile|accumulate|checkpoint_activations|sharded|keep|save_every)"
+    r"about|expected|log\..*"
+    r"|train\.(device|workers|compile|cuda_graph|accumulate|checkpoint_activations|sharded|keep|save_every)"
 )
 FREE_FACTS = ("versions", "device", "threads", "processes", "began")
 

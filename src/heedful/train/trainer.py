@@ -37,6 +37,7 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
 from heedful.train.torch_compile import compile_if_wanted
+from heedful.train.update import GraphedUpdate, Update
 from heedful.train.utilisation import UtilisationMeter
 
 UTILISATION_AFTER = 20  # steps: until then no FLOPs are counted
@@ -135,6 +136,9 @@ class Trainer:
         self._unlogged: deque[StepRecord] = deque()
         self._clock, self._began = 0.0, 0
         self._recent: deque[tuple[int, float]] = deque(maxlen=UTILISATION_AFTER)  # tokens and seconds of steps
+        update = Update(self.wrapped, self.parameters, self.optimizer, self.ema, self.processes, self.settings.clip)
+        graphed = self.settings.cuda_graph and self.processes.device.type == "cuda" and self.processes.world_size == 1
+        self.update: Update | GraphedUpdate = GraphedUpdate(update, self.log.note) if graphed else update
         compiled = compile_if_wanted(model, objective, self.settings, self.processes.device, self.log.note)
         copyable = not (compiled or any(map(is_sharded, self.parameters)))
         self._meter = UtilisationMeter(
@@ -207,28 +211,17 @@ class Trainer:
         return Summary(self.step, self.best, self.best_step, reason)
 
     def _step(self, batches: list[Batch]) -> None:
-        """One optimizer step: forward and backward of every micro-batch, all-reduce, clip, update, log."""
-        settings, processes = self.settings, self.processes
-        seed_step(settings.seed, self.step, processes.rank)
-        sums: dict[str, Tensor] = {}
-        for i, batch in enumerate(batches):
-            with processes.gradient_sync(self.wrapped, i + 1 == len(batches)):
-                loss: Loss = self.wrapped(processes.to_device(batch))
-                loss.sum.backward()
-            add_loss(sums, loss)
-        processes.all_reduce(sums)
-        norm = optimizers.average_and_clip(self.parameters, sums["targets"], settings.clip)
-        factor = optimizers.lr_factor(self.recipe.schedule, self.step, settings.steps)
+        """One optimizer step: seed, learning rate, update, log."""
+        seed_step(self.settings.seed, self.step, self.processes.rank)
+        factor = optimizers.lr_factor(self.recipe.schedule, self.step, self.settings.steps)
         optimizers.set_lr(self.optimizer, factor)
-        optimizers.step_if_finite(self.optimizer, norm)
         if self.ema is not None:
-            self.ema.update()
-        self.optimizer.zero_grad(set_to_none=True)
+            self.ema.count_step()
+        numbers = fetch_floats(self.update(batches))
         self.step += 1
-        numbers = fetch_floats({**sums, "norm": norm.detach()})
         self._unlogged.append(StepRecord(self.step, batches, numbers, factor * self.recipe.optimizer.lr))
         # A GPU is given its next step before the numbers of the last one are fetched.
-        self._log_steps(behind=1 if processes.device.type == "cuda" else 0)
+        self._log_steps(behind=1 if self.processes.device.type == "cuda" else 0)
 
     def _log_steps(self, behind: int = 0) -> None:
         """Log all steps but the last `behind`. A step whose gradient is not finite did not update the weights; several
