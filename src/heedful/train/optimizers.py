@@ -290,7 +290,8 @@ class EMA:
     @torch.no_grad()
     def move(self) -> None:
         """Move the averages as far as `count_step` has set."""
-        means, weights = list(self.means.values()), list(self.weights.values())
+        means: list[Tensor] = list(self.means.values())
+        weights: list[Tensor] = list(self.weights.values())
         if isinstance(self.weight, float):
             torch._foreach_lerp_(means, weights, self.weight)
         else:
