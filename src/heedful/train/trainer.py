@@ -37,7 +37,7 @@ from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
 from heedful.train.torch_compile import compile_if_wanted
-from heedful.train.update import GraphedUpdate, Update
+from heedful.train.update import Update, graphed_if_wanted
 from heedful.train.utilisation import UtilisationMeter
 
 UTILISATION_AFTER = 20  # steps: until then no FLOPs are counted
@@ -101,10 +101,8 @@ class Trainer:
         self.model, self.validation = model, validation
         if validation is None and (self.settings.patience or self.settings.target):
             early = "patience" if self.settings.patience else "target"
-            raise ValueError(
-                f"train.{early} looks at the validation loss, and there is no validation data: set data.share or "
-                "data.validation"
-            )
+            wanted = "set data.share or data.validation"
+            raise ValueError(f"train.{early} looks at the validation loss, and there is no validation data: {wanted}")
         self.log = log or RunLog(None, steps=self.settings.steps, settings=recipe.log, quiet=True)
         self.save, self.sample = save, sample
         accelerate(model, "training")
@@ -137,8 +135,7 @@ class Trainer:
         self._clock, self._began = 0.0, 0
         self._recent: deque[tuple[int, float]] = deque(maxlen=UTILISATION_AFTER)  # tokens and seconds of steps
         update = Update(self.wrapped, self.parameters, self.optimizer, self.ema, self.processes, self.settings.clip)
-        graphed = self.settings.cuda_graph and self.processes.device.type == "cuda" and self.processes.world_size == 1
-        self.update: Update | GraphedUpdate = GraphedUpdate(update, self.log.note) if graphed else update
+        self.update = graphed_if_wanted(update, self.settings, self.log.note)
         compiled = compile_if_wanted(model, objective, self.settings, self.processes.device, self.log.note)
         copyable = not (compiled or any(map(is_sharded, self.parameters)))
         self._meter = UtilisationMeter(

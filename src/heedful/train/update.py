@@ -17,6 +17,7 @@ from heedful.models.base import Batch
 from heedful.train import optimizers
 from heedful.train.distributed import Processes
 from heedful.train.loss import Loss, add_loss
+from heedful.train.recipe import TrainSettings
 
 PLAIN_STEPS = 3  # before the capture: they compile, allocate the optimizer's state, and choose kernels
 
@@ -110,6 +111,12 @@ class GraphedUpdate:
             self.report(f"a step could not be captured as a CUDA graph ({reason[:200]}): going on without it")
         else:
             self.graph = graph
+
+
+def graphed_if_wanted(update: Update, settings: TrainSettings, report: Callable[[str], None]) -> Update | GraphedUpdate:
+    """The update as a CUDA graph if the recipe says so and it is on one GPU, else as it is."""
+    one_gpu = update.processes.device.type == "cuda" and update.processes.world_size == 1
+    return GraphedUpdate(update, report) if settings.cuda_graph and one_gpu else update
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
