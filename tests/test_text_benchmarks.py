@@ -2,6 +2,7 @@
 
 import importlib.util
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -79,9 +80,9 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch):
     alone = [greedy_batch(model, Batch(torch.tensor([prompt])), n)[0] for prompt in prompts]
     end = Counter(token for ids in alone for token in ids[5:15]).most_common(1)[0][0]
     sampler = batched.BatchedSampler(model, end, 12 * 48, min_p=1.0, longest=n)
-    expected = [ids[: ids.index(end)] if end in ids else None for ids in alone]
+    expected = [ids[: ids.index(end) + 1] if end in ids else ids for ids in alone]
     assert sampler.sample(prompts, [0.5] * 12) == expected
-    assert None in expected and sum(ids is not None for ids in expected) >= 2
+    assert len({ids[-1] == end for ids in expected}) == 2, "some end, some do not"
 
 
 def test_conversations_worth_learning_from(monkeypatch):
@@ -90,12 +91,19 @@ def test_conversations_worth_learning_from(monkeypatch):
     selection = chats.Selection()
     good = "A fox lived in a wood. One day it found a clock and took it home."
     assert selection.accepts(good)
-    for bad in (None, "", "Je suis déjà là.", "I am SmolLM.", "It rains here today. It rains here today.", "so " * 40):
+    assert chats.cut_at_end(good + "\n\nThen it") == good
+    assert chats.cut_at_end("It said: no. And") == "It said: no." and chats.cut_at_end("one two three") == ""
+    for bad in ("", "Je suis déjà là.", "I am SmolLM.", "It rains here today. It rains here today.", "so " * 40):
         assert not selection.accepts(bad)
     assert sum(selection.accepts(good + f" {i}") for i in range(20)) == chats.MOST_ALIKE - 1
     requests = chats.Requests(BENCHMARKS / "zoo_data" / "chats.toml", seed=0)
     drawn = [requests.first() for _ in range(2000)]
     assert len(set(drawn)) > 1500 and not any("{" in text or " a old " in text for text in drawn)
+    for request, opening in (requests.story() for _ in range(200)):
+        assert "{" not in request + opening
+        if "the words" in request:
+            words = re.split(r" and |, ", request.lower().rstrip(".").partition("the words ")[2])
+            assert all(word in opening.lower() for word in words)
     asked = [[{"role": "user", "content": text}] for text in drawn]
     assert 0.005 < sum(map(chats.is_held_out, asked)) / 2000 < 0.05
     same = [

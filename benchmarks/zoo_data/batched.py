@@ -39,8 +39,8 @@ class BatchedSampler:
         return round_up(longest_prompt + self.longest)
 
     @torch.inference_mode()
-    def sample(self, prompts: list[list[int]], temperatures: list[float]) -> list[list[int] | None]:
-        """The ids of an answer to each prompt, without the end; None where it did not end."""
+    def sample(self, prompts: list[list[int]], temperatures: list[float]) -> list[list[int]]:
+        """The ids of an answer to each prompt, with the end where it came to one."""
         device, n = self.pool.device, max(map(len, prompts))
         self._begin(len(prompts), self.capacity(n))
         heat = torch.tensor(temperatures, device=device)[:, None]
@@ -52,7 +52,7 @@ class BatchedSampler:
         written = torch.full((len(ids), self.longest), self.end, device=device)
         written[:, 0] = tokens
         owners, ended = torch.arange(len(ids), device=device), tokens == self.end
-        answers: list[list[int] | None] = [None] * len(ids)
+        answers: list[list[int]] = [[] for _ in ids]
         for i in range(1, self.longest):
             at = n + i - 1
             bias[..., at] = 0
@@ -65,10 +65,11 @@ class BatchedSampler:
             kept = (~ended).nonzero()[:, 0]
             if len(kept) > 0.85 * len(ended) and i + 1 < self.longest:
                 continue
-            done = ended.nonzero()[:, 0]
-            for owner, row in zip(owners[done].tolist(), written[done].tolist(), strict=True):
-                answers[owner] = row[: row.index(self.end)] if self.end in row else row
-            if len(kept) <= FEWEST * len(answers):
+            last = len(kept) <= FEWEST * len(answers) or i + 1 == self.longest
+            done = torch.arange(len(ended), device=device) if last else ended.nonzero()[:, 0]
+            for owner, row in zip(owners[done].tolist(), written[done, : i + 1].tolist(), strict=True):
+                answers[owner] = row[: row.index(self.end) + 1] if self.end in row else row
+            if last:
                 break
             self._compact(kept, at + 1)
             pads, bias, tokens, written = pads[kept], bias[kept], tokens[kept], written[kept]

@@ -1,13 +1,15 @@
-"""Conversations for a small chat model, written by a larger one: SmolLM2-135M-Instruct (Apache-2.0) answers requests.
+"""Conversations for a small chat model, written by larger ones and by one that knows stories.
 
     python benchmarks/zoo_data/chats.py SmolLM2-135M-Instruct.Q4_1.gguf --out chats.jsonl [--minutes 8] [--seed 0]
+    python benchmarks/zoo_data/chats.py stories15m --stories --out chats.jsonl [--minutes 1]
 
-A request is a template of chats.toml with words drawn into it; a third of the conversations go on with a second
-question. Answers are sampled (temperature 0.8, to questions 0.4; min-p 0.05), thousands at once (batched.py): needs a
-GPU to be quick. Only those are kept that end by themselves, are English, do not repeat themselves or the beginnings of
-others, and do not say who the model is; that is told by a few answers of chats.toml. Lines are {"messages": [...]}, as
-`heedful train MODEL chats.jsonl` reads them; one request in 50, with all its conversations, goes to a file for
-validation (chats.val.jsonl).
+SmolLM2-135M-Instruct (Apache-2.0) answers requests, templates of chats.toml with words drawn into them; a third of the
+conversations go on with a second question. stories15M (MIT, of llama2.c) continues openings with drawn words; requests
+that fit them are the questions. Texts are sampled (temperature 0.8, answers to questions 0.4; min-p 0.05), thousands at
+once (batched.py): needs a GPU to be quick. One that is too long is cut at the end of a paragraph or sentence. Only
+those are kept that are English, do not repeat themselves or the beginnings of others, and do not say who the model is;
+that is told by a few answers of chats.toml. Lines are {"messages": [...]}, as `heedful train MODEL chats.jsonl` reads
+them; one request in 50, with all its conversations, goes to a file for validation (chats.val.jsonl).
 """
 
 from __future__ import annotations
@@ -20,19 +22,22 @@ import time
 import tomllib
 import zlib
 from collections import Counter
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import torch
-from batched import BatchedSampler
+from batched import BatchedSampler, round_up
 
 import heedful
+from heedful.models.llama import Llama
 
 Messages = list[dict[str, str]]
 NOT_ITS_OWN = re.compile(r"SmolLM|Hugging ?Face|language model|\ban AI\b|OpenAI|\[(?!\d)[A-Za-z ]+\]", re.IGNORECASE)
 PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"})
 SYSTEM = "You are a helpful assistant. You answer in a few short and simple sentences."
-MIN_P, LONGEST = 0.05, 320
+MIN_P, LONGEST = 0.05, 256
+LONGEST_OPENING = 48  # tokens
 TEMPERATURES = {True: 0.4, False: 0.8}  # of the answers to questions, and of all others
 LONGEST_CHAT = 448  # tokens of a conversation that goes on
 MOST_ALIKE = 6  # answers with the same first 60 characters
@@ -71,6 +76,19 @@ class Requests:
         """A request that refers to the answer before."""
         return self.fill(self.random.choice(self.spec["follow_ups"]["any"]))
 
+    def story(self) -> tuple[str, str]:
+        """A request for a story, and how it may begin: both with the same words."""
+        spec = self.random.choice(self.spec["stories"])
+        drawn: dict[str, str] = {}
+
+        def draw(found: re.Match[str]) -> str:
+            words = [w for w in self.spec["lists"][found[1].rstrip("2")] if w not in drawn.values()]
+            return drawn.setdefault(found[1], self.random.choice(words))
+
+        opening = re.sub(r"\{(\w+)\}", draw, spec["opening"])
+        request = re.sub(r"\{(\w+)\}", draw, self.random.choice(spec["requests"]))
+        return self.fill(request), re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", opening)
+
     def about_itself(self) -> Messages:
         """A conversation about the model, which is not its own."""
         asked, answered = (self.random.choice(self.spec["itself"][part]) for part in ("questions", "answers"))
@@ -84,16 +102,16 @@ class Selection:
         self.begins: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
 
-    def accepts(self, text: str | None) -> bool:
+    def accepts(self, text: str) -> bool:
         """Whether an answer is kept; why not is counted."""
         reason = self._problem(text)
         if reason:
             self.dropped[reason] += 1
         return not reason
 
-    def _problem(self, text: str | None) -> str:
-        if text is None:
-            return "does not end"
+    def _problem(self, text: str) -> str:
+        if not text:
+            return "has no end"
         if len(text) < 2 or not text.isascii() or NOT_ITS_OWN.search(text):
             return "not English, or about itself"
         lines = [line.strip() for line in text.split("\n") if line.strip()]
@@ -107,6 +125,16 @@ class Selection:
         if self.begins[begin] > (MOST_ALIKE if len(text) > 60 else MOST_EQUAL):
             return "begins as others"
         return ""
+
+
+def cut_at_end(text: str) -> str:
+    """A text up to its last paragraph's end, or its last sentence's if that would cost more than a third; empty if it
+    has none."""
+    for pattern in (r"[.!?]\"?\n\n", r"[.!?]\"?(?=\s)"):
+        ends = [found.end() for found in re.finditer(pattern, text)]
+        if ends and ends[-1] > 2 / 3 * len(text):
+            return text[: ends[-1]].strip()
+    return ""
 
 
 def render(conversation: Messages) -> str:
@@ -126,9 +154,7 @@ class Generator:
     """Asks the model, keeps what is good, and collects conversations that go on."""
 
     def __init__(self, model: str, n_cached: int, seed: int) -> None:
-        on_gpu: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if torch.cuda.is_available() else {}
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length
-        loaded = heedful.load(model, **on_gpu)
+        loaded = heedful.load(model, **on_gpu())
         torch.manual_seed(seed)
         assert loaded.tokenizer is not None
         self.tokenizer = loaded.tokenizer
@@ -165,14 +191,56 @@ class Generator:
         heat = [TEMPERATURES[messages[-1]["content"].endswith("?")] for messages in asked]
         answers = self.sampler.sample(prompts, heat)
         self.n_asked += len(answers)
-        texts = self.tokenizer.backend.decode_batch([ids or [] for ids in answers])
+        texts = self.tokenizer.backend.decode_batch(answers)  # without the end, a special token
         kept = []
         for messages, ids, text in zip(asked, answers, texts, strict=True):
-            plain = None if ids is None else text.translate(PLAIN).strip()
+            plain = text.translate(PLAIN).strip()
+            if ids[-1:] != [self.sampler.end]:
+                plain = cut_at_end(plain)
             if self.selection.accepts(plain):
-                kept.append([*messages, {"role": "assistant", "content": plain or ""}])
-                self.n_tokens += len(ids or ())
+                kept.append([*messages, {"role": "assistant", "content": plain}])
+                self.n_tokens += len(ids)
         return kept
+
+
+def write_stories(model: str, path: Path, minutes: float, n_tokens: int, rows: int, seed: int) -> None:
+    """Stories by a model that continues openings, as answers to requests for them."""
+    loaded = heedful.load(model, **on_gpu())
+    assert loaded.tokenizer is not None and isinstance(loaded.model, Llama) and loaded.tokenizer.bos_id is not None
+    tokenizer, longest = loaded.tokenizer, (loaded.model.context_length or 256) - LONGEST_OPENING
+    capacity = rows * round_up(LONGEST_OPENING + longest)
+    sampler = BatchedSampler(loaded.model, tokenizer.bos_id, capacity, min_p=MIN_P, longest=longest)
+    requests, selection = Requests(Path(__file__).with_suffix(".toml"), seed), Selection()
+    begin, n_written, n_kept = time.perf_counter(), 0, 0
+    with path.open("a", encoding="utf-8") as train, held_out_path(path).open("a", encoding="utf-8") as validation:
+        while time.perf_counter() - begin < 60 * minutes and n_written < n_tokens:
+            asked = [requests.story() for _ in range(rows)]
+            prompts = [[sampler.end, *ids] for ids in tokenizer.encode_batch(opening for _, opening in asked)]
+            fits = [len(ids) <= LONGEST_OPENING for ids in prompts]
+            asked, prompts = list(compress(asked, fits)), list(compress(prompts, fits))
+            answers = sampler.sample(prompts, [TEMPERATURES[False]] * len(prompts))
+            texts = tokenizer.backend.decode_batch([ids[1:] + more for ids, more in zip(prompts, answers, strict=True)])
+            for (request, _), text, ids in zip(asked, texts, answers, strict=True):
+                plain = text.translate(PLAIN).strip()
+                plain = plain if ids[-1:] == [sampler.end] else cut_at_end(plain)
+                if selection.accepts(plain):
+                    messages = [{"role": "user", "content": request}, {"role": "assistant", "content": plain}]
+                    (validation if is_held_out(messages) else train).write(json.dumps({"messages": messages}) + "\n")
+                    n_written += len(ids)
+                    n_kept += 1
+            seconds = time.perf_counter() - begin
+            print(f"{seconds:.0f} s: {n_kept:,} stories, {n_written:,} tokens; {dict(selection.dropped)}", flush=True)
+
+
+def on_gpu() -> dict[str, Any]:
+    """How models are loaded."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length
+    return {"device": "cuda", "dtype": torch.bfloat16} if torch.cuda.is_available() else {}
+
+
+def held_out_path(path: Path) -> Path:
+    """The file for validation beside that for training."""
+    return path.with_suffix(".val" + path.suffix)
 
 
 def main() -> None:
@@ -185,12 +253,17 @@ def main() -> None:
     parser.add_argument("--cache", type=int, default=1_300_000, help="tokens of the KV cache, 23 KB each")
     parser.add_argument("--tokens", type=int, default=10**9, help="stop after so many tokens of answers")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stories", action="store_true", help="the model continues stories, as stories15m")
     options = parser.parse_args()
+    if options.stories:
+        return write_stories(options.model, options.out, options.minutes, options.tokens, options.rows, options.seed)
     begin = time.perf_counter()
     generator = Generator(options.model, options.cache, options.seed)
     n_kept = n_batches = 0
-    held_out = options.out.with_suffix(".val" + options.out.suffix)
-    with options.out.open("a", encoding="utf-8") as train, held_out.open("a", encoding="utf-8") as validation:
+    with (
+        options.out.open("a", encoding="utf-8") as train,
+        held_out_path(options.out).open("a", encoding="utf-8") as validation,
+    ):
         while time.perf_counter() - begin < 60 * options.minutes and generator.n_tokens < options.tokens:
             itself = [generator.requests.about_itself() for _ in range(N_ITSELF)]
             try:

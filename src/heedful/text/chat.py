@@ -10,10 +10,11 @@ searches messages.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from heedful.text.template import render_template, render_templates
@@ -159,7 +160,7 @@ def _strings(value: Any) -> list[str]:
 
 def _unused_characters(texts: list[str], n: int) -> list[str]:
     used = set().union(*texts)
-    private = map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)))
+    private = map(chr, chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE)))
     found = list(islice((character for character in private if character not in used), n))
     if len(found) < n:
         raise ValueError("the conversation uses every private character of Unicode")
@@ -182,16 +183,20 @@ def _shield(value: Any, special: list[str], mark: str) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _torn_ends(special: tuple[str, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """The characters with which the second and the first half of a torn special token may begin and end."""
-    return frozenset().union(*(name[1:] for name in special)), frozenset().union(*(name[:-1] for name in special))
+def _torn_halves(special: tuple[str, ...]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The halves of torn special tokens: the first ones by their last character, the second ones by their first."""
+    firsts, seconds = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for name in special:
+        for cut in range(1, len(name)):
+            firsts[name[cut - 1]].append(name[:cut])
+            seconds[name[cut]].append(name[cut:])
+    return dict(firsts), dict(seconds)
 
 
 def _shield_text(text: str, special: list[str], mark: str) -> str:
     if not special:
         return text
     marks = set()
-    firsts, lasts = _torn_ends(tuple(special))
     for name in special:
         at = text.find(name)
         while at >= 0:
@@ -199,13 +204,12 @@ def _shield_text(text: str, special: list[str], mark: str) -> str:
             at = text.find(name, at + 1)
     # halves at the ends, which the template's own words next to them could complete
     begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
-    torn = end > begin and (text[begin] in firsts or text[end - 1] in lasts)  # most texts have neither
-    for name in special if torn else ():
-        for cut in range(1, len(name)):
-            if end - begin >= cut and text.endswith(name[:cut], 0, end):
-                marks.add(end)
-            if end - begin >= len(name) - cut and text.startswith(name[cut:], begin):
-                marks.add(begin)
+    if end > begin:
+        firsts, seconds = _torn_halves(tuple(special))
+        if any(text.endswith(half, begin, end) for half in firsts.get(text[end - 1], ())):
+            marks.add(end)
+        if any(text.startswith(half, begin, end) for half in seconds.get(text[begin], ())):
+            marks.add(begin)
     pieces, last = [], 0
     for position in sorted(marks):
         pieces.append(text[last:position])

@@ -100,7 +100,8 @@ class Distill:
     @torch.no_grad()
     def _teacher_hidden(self, batch: Batch) -> Tensor:
         """The teacher's last hidden states (B, T, E)."""
-        self.teacher.to(batch.ids.device)
+        if self.teacher.device != batch.ids.device:
+            self.teacher.to(batch.ids.device)
         if isinstance(self.teacher, EncoderModel) and self.teacher.segment is None:
             batch = dataclasses.replace(batch, segments=None)
         return self.teacher.hidden(batch)
@@ -192,6 +193,7 @@ class ChunkedDistillation(torch.autograd.Function):
         `counted` (N,) are the rows with a soft loss; `weights` are temperature, soft and hard."""
         kind = mine.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else mine.dtype
+        losses_of = compiled_distillation if kind == "cuda" else distillation_and_gradient
         learns = any(ctx.needs_input_grad)
         ctx.dtypes = (mine.dtype, weight.dtype)
         dmine = torch.empty_like(mine, dtype=dtype) if learns else None
@@ -203,7 +205,7 @@ class ChunkedDistillation(torch.autograd.Function):
                 part = slice(begin, begin + n)
                 rows = mine[part].to(dtype)  # (C, E)
                 logits = F.linear(rows, w), F.linear(theirs[part].to(dtype), taught)  # (C, V)
-                divergence, losses, d = compiled_distillation(*logits, targets[part], counted[part], *weights)
+                divergence, losses, d = losses_of(*logits, targets[part], counted[part], *weights)
                 soft += divergence.sum()
                 hard += losses.sum()
                 if dmine is not None and dweight is not None:
