@@ -202,6 +202,18 @@ def test_what_lm_eval_does_not_have_is_told(export, tmp_path):
         heedful.load("bert-books").evaluate("piqa", tmp_path)
 
 
+def test_without_the_hub_it_says_what_to_give(export, monkeypatch):
+    class Registry:
+        all_subtasks = ("hellaswag",)
+
+        def load(self, names: list[str]) -> None:
+            raise ConnectionError("the hub cannot be reached")
+
+    monkeypatch.setattr("heedful.evaluate.harness.TaskManager", Registry)
+    with pytest.raises(ValueError, match="cannot be reached: give a file or a folder with its rows"):
+        heedful.load(export).evaluate("hellaswag")
+
+
 def test_without_lm_eval_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "heedful.evaluate.harness", None)
     with pytest.raises(ValueError, match=r"pip install 'heedful\[harness\]'"):

@@ -280,7 +280,11 @@ def hub_task(name: str) -> HarnessTask:
     registry = TaskManager()
     if name not in registry.all_subtasks:
         raise ValueError(f"{name} is no task of lm_eval; `lm_eval ls tasks` lists them")
-    return registry.load([name])["tasks"][name]
+    try:
+        return registry.load([name])["tasks"][name]
+    except ConnectionError as problem:
+        instead = ": give a file or a folder with its rows as .jsonl" if name in LOCAL_TASKS else ""
+        raise ValueError(f"{problem}{instead}") from None
 
 
 # --- a task of ours ------------------------------------------------------------------------------------------------
