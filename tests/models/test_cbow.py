@@ -112,6 +112,12 @@ def test_the_window_stops_at_the_padding_and_between_documents():
     assert model.around(packed)[0, 3].tolist() == [0, 0, 0, 0, 0.5, 0.5]
 
 
+def test_rows_may_have_windows_of_their_own():
+    model = CBOW.create(CBOWConfig(vocab_size=9, d_model=4, window=2))
+    taken = model.around(Batch(torch.arange(10).view(2, 5) % 9), torch.tensor([1, 2]))
+    assert taken[0, 2].tolist() == [0, 0.5, 0, 0.5, 0] and taken[1, 2].tolist() == [0.25, 0.25, 0, 0.25, 0.25]
+
+
 def test_a_word_alone_has_no_company():
     model = CBOW.create(CBOWConfig(vocab_size=9, d_model=4, window=2))
     assert model(torch.tensor([[3]])).hidden.abs().max() == 0

@@ -36,12 +36,13 @@ def test_the_loss_is_the_papers(shared):
     torch.manual_seed(5)
     loss = negative_sampling(model, Batch(TOKENS, LENGTHS), TOKENS.where(TOKENS > 0, -100), k, shared=shared)
     torch.manual_seed(5)
+    windows = torch.randint(1, 3, (2,)).tolist()
     drawn = torch.multinomial(model.head.bias.softmax(0), 2 * k * shared, replacement=True).view(2, -1)
     sigma = torch.nn.functional.logsigmoid
     total = 0.0
-    for row, negatives, n in zip(TOKENS, drawn, LENGTHS.tolist(), strict=True):
+    for row, window, negatives, n in zip(TOKENS, windows, drawn, LENGTHS.tolist(), strict=True):
         for t in range(n):
-            around = [i for i in range(max(0, t - 2), min(n, t + 3)) if i != t]
+            around = [i for i in range(max(0, t - window), min(n, t + window + 1)) if i != t]
             h = model.embed.weight[row[around]].mean(dim=0)
             total -= sigma(h @ model.head.weight[row[t]])
             total -= sum(sigma(-h @ model.head.weight[w]) for w in negatives) / shared

@@ -55,21 +55,23 @@ class CBOW(Model):
         """The trained embedding (V, E)."""
         return self.embed.weight.detach()
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """The mean of the embeddings of each position's neighbours (B, T, E)."""
-        return self.around(batch) @ self.embed(batch.ids)  # (B, T, T) @ (B, T, E)
+    def hidden(self, batch: Batch, window: Tensor | None = None) -> Tensor:
+        """The mean of the embeddings of each position's neighbours (B, T, E), `window` (B,) of them on each side."""
+        return self.around(batch, window) @ self.embed(batch.ids)  # (B, T, T) @ (B, T, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
         """Token ids (B, T) -> logits (B, T, V) of each token, from its neighbours."""
         hidden = self.hidden(as_batch(batch))  # (B, T, E)
         return Output(hidden, self.head(hidden))  # (B, T, V)
 
-    def around(self, batch: Batch) -> Tensor:
-        """The weight (B, T, T) of each position (column) in the mean of another (row): equal for all neighbours."""
+    def around(self, batch: Batch, window: Tensor | None = None) -> Tensor:
+        """The weight (B, T, T) of each position (column) in the mean of another (row): equal for all neighbours.
+        `window` (B,) is how many there are on each side, by default the config's."""
         n, device = batch.ids.shape[1], batch.ids.device
         place = torch.arange(n, device=device)
         distance = (place[:, None] - place).abs()
-        near = ((distance > 0) & (distance <= self.config.window)).expand(len(batch.ids), n, n)
+        reach: int | Tensor = self.config.window if window is None else window[:, None, None]
+        near = ((distance > 0) & (distance <= reach)).expand(len(batch.ids), n, n)
         if batch.lengths is not None:
             near = near & (place < batch.lengths[:, None])[:, None, :]
         if batch.documents is not None:
