@@ -3,9 +3,10 @@
     python benchmarks/chat.py chats.val.jsonl [--model chat] [--teacher smollm2-135m-instruct] [--conversations 200]
     python benchmarks/chat.py --stories stories15m [--model chat]
 
-The first prints the perplexity of the answers of held-out conversations (chats.py in zoo_data/ holds one request in 50
-apart), and for 100 new requests, "Write a short story about a ANIMAL and a OBJECT.", how many answers end by themselves
-within 300 tokens, and in how many both words occur. The second prints both models' continuations of five openings.
+The first prints the bits per character of the answers of held-out conversations (zoo_data/chats.py holds one request in
+50 apart), and for 50 new requests, "Write a short story about a ANIMAL and a OBJECT.", how many answers end by
+themselves within 300 tokens, and in how many both words occur. The second prints what both models
+make of five openings.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from heedful.train.distributed import Processes
 from heedful.train.objectives import causal
 from heedful.train.trainer import LossModule, validate
 
-N_REQUESTS, LONGEST, TEMPERATURE = 100, 300, 0.8
+N_REQUESTS, LONGEST, TEMPERATURE = 50, 300, 0.8
 OPENINGS = (
     "Once upon a time, there was a little fox who was afraid of the dark.",
     "One day, Lily found a golden key in the garden.",
@@ -36,11 +37,11 @@ OPENINGS = (
 )
 
 
-def perplexity(loaded: Loaded, data: Chats) -> float:
-    """exp of the mean loss of the assistant's tokens."""
+def answer_loss(loaded: Loaded, data: Chats) -> float:
+    """The mean loss of the assistant's tokens."""
     cpu = torch.device("cpu")
     module = LossModule(loaded.model, causal, "float32", cpu)
-    return math.exp(validate(module, data, batch_size=8, processes=Processes(cpu)).loss)
+    return validate(module, data, batch_size=8, processes=Processes(cpu)).loss
 
 
 def new_requests(n: int) -> list[tuple[str, str, str]]:
@@ -54,30 +55,38 @@ def new_requests(n: int) -> list[tuple[str, str, str]]:
     ]
 
 
-def follow_requests(loaded: Loaded, system: str | None) -> tuple[float, float]:
+def follow_requests(loaded: Loaded) -> tuple[float, float]:
     """The shares of answers that end, and that have both words."""
-    ended = mentioned = 0
-    for seed, (request, *words) in enumerate(new_requests(N_REQUESTS)):
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": request})
-        (result,) = loaded.complete(messages, chat=True, max_tokens=LONGEST, temperature=TEMPERATURE, seed=seed)
-        choice = result.choices[0]
-        ended += choice.finish_reason == "stop"
-        mentioned += all(word in choice.text.lower() for word in words)
-    return ended / N_REQUESTS, mentioned / N_REQUESTS
+    asked = new_requests(N_REQUESTS)
+    options = {"max_tokens": LONGEST, "temperature": TEMPERATURE, "seed": 0}
+    results = loaded.complete([request for request, *_ in asked], chat=True, **options)
+    choices = [result.choices[0] for result in results]
+    ended = sum(choice.finish_reason == "stop" for choice in choices)
+    both = sum(
+        all(word in choice.text.lower() for word in words) for choice, (_, *words) in zip(choices, asked, strict=True)
+    )
+    return ended / N_REQUESTS, both / N_REQUESTS
 
 
 def compare(model: Loaded, teacher: Loaded, path: Path, n: int) -> None:
-    """Print the table of scores."""
-    assert model.tokenizer is not None
-    tokens = read_chats(path, model.tokenizer)[:n]
-    data = Chats(tokens, model.model.context_length or 1024)
-    system = re.search(r"system\\n(.*?)<", model.tokenizer.chat_template or "")
-    for loaded, told in ((model, None), (teacher, system[1] if system else None)):
-        ended, mentioned = follow_requests(loaded, told)
+    """Print the scores of both. The teacher reads the same text by its own tokens: perplexities are per character of
+    its answers, in bits, since the tokens differ."""
+    assert model.tokenizer is not None and teacher.tokenizer is not None
+    teacher.tokenizer.chat_template = model.tokenizer.chat_template
+    for loaded in (model, teacher):
+        assert loaded.tokenizer is not None
+        tokens = read_chats(path, loaded.tokenizer)
+        tokens = [tokens[i] for i in random.Random(0).sample(range(len(tokens)), min(n, len(tokens)))]
+        data = Chats(tokens, model.model.context_length or 1024)
+        mean = answer_loss(loaded, data)
+        n_characters = sum(
+            len(loaded.tokenizer.decode([i for i, own in zip(*pair, strict=True) if own])) for pair in tokens
+        )
+        bits = mean * data.n_learned / n_characters / math.log(2)
+        ended, both = follow_requests(loaded)
         print(
-            f"{loaded.name}: perplexity {perplexity(loaded, data):.2f} of {data.n_learned:,} tokens in {len(tokens)} "
-            f"conversations; of {N_REQUESTS} stories {ended:.0%} end and {mentioned:.0%} have both words",
+            f"{loaded.name}: {bits:.3f} bits per character, perplexity {math.exp(mean):.2f} of {data.n_learned:,} "
+            f"tokens in {len(tokens)} chats; of {N_REQUESTS} stories {ended:.0%} end, {both:.0%} have both words",
             flush=True,
         )
 

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from heedful.generate.batch import greedy_batch
+from heedful.loaded import Loaded
 from heedful.models.base import Batch
+from heedful.text import train_bpe
+from support.chats import CHATML
 from support.folders import tiny_llama
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -164,3 +167,24 @@ def test_headlines_are_written_in_capitals_with_their_tags(monkeypatch):
     assert made.from_template("{USTEAM} AT {CITY}", Drawn(), rng) == (
         ["ST", "LOUIS", "AT", "PARIS"], ["B-ORG", "I-ORG", "O", "B-LOC"],
     )  # fmt: skip
+
+
+def test_fewer_tokens_say_the_same(monkeypatch):
+    vocabulary = script("zoo_data/vocabulary.py", monkeypatch)
+    texts = ["the old man sat on the old mat", "a cat and a hat", "so the cat sat on a hat"]
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    tokenizer = train_bpe(texts * 9 + ["quite another thing altogether"] * 9, 340, special=special)
+    tokenizer.chat_template = CHATML
+    model = tiny_llama(vocab_size=len(tokenizer), tied=True)
+    model.special = {"eos_token_id": [tokenizer.id("<|im_end|>")]}
+    whole = Loaded(model, tokenizer, "whole")
+    small = vocabulary.prune(whole, vocabulary.count_tokens(tokenizer, texts))
+    assert len(small.tokenizer) < len(tokenizer) and small.tokenizer.id("<|im_end|>") == small.chat_eos_ids[0]
+    talk = [{"role": "user", "content": texts[2]}]
+    before, after = tokenizer.chat(talk), small.tokenizer.chat(talk)
+    assert [tokenizer.token(i) for i in before] == [small.tokenizer.token(i) for i in after]
+    assert small.tokenizer.decode(small.tokenizer.encode("altogether")) == "altogether"
+    with torch.no_grad():
+        said, says = model(torch.tensor([before])).logits[0], small.model(torch.tensor([after])).logits[0]
+    old = [tokenizer.id(small.tokenizer.token(i)) for i in range(len(small.tokenizer))]
+    torch.testing.assert_close(said[:, old], says)
