@@ -258,7 +258,7 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
 SETTINGS: dict[str, tuple[float, float, float]] = {
     "smoothing": (0.0, 0.0, 1.0),
     "r_drop": (0.0, 0.0, math.inf),
-    "negatives": (0.0, 0.0, 1000.0),
+    "negatives": (0.0, 0.0, 101.0),
     "share": (0.15, 1e-9, 1.0 + 1e-9),
     "temperature": (2.0, 1e-9, math.inf),
     "soft": (5.0, 0.0, math.inf),
