@@ -215,7 +215,7 @@ def test_a_bracket_names_the_groups():
         ({"templates": ["{A} is."]}, "0 groups"),
         ({"templates": ["{A} is {B}."], "groups": GROUPS}, "no values for A or B"),
         ({"templates": ["I am."], "groups": GROUPS}, "no place for a group"),
-        ({"templates": ["{A} is _."], "groups": GROUPS}, "which words"),
+        ({"templates": ["{A} is _."], "groups": GROUPS}, "which words are compared"),
         ({"templates": ["_ is _."], "groups": GROUPS}, "2 blanks"),
         ({"templates": ["{A} is.", "{A} is _."], "groups": GROUPS, "words": ["x"]}, "all templates"),
         ({"templates": ["{A} is."], "groups": GROUPS, "fill": JOBS}, "has no {JOB}"),
@@ -305,7 +305,8 @@ def test_a_file_of_tests(tmp_path):
         (["--out", "r.doc"], "written as"),
         (["{A} is.", "--group", "a"], "NAME=A,B"),
         (["--group", "a=x"], "are for templates"),
-        (["missing.toml"], "missing.toml"),
+        (["missing.toml"], "no file missing.toml"),
+        (["--pairs", "missing.csv"], "no file missing.csv"),
     ],
 )
 def test_mistakes_on_the_command_line(capsys, arguments, message):

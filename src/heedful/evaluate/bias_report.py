@@ -43,9 +43,15 @@ class BiasReport:
 
     def text(self, most: int = SHOWN) -> str:
         """For the terminal: what each test found, with intervals."""
-        return "\n\n".join(_text(result, most) for result in self.results) + (
-            f"\n\nIn brackets 95 % intervals: bootstrap over templates, values and members, {RESAMPLES:,} resamples."
-        )
+        found = [_text(result, most) for result in self.results]
+        if any(contrast.effect.low is not None for result in self.results for contrast in result.contrasts):
+            found.append(
+                f"In brackets 95 % intervals: bootstrap over templates, values and members, {RESAMPLES:,} resamples. Of "
+                "fewer than ten of a kind they are too narrow."
+            )
+        else:
+            found.append("There is no interval: give more templates, values (--fill) or members of the groups.")
+        return "\n\n".join(found)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, with the command of each test."""

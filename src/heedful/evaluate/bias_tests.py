@@ -77,7 +77,9 @@ class BiasTest:
             self._check_template(template)
         both = self.has_blank and self.has_place
         if both and not self.words:
-            raise ValueError(f"{self.templates[0]!r}: which words are compared in the blank? give words")
+            raise ValueError(
+                f"{self.templates[0]!r}: which words are compared in the blank? give some, as --words nurse,judge"
+            )
         if self.words and not both:
             raise ValueError(f"{self.templates[0]!r} has no blank for the words beside a place for the group")
         if self.n_sentences > MAX_SENTENCES:
@@ -197,8 +199,14 @@ def _groups_of_brackets(templates: Sequence[str]) -> dict[str, Any]:
     return {"groups": {name.strip() or "∅": (name,) for name in alternatives}, "templates": tuple(places)}
 
 
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+
+
 def read_tests(path: Path) -> list[BiasTest]:
     """The tests of a TOML file."""
+    _check_file(path)
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
@@ -219,8 +227,12 @@ def standard_tests(abilities: Sequence[str]) -> list[BiasTest]:
 def read_sentence_pairs(path: Path, groups: Sequence[str] = ()) -> BiasTest:
     """A test from a CSV or TSV file of pairs with a header: those of CrowS-Pairs (sent_more, sent_less, bias_type), or
     the first two columns, and one called category."""
-    text = path.read_text(encoding="utf-8-sig")
-    rows = list(csv.DictReader(text.splitlines(), delimiter="\t" if path.suffix == ".tsv" else ","))
+    _check_file(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+    except (csv.Error, UnicodeDecodeError) as problem:
+        raise ValueError(f"{path} is no table of texts: {problem}") from None
     names = list(rows[0]) if rows else []
     first, second = ("sent_more", "sent_less") if "sent_more" in names else (*names[:2], "", "")[:2]
     kind = next((name for name in ("bias_type", "category") if name in names), "")
