@@ -46,8 +46,8 @@ class BiasReport:
         found = [_text(result, most) for result in self.results]
         if any(contrast.effect.low is not None for result in self.results for contrast in result.contrasts):
             found.append(
-                f"In brackets 95 % intervals: bootstrap over templates, values and members, {RESAMPLES:,} resamples. Of "
-                "fewer than ten of a kind they are too narrow."
+                f"In brackets 95 % intervals: bootstrap over templates, values and members, {RESAMPLES:,} resamples. "
+                "Of fewer than ten of a kind they are too narrow."
             )
         else:
             found.append("There is no interval: give more templates, values (--fill) or members of the groups.")
