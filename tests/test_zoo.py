@@ -167,11 +167,19 @@ def test_people_places_and_organisations_are_found():
         wanted = {(name, kind) for kind, name in re.findall(r"\[([A-Z]+) ([^\]]+)\]", line)}
         found = {(s.text, s.label) for s in loaded.tag(re.sub(r"\[[A-Z]+ ([^\]]+)\]", r"\1", line))}
         right, said, true = right + len(found & wanted), said + len(found), true + len(wanted)
-    assert 2 * right / (said + true) > 0.8
+    assert 2 * right / (said + true) > 0.9
 
 
 def test_the_tagger_sees_capitals_though_bert_books_does_not():
     tokenizer, base = heedful.load("entities").tokenizer, heedful.load("bert-books").tokenizer
     assert base.encode("a Rose and a rose") == base.encode("a rose and a rose")
-    pieces = [tokenizer.token(i) for i in tokenizer.encode("a Rose and a rose of NASA")]
-    assert pieces[:6] == ["a", "_", "rose", "and", "a", "rose"] and pieces[7] == "^"
+    assert tokenizer.encode("a Rose and a rose") != tokenizer.encode("a rose and a rose")
+
+
+def test_the_reader_says_when_a_passage_does_not_answer():
+    loaded = heedful.load("reader")
+    passage = "The Amazon is a river in South America. It is about 6,400 kilometres long."
+    asked = ["How long is the Amazon?", "Who discovered penicillin?"]
+    first, second = loaded.answer(asked, [passage] * 2)
+    assert first.text == "6,400 kilometres" and first.no_answer < 0.1
+    assert second.text == "" and second.no_answer > 0.9

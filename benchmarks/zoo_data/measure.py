@@ -1,11 +1,15 @@
-"""How good the models `languages` and `entities` are on texts unlike those they learned from.
+"""How good the models `languages` and `entities` are on texts unlike those they learned from; `bert-books` on held-out
+texts like them.
 
     python benchmarks/zoo_data/measure.py languages --texts ../shared/data [--validation FILE.tsv]
     python benchmarks/zoo_data/measure.py entities --texts ../shared/data
+    python benchmarks/zoo_data/measure.py bert-books --texts ../shared/data [--validation wiki/val.txt.xz]
 
 languages  Multi30k's captions, English and German; everyday sentences (languages.tsv beside this file)
 entities   CoNLL-2003's testb (people, places and organisations alone, as the model has no fourth kind); everyday
            sentences (entities.txt). An entity is right if its words and its kind are. None of these was trained on.
+bert-books nats per hidden token of books that were held out, a fifth of the tokens hidden, whole words together; with
+           --validation of the articles that wikipedia.py held out, too
 
 --model takes another model of the kind, such as a run that is still going.
 """
@@ -21,12 +25,16 @@ from pathlib import Path
 import torch
 
 import heedful
-from heedful.data.dataset import IGNORED
+from heedful.data.corruption import MaskedWindows
+from heedful.data.dataset import IGNORED, Draw
+from heedful.data.prepare import prepare_corpus
+from heedful.data.sources import TextSource
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.data.tagging import read_tagged, to_iob2, tokenize_tagged_words
 from heedful.evaluate.entities import EntityScore, entities
 from heedful.loaded import Loaded
 from heedful.models.base import Batch
+from heedful.train.objectives import masked
 
 HERE = Path(__file__).parent
 KINDS = ("PER", "LOC", "ORG")
@@ -34,7 +42,7 @@ KINDS = ("PER", "LOC", "ORG")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("languages", "entities"))
+    parser.add_argument("what", choices=("languages", "entities", "bert-books"))
     parser.add_argument("--model", help="the one that ships unless told")
     parser.add_argument("--texts", type=Path, required=True, help="the folder with multi30k and conll2003")
     parser.add_argument("--validation", type=Path)
@@ -43,7 +51,25 @@ def main() -> None:
     options = parser.parse_args()
     model = heedful.load(options.model or options.what)
     torch.set_grad_enabled(False)
-    (measure_languages if options.what == "languages" else measure_entities)(model, options)
+    measures = {"languages": measure_languages, "entities": measure_entities, "bert-books": measure_blanks}
+    measures[options.what](model, options)
+
+
+# --- bert-books -------------------------------------------------------------------------------------------------------
+
+
+def measure_blanks(model: Loaded, options: argparse.Namespace) -> None:
+    assert model.tokenizer is not None
+    for path in filter(None, [options.texts / "books/val.txt.xz", options.validation]):
+        corpus, _ = prepare_corpus(TextSource(path), model.tokenizer)
+        how = {"pairs": False, "share": 0.2, "documents": False, "whole_words": True}
+        windows = MaskedWindows(corpus, model.tokenizer, 128, shifted=False, **how)
+        chosen = range(0, len(windows), max(1, len(windows) // 600))
+        total = n = 0.0
+        for begin in range(0, len(chosen), 50):
+            loss = masked(model.model, windows.batch([Draw(0, i) for i in chosen[begin : begin + 50]], seed=0))
+            total, n = total + float(loss.sum), n + float(loss.n_targets)
+        print(f"{path.parent.name}/{path.name}: {total / n:.3f} nats per hidden token, {n:.0f} of them")
 
 
 # --- languages --------------------------------------------------------------------------------------------------------
