@@ -70,7 +70,7 @@ def samples(loaded: Loaded) -> str:
     if loaded.tokenizer.chat_template is not None:
         shown = []
         for seed, prompt in zip(SEEDS, CHATS, strict=True):
-            (result,) = loaded.complete([{"role": "user", "content": prompt}], seed=seed, **options)
+            (result,) = loaded.complete([{"role": "user", "content": prompt}], chat=True, seed=seed, **options)
             shown.append(f"> {prompt}\n{result.choices[0].text.strip()}")
         return f"Ten prompts, {told}\n{fenced(shown)}"
     prompt = PROMPTS.get(loaded.name, USUAL_PROMPT)

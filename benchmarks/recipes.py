@@ -17,7 +17,7 @@ from pathlib import Path
 
 from heedful.train.recipe import shipped_recipes
 
-FOR_A_GPU = ("shakespeare",)
+FOR_A_GPU = ("chat", "shakespeare")
 
 
 def main() -> None:

@@ -110,6 +110,12 @@ def prune(loaded: Loaded, wanted: Iterable[int]) -> Loaded:
     return Loaded(model, tokenizer, loaded.name)
 
 
+def compact(path: Path) -> None:
+    """Write a file of JSON without spaces."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content, separators=(",", ":"), ensure_ascii=False), encoding="utf-8")
+
+
 def main() -> None:
     """Count, prune and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -119,6 +125,7 @@ def main() -> None:
         "--data", type=Path, nargs="+", required=True, help="conversations, or {token id: count} (.json)"
     )
     parser.add_argument("--least", type=int, default=3)
+    parser.add_argument("--generation", default="{}", metavar="JSON", help="for generation_config.json")
     options = parser.parse_args()
     loaded = heedful.load(options.model)
     assert loaded.tokenizer is not None
@@ -128,7 +135,9 @@ def main() -> None:
             counts.update({int(token): n for token, n in json.loads(path.read_text()).items()})
     wanted = {token for token, n in counts.items() if n >= options.least}
     small = prune(loaded, wanted)
+    small.model.generation |= json.loads(options.generation)
     small.save(options.folder, max_shard=SHARD, int8=True)
+    compact(options.folder / "tokenizer.json")
     lost = 1 - sum(counts[token] for token in wanted) / counts.total()
     n, before = small.model.config.vocab_size, loaded.model.config.vocab_size
     print(f"{n:,} of {before:,} tokens; {lost:.4%} of the text is of others")
