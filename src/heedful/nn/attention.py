@@ -43,10 +43,9 @@ def attend(
             mask = Mask(q.shape[-2], k.shape[-2], causal=True, device=q.device).dense()
         mask = bias if mask is None else torch.where(mask, bias, -torch.inf)
         causal = False
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1 and mask is not None and q.shape[2] > 1 and q.device.type == "cuda":  # has no fused kernel there
-        k, v, groups = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), 1
-    return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=groups > 1)
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 def attend_explicit(

@@ -153,17 +153,22 @@ class Distill:
                 f"a {type(model).__name__} cannot learn from a {type(self.teacher).__name__}: both must be masked, "
                 "or both causal language models"
             )
-        mine, theirs = model.config, self.teacher.config
-        if mine.vocab_size != theirs.vocab_size:
-            raise ValueError(
-                f"the student has {mine.vocab_size} tokens and the teacher {theirs.vocab_size}: they must have "
-                "one tokenizer"
-            )
-        if self.cosine and mine.d_model != theirs.d_model:
-            raise ValueError(
-                f"the student is {mine.d_model} wide and the teacher {theirs.d_model}: their hidden states "
-                "have no angle, set objective.cosine to 0"
-            )
+        check_sizes(model, self.teacher, cosine=self.cosine > 0)
+
+
+def check_sizes(student: Model, teacher: Model, *, cosine: bool) -> None:
+    """ValueError unless both have one vocabulary, and one width if the angle of their hidden states is learned."""
+    mine, theirs = student.config, teacher.config
+    if mine.vocab_size != theirs.vocab_size:
+        raise ValueError(
+            f"the student has {mine.vocab_size} tokens and the teacher {theirs.vocab_size}: they must have "
+            "one tokenizer"
+        )
+    if cosine and mine.d_model != theirs.d_model:
+        raise ValueError(
+            f"the student is {mine.d_model} wide and the teacher {theirs.d_model}: their hidden states "
+            "have no angle, set objective.cosine to 0"
+        )
 
 
 def _divergence(student: nn.Module, teacher: nn.Module, temperature: float, mine: Tensor, theirs: Tensor) -> Tensor:

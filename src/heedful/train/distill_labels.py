@@ -26,6 +26,7 @@ from heedful.models.base import Batch, Model, Output
 from heedful.models.config import PROBLEMS
 from heedful.models.encoder import EncoderModel
 from heedful.models.heads import ChoiceHead, NextSentenceHead, SequenceHead, SpanHead, TokenHead
+from heedful.train.distill import check_sizes
 from heedful.train.loss import Loss, cross_entropy
 from heedful.train.objectives import accuracy, required_targets
 
@@ -97,16 +98,7 @@ class DistillLabels:
             )
         if mine.n_labels != theirs.n_labels:
             raise ValueError(f"the student has {mine.n_labels} labels and the teacher {theirs.n_labels}")
-        if mine.vocab_size != theirs.vocab_size:
-            raise ValueError(
-                f"the student has {mine.vocab_size} tokens and the teacher {theirs.vocab_size}: they must have "
-                "one tokenizer"
-            )
-        if self.cosine and mine.d_model != theirs.d_model:
-            raise ValueError(
-                f"the student is {mine.d_model} wide and the teacher {theirs.d_model}: their hidden states "
-                "have no angle, set objective.cosine to 0"
-            )
+        check_sizes(model, self.teacher, cosine=self.cosine > 0)
 
 
 def _choices(model: Model, output: Output, batch: Batch) -> Tensor:
