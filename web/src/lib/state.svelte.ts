@@ -1,4 +1,6 @@
-// What is on the screen, kept in the address: the tab, the model, the text, and the settings of each tab.
+// What is on the screen, kept in the address: the tab, the model, the text, the settings of each tab, and the coach
+// (lib/coach) with its step. What an address leaves out, because its tab has no use for it, survives a reload while the
+// browser's tab is open.
 //
 // Tabs share `page.model` and `page.text`; what is a tab's own comes from `settings('attention', {layer: 0})`, an
 // object whose fields may be read and set like any $state. Only what differs from the defaults is written to the
@@ -8,7 +10,9 @@ import { untrack } from 'svelte'
 import { api, ApiError, type Model, type Pullable } from './api'
 import { examples } from './examples'
 import { tabs, type Tab } from './tabs'
-import { changed, makeHash, parseHash, read, type Values } from './url'
+import { changed, makeHash, parseHash, read, write as written, type Values } from './url'
+
+const CHOICES = 8 // models that are remembered as chosen
 
 class Page {
   /** All served models; null until the server has told. */
@@ -18,10 +22,15 @@ class Page {
   /** Why they are not known. */
   problem = $state.raw<string | null>(null)
   tabId = $state(tabs[0].id)
-  /** The name of the chosen model, which may not fit each tab. */
-  chosen = $state<string | null>(null)
+  /** The names of models that were chosen, the last one first; none of them may fit a tab. */
+  choices = $state.raw<string[]>([])
+  /** The name of the model that a link asked for, until another is chosen. */
+  linked = $state<string | null>(null)
   /** What was typed; null: nothing yet, so that the text is an example of the model's. */
   typed = $state<string | null>(null)
+  /** The coach: the name of a script that ships, or the text of one; empty: there is none. */
+  coach = $state('')
+  coachStep = $state(0)
 
   get tab(): Tab {
     return tabs.find((tab) => tab.id === this.tabId) ?? tabs[0]
@@ -32,14 +41,40 @@ class Page {
     return (this.models ?? []).filter(this.tab.fits)
   }
 
-  /** The chosen model if the tab can use it, else the first one that it can; null if there is none (yet). */
+  get chosen(): string | null {
+    return this.choices[0] ?? null
+  }
+
+  set chosen(name: string | null) {
+    this.linked = null
+    if (name !== null) this.prefer(name)
+  }
+
+  /** Choose a model for whoever looks at the page; what the link asked for is not forgotten. */
+  prefer(name: string): void {
+    this.choices = [name, ...this.choices.filter((other) => other !== name)].slice(0, CHOICES)
+  }
+
+  /** Go to another tab, as by its button: what the link asked for does not matter there. */
+  visit(tab: string): void {
+    this.tabId = tab
+    this.linked = null
+  }
+
+  /** The last chosen model that the tab can use, else the first one that it can; null if there is none (yet). */
   get model(): Model | null {
+    const chosen = this.choices.find((name) => this.fitting.some((model) => model.id === name))
     return (
-      this.fitting.find((model) => model.id === this.chosen) ??
+      this.fitting.find((model) => model.id === chosen) ??
       this.fitting.find(this.tab.first ?? (() => true)) ??
       this.fitting[0] ??
       null
     )
+  }
+
+  /** The name of a model that a link asked for and that is not shown. */
+  get missing(): string | null {
+    return this.model && this.linked !== null && this.linked !== this.model.id ? this.linked : null
   }
 
   get text(): string {
@@ -91,23 +126,43 @@ function apply({ values, usual }: Kept, params: Record<string, string>): void {
 /** The address of what is on the screen. */
 export function address(): string {
   const params: Record<string, string> = {}
-  const model = page.model?.id ?? page.chosen
-  if (model !== null && page.tabId !== 'runs') params.model = model
-  if (page.typed !== null && !['images', 'runs'].includes(page.tabId)) params.text = page.typed
+  const model = page.missing ?? page.model?.id ?? page.chosen
+  if (model !== null && !page.tab.alone) params.model = model
+  if (page.typed !== null && page.tabId !== 'images' && !page.tab.alone) params.text = page.typed
   void version
   const own = kept.get(page.tabId)
+  const coach = page.coach && { coach: page.coach, coach_step: String(page.coachStep + 1) }
   return makeHash({
     tab: page.tabId,
-    params: { ...params, ...(own ? changed(own.values, own.usual) : waiting.get(page.tabId)) },
+    params: { ...params, ...(own ? changed(own.values, own.usual) : waiting.get(page.tabId)), ...(coach || {}) },
   })
+}
+
+/** All that an address may say of the open tab, with the defaults: what a coach looks at. */
+export function state(): Record<string, string> {
+  void version
+  const own = Object.entries(kept.get(page.tabId)?.values ?? {}).map(([name, value]) => [name, written(value)])
+  return { ...Object.fromEntries(own), tab: page.tabId, model: page.model?.id ?? '', text: page.text }
+}
+
+/** Go to an address that a step of the coach names: the coach stays. */
+export function open(hash: string): void {
+  const { tab, params } = parseHash(hash)
+  const { coach = page.coach, coach_step = String(page.coachStep + 1) } = params
+  goTo(makeHash({ tab, params: { ...params, coach, coach_step } }))
 }
 
 function goTo(hash: string): void {
   const { tab, params } = parseHash(hash)
-  const { model, text, ...own } = params
+  const { model, text, coach, coach_step, ...own } = params
   page.tabId = tabs.some((known) => known.id === tab) ? tab : tabs[0].id
-  if (model !== undefined) page.chosen = model
+  if (model !== undefined) {
+    page.chosen = model
+    page.linked = model
+  }
   if (text !== undefined) page.typed = text
+  page.coach = coach ?? ''
+  page.coachStep = Math.max(read(coach_step, 1) - 1, 0)
   const there = kept.get(page.tabId)
   if (there) apply(there, own)
   else waiting.set(page.tabId, own)
@@ -116,8 +171,21 @@ function goTo(hash: string): void {
 // Milliseconds of quiet before the address is written: Safari allows a hundred changes in thirty seconds.
 const PAUSE = 300
 
+const MEMORY = 'heedful-page'
+const remember = (): void => sessionStorage.setItem(MEMORY, JSON.stringify([page.typed, page.choices]))
+function recall(): void {
+  try {
+    const [typed, choices] = JSON.parse(sessionStorage.getItem(MEMORY) ?? '[null, []]')
+    if (typeof typed === 'string') page.typed = typed
+    if (Array.isArray(choices)) page.choices = choices.filter((name) => typeof name === 'string')
+  } catch {
+    // written by another version of the page
+  }
+}
+
 /** Read the address, and from now on keep it and the state the same. */
 export function begin(): void {
+  recall()
   goTo(location.hash)
   let shown = page.tabId
   let next: string | null = null // the address that is about to be written
@@ -127,6 +195,7 @@ export function begin(): void {
     clearTimeout(timer)
     if (next !== null && next !== location.hash) history.replaceState(null, '', next)
     next = null
+    remember()
   }
   // Another tab is a step that "back" undoes, and is written at once; a changed setting is neither.
   $effect.root(() => {

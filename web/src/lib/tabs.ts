@@ -8,6 +8,7 @@ export interface Tab {
   label: string
   fits: (model: Model) => boolean
   first?: (model: Model) => boolean // those to begin with, where none is chosen
+  alone?: true // it needs no model, and no text
   wants: string // what to say where no served model fits
   load: () => Promise<{ default: Component }>
 }
@@ -69,5 +70,12 @@ export const tabs: Tab[] = [
     wants: 'a model of images, such as digits-vit or digits-gpt',
     load: () => import('../tabs/Images.svelte'),
   },
-  { id: 'runs', label: 'Runs', fits: () => false, wants: '', load: () => import('../tabs/Runs.svelte') },
+  {
+    id: 'runs',
+    label: 'Runs',
+    fits: () => false,
+    alone: true,
+    wants: '',
+    load: () => import('../tabs/Runs.svelte'),
+  },
 ]
