@@ -170,7 +170,7 @@ def test_headlines_are_written_in_capitals_with_their_tags(monkeypatch):
 
 
 def test_fewer_tokens_say_the_same(monkeypatch):
-    vocabulary = script("zoo_data/vocabulary.py", monkeypatch)
+    prune = script("zoo_data/prune.py", monkeypatch)
     texts = ["the old man sat on the old mat", "a cat and a hat", "so the cat sat on a hat"]
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer = train_bpe(texts * 9 + ["quite another thing altogether"] * 9, 340, special=special)
@@ -178,7 +178,7 @@ def test_fewer_tokens_say_the_same(monkeypatch):
     model = tiny_llama(vocab_size=len(tokenizer), tied=True)
     model.special = {"eos_token_id": [tokenizer.id("<|im_end|>")]}
     whole = Loaded(model, tokenizer, "whole")
-    small = vocabulary.prune(whole, vocabulary.count_tokens(tokenizer, texts))
+    small = prune.prune(whole, prune.count_tokens(tokenizer, texts))
     assert len(small.tokenizer) < len(tokenizer) and small.tokenizer.id("<|im_end|>") == small.chat_eos_ids[0]
     talk = [{"role": "user", "content": texts[2]}]
     before, after = tokenizer.chat(talk), small.tokenizer.chat(talk)
@@ -188,3 +188,9 @@ def test_fewer_tokens_say_the_same(monkeypatch):
         said, says = model(torch.tensor([before])).logits[0], small.model(torch.tensor([after])).logits[0]
     old = [tokenizer.id(small.tokenizer.token(i)) for i in range(len(small.tokenizer))]
     torch.testing.assert_close(said[:, old], says)
+    fewer = prune.keep_layers(small, [1])
+    assert fewer.model.config.n_layers == 1 and fewer.chat_eos_ids == small.chat_eos_ids
+    kept = dict(fewer.model.named_parameters())
+    for name, p in small.model.named_parameters():
+        if "blocks.1." in name:
+            assert torch.equal(kept[name.replace("blocks.1.", "blocks.0.")], p)

@@ -3,7 +3,8 @@
     python benchmarks/zoo_data/chats.py SmolLM2-135M-Instruct.Q4_1.gguf --out chats.jsonl [--minutes 8] [--seed 0]
     python benchmarks/zoo_data/chats.py stories15m --stories --out chats.jsonl [--minutes 1]
 
-SmolLM2-135M-Instruct (Apache-2.0) answers requests, templates of chats.toml with words drawn into them; a third of the
+SmolLM2-135M-Instruct (Apache-2.0) answers requests: half are templates of chats.toml with words drawn into them, half
+it invents itself, since it continues the beginning of a user's turn too (Magpie, Xu et al. 2024); a third of the
 conversations go on with a second question. stories15M (MIT, of llama2.c) continues openings with drawn words; requests
 that fit them are the questions. Texts are sampled (temperature 0.8, answers to questions 0.4; min-p 0.05), thousands at
 once (batched.py): needs a GPU to be quick. One that is too long is cut at the end of a paragraph or sentence. Only
@@ -37,6 +38,8 @@ NOT_ITS_OWN = re.compile(r"SmolLM|Hugging ?Face|language model|\ban AI\b|OpenAI|
 PLAIN = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-"})
 SYSTEM = "You are a helpful assistant. You answer in a few short and simple sentences."
 MIN_P, LONGEST = 0.05, 256
+INVENTED = 0.5  # of first requests
+RUDE = re.compile(r"fuck|shit|\bsex|porn|rape|suicid|\bkill|nazi|nigg|bitch|murder|\bdrugs?\b", re.IGNORECASE)
 LONGEST_OPENING = 48  # tokens
 TEMPERATURES = {True: 0.4, False: 0.8}  # of the answers to questions, and of all others
 LONGEST_CHAT = 448  # tokens of a conversation that goes on
@@ -137,11 +140,18 @@ def cut_at_end(text: str) -> str:
     return ""
 
 
-def render(conversation: Messages) -> str:
-    """SmolLM2's chat template with a system prompt that asks for short answers and gives no name."""
+def render(conversation: Messages, role: str = "assistant") -> str:
+    """SmolLM2's chat template with a system prompt that asks for short answers and gives no name, up to where a role
+    begins to speak."""
     turns = [{"role": "system", "content": SYSTEM}, *conversation]
     text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
-    return f"{text}<|im_start|>assistant\n"
+    return f"{text}<|im_start|>{role}\n"
+
+
+def is_request(text: str) -> bool:
+    """Whether a text that a model wrote as a user's may be asked: one short line that asks or tells to do something."""
+    asks = text.endswith(("?", ".", "!")) and 12 <= len(text) <= 160 and "\n" not in text
+    return asks and text.isascii() and not RUDE.search(text) and not NOT_ITS_OWN.search(text)
 
 
 def is_held_out(conversation: Messages) -> bool:
@@ -163,6 +173,7 @@ class Generator:
         self.requests = Requests(Path(__file__).with_suffix(".toml"), seed)
         self.selection = Selection()
         self.going_on: list[Messages] = []
+        self.invented: list[str] = []
         self.n_asked = self.n_tokens = 0
 
     def ask(self, n_rows: int, longest_prompt: int) -> list[Messages]:
@@ -173,7 +184,7 @@ class Generator:
             asked, self.going_on = self.going_on[:n], self.going_on[n:]
         else:
             n = min(n_rows, self.sampler.n_cached // self.sampler.capacity(longest_prompt))
-            asked = [[{"role": "user", "content": self.requests.first()}] for _ in range(n)]
+            asked = [[{"role": "user", "content": self._first(n)}] for _ in range(n)]
         done = []
         for conversation in self._answer(asked, longest_prompt):
             if len(conversation) == 2 and self.requests.random.random() < 0.4:
@@ -183,6 +194,16 @@ class Generator:
                     continue
             done.append(conversation)
         return done
+
+    def _first(self, n_rows: int) -> str:
+        """The first request of a conversation, of a template or invented by the model."""
+        if self.requests.random.random() >= INVENTED:
+            return self.requests.first()
+        if not self.invented:
+            begin = self.tokenizer.encode(render([], "user"), allow_special=True)
+            found = self.tokenizer.backend.decode_batch(self.sampler.sample([begin] * n_rows, [1.0] * n_rows))
+            self.invented = [text for text in (f.translate(PLAIN).strip() for f in found) if is_request(text)]
+        return self.invented.pop() if self.invented else self.requests.first()
 
     def _answer(self, asked: list[Messages], longest_prompt: int) -> list[Messages]:
         prompts = self.tokenizer.encode_batch([render(messages) for messages in asked], allow_special=True)

@@ -1,16 +1,18 @@
-"""A model with only the tokens that its data has: a small one is mostly its embeddings.
+"""A model with only the tokens that its data has, and with some of its layers: where a small student begins.
 
-    python benchmarks/zoo_data/vocabulary.py RUN FOLDER --data chats.jsonl [--least 3]
+    python benchmarks/zoo_data/prune.py MODEL FOLDER --data chats.jsonl [--least 3] [--layers 0 1 7 14 21 28 29]
 
 Keeps the tokens that occur at least so often in the texts of the conversations, bytes, special tokens, and what
 byte-pair encoding merges on the way to a kept token. So every text of kept tokens is encoded as before, and the model
-says of it what it said before, but for the words that it has no more. The folder's weights are int8.
+says of it what it said before, but for the words that it has no more. With fewer layers it says nonsense until it is
+trained again. The folder's weights are bfloat16.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from heedful.text import Tokenizer
 from heedful.text.byte_level import CHAR_OF_BYTE
 
 SHARD = 15 * 10**6  # bytes of a file
+LAYER = re.compile(r"^(decoder\.blocks\.)(\d+)\.")
 
 
 def contents(paths: Iterable[Path]) -> Iterator[str]:
@@ -110,6 +113,17 @@ def prune(loaded: Loaded, wanted: Iterable[int]) -> Loaded:
     return Loaded(model, tokenizer, loaded.name)
 
 
+def keep_layers(loaded: Loaded, layers: list[int]) -> Loaded:
+    """A decoder with some of its layers."""
+    model = type(loaded.model).create(loaded.model.config.replace(n_layers=len(layers)))
+    state = {name: p.detach() for name, p in loaded.model.named_parameters()}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(state[LAYER.sub(lambda found: f"{found[1]}{layers[int(found[2])]}.", name)])
+    model.special, model.generation = dict(loaded.model.special), dict(loaded.model.generation)
+    return Loaded(model, loaded.tokenizer, loaded.name)
+
+
 def compact(path: Path) -> None:
     """Write a file of JSON without spaces."""
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +131,7 @@ def compact(path: Path) -> None:
 
 
 def main() -> None:
-    """Count, prune and save."""
+    """Count, prune, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
@@ -125,6 +139,7 @@ def main() -> None:
         "--data", type=Path, nargs="+", required=True, help="conversations, or {token id: count} (.json)"
     )
     parser.add_argument("--least", type=int, default=3)
+    parser.add_argument("--layers", type=int, nargs="+", help="those to keep (default: all)")
     parser.add_argument("--generation", default="{}", metavar="JSON", help="for generation_config.json")
     options = parser.parse_args()
     loaded = heedful.load(options.model)
@@ -135,8 +150,11 @@ def main() -> None:
             counts.update({int(token): n for token, n in json.loads(path.read_text()).items()})
     wanted = {token for token, n in counts.items() if n >= options.least}
     small = prune(loaded, wanted)
+    if options.layers:
+        small = keep_layers(small, options.layers)
     small.model.generation |= json.loads(options.generation)
-    small.save(options.folder, max_shard=SHARD, int8=True)
+    small.model.bfloat16()
+    small.save(options.folder, max_shard=SHARD)
     compact(options.folder / "tokenizer.json")
     lost = 1 - sum(counts[token] for token in wanted) / counts.total()
     n, before = small.model.config.vocab_size, loaded.model.config.vocab_size
