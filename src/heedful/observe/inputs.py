@@ -52,11 +52,13 @@ def text_input(
     second: str | None = None,
     target: str | Sequence[int] | None = None,
     max_tokens: int | None = None,
+    add_special: bool = True,
 ) -> ModelInput:
     """The input for a text, of any family that reads text; without a tokenizer the text is token ids, "3 1 4".
 
     `second` is sentence B of a BERT. An encoder-decoder generates its target greedily, up to `max_tokens`, unless
-    `target` gives one, as text or as token ids.
+    `target` gives one, as text or as token ids. `add_special=False` leaves out the special tokens around a text, for
+    one that has them.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"the text has {len(text):,} characters: at most {MAX_CHARACTERS:,} can be looked at")
@@ -73,7 +75,7 @@ def text_input(
         ids, sides = tokenizer.encode_pair(text, second)
         segments = torch.tensor([sides], device=model.device) if has_segments(model) and any(sides) else None
     else:
-        ids = token_ids(model, tokenizer, text)
+        ids = token_ids(model, tokenizer, text, add_special)
     if isinstance(model, ImageGPT):
         ids = [model.start_id, *ids]
     model.check_length(len(ids))
@@ -122,7 +124,7 @@ def token_label(tokenizer: Tokenizer | None, id: int) -> str:
     return text if text.strip() else "".join(VISIBLE_BLANKS.get(c, c) for c in text) or VISIBLE_BLANKS[""]
 
 
-def token_ids(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]:
+def token_ids(model: Model, tokenizer: Tokenizer | None, text: str, add_special: bool = True) -> list[int]:
     """The ids of a text, with special tokens; without a tokenizer the text is the ids."""
     if tokenizer is None:
         most: int = model.config.vocab_size
@@ -134,7 +136,7 @@ def token_ids(model: Model, tokenizer: Tokenizer | None, text: str) -> list[int]
             raise ValueError(f"this model reads numbers from 0 to {most - 1}, at least one")
         check_token_ids(ids, most, "the text")
         return ids
-    ids = tokenizer.encode(text, add_special=True)
+    ids = tokenizer.encode(text, add_special=add_special)
     if not ids:
         ids = [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
     if not ids:

@@ -24,6 +24,16 @@ export type RunLog = Schemas['RunResponse']
 export type CompletionLogprobs = Schemas['CompletionLogprobs']
 export type Choice = Schemas['CompletionChoice']
 export type Completion = Schemas['CompletionResponse']
+export type ChatLogprob = Schemas['ChatLogprob']
+export type ChatMessage = { role: 'system' | 'user' | 'assistant'; content: string }
+/** A part of a streamed answer to a conversation. */
+export interface ChatChunk {
+  choices: {
+    delta: { content?: string }
+    logprobs: { content: ChatLogprob[] | null } | null
+    finish_reason: 'stop' | 'length' | null
+  }[]
+}
 
 /** What went wrong, in words for the person at the page. */
 export class ApiError extends Error {
@@ -117,15 +127,23 @@ const post =
   async (body: JsonBody<paths[P]['post']>, signal?: AbortSignal): Promise<JsonResponse<paths[P]['post']>> =>
     decode(await send(path, body, signal))
 
+const BROKEN_OFF = 'The connection to the server broke off. Is it still running?'
+
 /** The data of the server-sent events of a route. */
 async function* stream<Data>(path: PostPath, body: unknown, signal?: AbortSignal): AsyncGenerator<Data> {
   const response = await send(path, body, signal)
-  for await (const data of events(response.body!)) {
-    if (data === '[DONE]') return
-    const event = JSON.parse(data)
-    if (event.error) throw new ApiError(sentence(event.error.message), 500, event.error.param, event.error.code)
-    yield event as Data
+  try {
+    for await (const data of events(response.body!)) {
+      if (data === '[DONE]') return
+      const event = JSON.parse(data)
+      if (event.error) throw new ApiError(sentence(event.error.message), 500, event.error.param, event.error.code)
+      yield event as Data
+    }
+  } catch (problem) {
+    if (problem instanceof TypeError) throw new ApiError(BROKEN_OFF, 0) // a browser's word for a connection that ended
+    throw problem
   }
+  throw new ApiError(BROKEN_OFF, 0)
 }
 
 export const api = {
@@ -163,6 +181,12 @@ export const api = {
     const query = `after=${after}&samples_after=${samplesAfter}`
     return decode(await send(`/api/runs/${encodeURIComponent(name)}?${query}`, undefined, signal))
   },
+
+  /** The answer to a conversation, as it is written. Breaking out stops the server's work. */
+  chat: (body: Schemas['ChatRequest'], signal?: AbortSignal) =>
+    stream<ChatChunk>('/v1/chat/completions', { ...body, stream: true }, signal),
+  /** A conversation as the model's chat template writes it. */
+  chatPrompt: post('/api/chat/prompt'),
 
   /** A whole response of /v1/completions. */
   complete: post('/v1/completions'),

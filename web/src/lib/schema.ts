@@ -304,6 +304,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/chat/prompt": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Chat Prompt
+         * @description The prompt that a chat template makes of a conversation, with the beginning of the model's next message.
+         */
+        post: operations["post_chat_prompt_api_chat_prompt_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/fill": {
         parameters: {
             query?: never;
@@ -796,6 +816,11 @@ export interface components {
             model: string;
             /** Text */
             text: string;
+            /**
+             * Rendered
+             * @default false
+             */
+            rendered?: boolean | null;
             /** Target */
             target?: string | null;
             /** Which */
@@ -964,6 +989,38 @@ export interface components {
             refusal: string | null;
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * ChatPromptRequest
+         * @description A conversation; its last message stays open where the model is to continue it.
+         */
+        ChatPromptRequest: {
+            /** Model */
+            model: string;
+            /** Messages */
+            messages: components["schemas"]["Message"][];
+            /**
+             * Continue Final Message
+             * @default false
+             */
+            continue_final_message?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * ChatPromptResponse
+         * @description What the chat template made of it.
+         */
+        ChatPromptResponse: {
+            /** Text */
+            text: string;
+            /** Tokens */
+            tokens: components["schemas"]["Token"][];
+            /**
+             * Context
+             * @description The most tokens that the model reads and writes; null if there is no limit
+             */
+            context: number | null;
         };
         /**
          * ChatRequest
@@ -2555,6 +2612,11 @@ export interface components {
             model: string;
             /** Text */
             text: string;
+            /**
+             * Rendered
+             * @default false
+             */
+            rendered?: boolean | null;
             /** Target */
             target?: string | null;
             /** Which */
@@ -2887,6 +2949,11 @@ export interface components {
             model: string;
             /** Text */
             text: string;
+            /**
+             * Rendered
+             * @default false
+             */
+            rendered?: boolean | null;
             /** Target */
             target?: string | null;
             /** Which */
@@ -3034,6 +3101,23 @@ export interface components {
             head: components["schemas"]["HeadParameters"];
         };
         /**
+         * PromptRequest
+         * @description A model and a text for it, which a chat template may have rendered.
+         */
+        PromptRequest: {
+            /** Model */
+            model: string;
+            /** Text */
+            text: string;
+            /**
+             * Rendered
+             * @default false
+             */
+            rendered?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * PullableModel
          * @description A model that is not on the server's machine, and the command that fetches it.
          */
@@ -3077,6 +3161,11 @@ export interface components {
              * @default []
              */
             masked?: number[] | null;
+            /**
+             * Rendered
+             * @default false
+             */
+            rendered?: boolean | null;
         } & {
             [key: string]: unknown;
         };
@@ -3763,7 +3852,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["TextRequest"];
+                "application/json": components["schemas"]["PromptRequest"];
             };
         };
         responses: {
@@ -3822,6 +3911,30 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["LensResponse"];
+                };
+            };
+        };
+    };
+    post_chat_prompt_api_chat_prompt_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ChatPromptRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ChatPromptResponse"];
                 };
             };
         };

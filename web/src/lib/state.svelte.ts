@@ -31,6 +31,8 @@ class Page {
   /** The coach: the name of a script that ships, or the text of one; empty: there is none. */
   coach = $state('')
   coachStep = $state(0)
+  /** How the text began that came out of a chat template; empty: it did not. */
+  template = $state('')
 
   get tab(): Tab {
     return tabs.find((tab) => tab.id === this.tabId) ?? tabs[0]
@@ -85,6 +87,16 @@ class Page {
     this.typed = value
   }
 
+  /** Whether special tokens written in the text are those tokens, as in a prompt that a chat template made. */
+  get rendered(): boolean {
+    return this.template !== '' && (this.model?.chat ?? false) && this.text.startsWith(this.template)
+  }
+
+  /** The text is a prompt as a chat template writes it, or was one. */
+  set rendered(value: boolean) {
+    this.template = value ? this.text.slice(0, 12) : ''
+  }
+
   /** Ask the server which models there are. */
   async load(): Promise<void> {
     try {
@@ -128,7 +140,8 @@ export function address(): string {
   const params: Record<string, string> = {}
   const model = page.missing ?? page.model?.id ?? page.chosen
   if (model !== null && !page.tab.alone) params.model = model
-  if (page.typed !== null && page.tabId !== 'images' && !page.tab.alone) params.text = page.typed
+  if (page.typed !== null && !['images', 'chat'].includes(page.tabId) && !page.tab.alone) params.text = page.typed
+  if (params.text !== undefined && page.rendered) params.rendered = 'true'
   void version
   const own = kept.get(page.tabId)
   const coach = page.coach && { coach: page.coach, coach_step: String(page.coachStep + 1) }
@@ -154,13 +167,16 @@ export function open(hash: string): void {
 
 function goTo(hash: string): void {
   const { tab, params } = parseHash(hash)
-  const { model, text, coach, coach_step, ...own } = params
+  const { model, text, rendered, coach, coach_step, ...own } = params
   page.tabId = tabs.some((known) => known.id === tab) ? tab : tabs[0].id
   if (model !== undefined) {
     page.chosen = model
     page.linked = model
   }
-  if (text !== undefined) page.typed = text
+  if (text !== undefined) {
+    page.typed = text
+    page.rendered = rendered === 'true'
+  }
   page.coach = coach ?? ''
   page.coachStep = Math.max(read(coach_step, 1) - 1, 0)
   const there = kept.get(page.tabId)

@@ -18,6 +18,7 @@ const can =
   (model: Model) =>
     model.image === null && abilities.some((a) => (model.abilities as string[]).includes(a))
 const writes = (model: Model) => can('generate')(model) && model.kind === 'decoder'
+export const chats = (model: Model) => can('generate')(model) && model.chat
 
 export const tabs: Tab[] = [
   {
@@ -33,6 +34,13 @@ export const tabs: Tab[] = [
     fits: writes,
     wants: 'a model that continues text, such as books',
     load: () => import('../tabs/Complete.svelte'),
+  },
+  {
+    id: 'chat',
+    label: 'Chat',
+    fits: chats,
+    wants: 'a model with a chat template, such as smollm2-135m-instruct',
+    load: () => import('../tabs/Chat.svelte'),
   },
   {
     id: 'fill',

@@ -2,6 +2,7 @@
 
     models      the served models, described from their configs
     text        tokens, next-token probabilities, the logit lens
+    chat_prompt a conversation as its chat template writes it
     fill        word probabilities in a blank
     bias        differences between groups of people, with intervals
     attention   weights by layer and head, neuron view, alignment, rollout (attention_view, recompute, neuron)
@@ -22,9 +23,22 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from heedful.serve.playground import attention, bias, fill, images, models, neighbours, page, runs, steps, tasks, text
+from heedful.serve.playground import (
+    attention,
+    bias,
+    chat_prompt,
+    fill,
+    images,
+    models,
+    neighbours,
+    page,
+    runs,
+    steps,
+    tasks,
+    text,
+)
 
-API_MODULES = (models, text, fill, bias, attention, steps, tasks, neighbours, images, runs)
+API_MODULES = (models, text, chat_prompt, fill, bias, attention, steps, tasks, neighbours, images, runs)
 
 router = APIRouter()
 for part in API_MODULES:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from heedful.observe import attention as observed
+from heedful.serve.field_types import Flag
 from heedful.serve.playground.attention_view import (
     AttentionKind,
     AttentionRequest,
@@ -79,6 +80,7 @@ class RolloutRequest(RequestBody):
     image: Image | None = None
     which: Literal["self", "encoder"] = "self"
     masked: MaskedTokens = Field(default=[])
+    rendered: Flag = False
 
 
 class AttentionMap(PlaygroundModel):
@@ -242,7 +244,7 @@ def rollout_response(inspector: Inspector, body: RolloutRequest) -> dict[str, An
             raise ValueError("an image has no tokens to mask, and no target: give a text with them")
         grid, weights = image_attention(inspector.model, body.image)
         return {"grid": grid, "weights": rollout_to_cls(weights, grid)}
-    fields = body.model_dump(include={"model", "text", "target", "which", "masked"})
+    fields = body.model_dump(include={"model", "text", "target", "which", "masked", "rendered"})
     view = requested_view(inspector, AttentionRequest(**fields))
     check_response_size(4 * view.n_weights // view.n_heads, "a rollout")
 

@@ -30,14 +30,14 @@ from heedful.observe.names import activation_names
 from heedful.serve.playground.inspection import Inspector
 from heedful.serve.playground.recompute import capture_layer_inputs, recompute_layer, reduce_layers
 from heedful.serve.playground.text import model_input, tokens_by_role
-from heedful.serve.playground.wire import MAX_TOKENS, Index, ShortText, TextRequest
+from heedful.serve.playground.wire import MAX_TOKENS, Index, PromptRequest, ShortText
 
 AttentionKind = Literal["self", "cross", "encoder"]
 MaskedTokens = Annotated[list[Index], Field(max_length=MAX_TOKENS)]
 MAX_CACHED_INPUTS = 128 * 2**20  # bytes of the inputs of all layers; of a larger pass only one layer's are cached
 
 
-class AttentionRequest(TextRequest):
+class AttentionRequest(PromptRequest):
     """A text, an encoder-decoder's output (by default its own), the kind of attention, and masked tokens."""
 
     target: ShortText | None = None
@@ -87,7 +87,7 @@ def requested_view(inspector: Inspector, body: AttentionRequest) -> AttentionVie
     if which not in kinds:
         raise ValueError(f"{inspector.loaded.name} has no {which} attention: it has {', '.join(kinds)}")
     kind, masked = kinds[which], tuple(sorted(set(body.masked)))
-    key = (body.text, body.target, which, masked)
+    key = (body.text, body.target, which, masked, body.rendered)
     return inspector.cached(("view", key), lambda: _build_view(inspector, body, which, kind, masked, key))
 
 
@@ -109,7 +109,7 @@ def _build_view(
     key: Hashable,
 ) -> AttentionView:
     model = inspector.model
-    inputs = model_input(inspector, body.text, MAX_TOKENS, body.target)
+    inputs = model_input(inspector, body.text, MAX_TOKENS, body.target, rendered=body.rendered)
     source, own, _ = tokens_by_role(inspector, inputs)
     of_source = bool(source) and kind != "decoder"
     count = len(source if of_source else own)
@@ -123,7 +123,7 @@ def _build_view(
         edits = masking_edits(inspector, masked, kind, count)
         if of_source:  # the generated target may be another
             with capture(model, edit=edits):
-                inputs = model_input(inspector, body.text, MAX_TOKENS, body.target, masked)
+                inputs = model_input(inspector, body.text, MAX_TOKENS, body.target, masked, body.rendered)
     source, own, generated = tokens_by_role(inspector, inputs)
     columns = source if of_source else own
     rows = (generated or own) if kind == "cross" else columns

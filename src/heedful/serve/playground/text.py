@@ -21,6 +21,7 @@ from heedful.serve.playground.inspection import Inspector, run_on_model
 from heedful.serve.playground.wire import (
     MAX_TOKENS,
     PlaygroundModel,
+    PromptRequest,
     TextRequest,
     Token,
     TokenProbability,
@@ -66,9 +67,9 @@ class LensResponse(PlaygroundModel):
 
 
 @router.post("/api/tokens", response_model=TokensResponse)
-async def post_tokens(http: HttpRequest, body: TextRequest) -> Response:
+async def post_tokens(http: HttpRequest, body: PromptRequest) -> Response:
     """The tokens that a model reads for a text."""
-    tokens = await run_on_model(http, body.model, lambda inspector: tokens_of(inspector, body.text))
+    tokens = await run_on_model(http, body.model, lambda i: tokens_of(i, body.text, body.rendered))
     return await encode_response(http, {"tokens": tokens})
 
 
@@ -88,18 +89,23 @@ async def post_lens(http: HttpRequest, body: LensRequest) -> Response:
     return await encode_response(http, found)
 
 
-def tokens_of(inspector: Inspector, text: str) -> list[dict[str, Any]]:
-    """All tokens that the model would read, however many."""
+def tokens_of(inspector: Inspector, text: str, rendered: bool = False) -> list[dict[str, Any]]:
+    """All tokens that the model would read, however many; `rendered`: see PromptRequest."""
     if isinstance(inspector.model, ViT):
         raise ValueError(f"{inspector.loaded.name} reads images, and no text")
     if inspector.tokenizer is None:
         start = [inspector.model.start_id] if isinstance(inspector.model, ImageGPT) else []
         return inspector.tokens(start + (token_ids(inspector.model, None, text) if text.strip() else []))
-    return inspector.tokens(inspector.tokenizer.encode(text, add_special=True))
+    return inspector.tokens(inspector.tokenizer.encode(text, add_special=not rendered, allow_special=rendered))
 
 
 def model_input(
-    inspector: Inspector, text: str, most: int | None = None, target: str | None = None, masked: Hashable = ()
+    inspector: Inspector,
+    text: str,
+    most: int | None = None,
+    target: str | None = None,
+    masked: Hashable = (),
+    rendered: bool = False,
 ) -> ModelInput:
     """A text as the model's input, of at most `most` tokens. Without a `target` an encoder-decoder generates its own.
 
@@ -107,12 +113,17 @@ def model_input(
     """
 
     def compute() -> ModelInput:
-        check_token_count(inspector, len(tokens_of(inspector, text)), most)
-        found = text_input(inspector.model, inspector.tokenizer, text, target=target, max_tokens=MAX_ANSWER_TOKENS)
+        check_token_count(inspector, len(tokens_of(inspector, text, rendered)), most)
+        tokenizer = inspector.tokenizer
+        if rendered and tokenizer is not None:
+            tokenizer = tokenizer.reading_special()
+        found = text_input(
+            inspector.model, tokenizer, text, target=target, max_tokens=MAX_ANSWER_TOKENS, add_special=not rendered
+        )
         check_token_count(inspector, len(found.tokens), most)
         return found
 
-    return inspector.cached(("input", text, target, masked), compute)
+    return inspector.cached(("input", text, target, masked, rendered), compute)
 
 
 def tokens_by_role(

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from heedful.serve.errors import ApiError
-from heedful.serve.field_types import Count, FieldError, Number, Text
+from heedful.serve.field_types import Count, FieldError, Flag, Number, Text
 from heedful.serve.playground.inspection import Inspector, memory_size
 from heedful.serve.request_schema import RequestBody
 from heedful.serve.response_schema import ResponseModel
@@ -49,6 +49,15 @@ class TextRequest(RequestBody):
 
     model: ModelName
     text: ShortText
+
+
+class PromptRequest(TextRequest):
+    """A model and a text for it, which a chat template may have rendered."""
+
+    rendered: Flag = Field(
+        default=False,
+        description="The text is a chat template's: special tokens in it are those tokens, and none are added",
+    )
 
 
 def check_token_count(inspector: Inspector, n: int, most: int | None = None) -> None:

@@ -1,0 +1,71 @@
+// The settings of a chat, as the address has them and as the server, Python and the command line want them.
+
+import type { ChatMessage } from '../../lib/api'
+import { call, curl, heedful, py, type Code } from '../../lib/code'
+import { isSeed } from '../complete/how'
+import type { How } from './reply.svelte'
+
+export const USUAL = {
+  talk: '', // which conversation
+  said: [] as string[], // what is said in it, for those who do not have it
+  draft: '',
+  temperature: 0.7,
+  top_p: 0.9,
+  length: 400,
+  seed: '',
+  tint: false as boolean,
+  markdown: false as boolean,
+}
+export type Own = typeof USUAL
+
+export const longest = (context: number | null): number => Math.max(1, Math.min(2000, (context ?? 2001) - 1))
+
+const within = (value: number, low: number, high: number): number => Math.min(Math.max(value, low), high)
+
+/** What is asked of the server; an address may hold anything, so all is brought within its limits. */
+export function howOf(own: Own, context: number | null): How {
+  const how: How = {
+    max_tokens: within(Math.round(own.length), 1, longest(context)),
+    temperature: within(own.temperature, 0, 2),
+  }
+  if (own.top_p < 1) how.top_p = within(own.top_p, 0.01, 1)
+  if (own.seed.trim() !== '' && isSeed(own.seed)) how.seed = Number(own.seed.trim())
+  return how
+}
+
+/** The same answer elsewhere. */
+export function codeOf(model: string, said: ChatMessage[], how: How): Code {
+  const listed = said.map((message) => `    ${py(message)},`).join('\n')
+  const { max_tokens, temperature, top_p, seed } = how
+  const options = { chat: true, max_tokens, temperature, top_p, seed }
+  const named = Object.entries(options).filter(([, value]) => value !== undefined)
+  const [first, ...rest] = said
+  const system = first?.role === 'system' ? first.content : undefined
+  const asked = system === undefined ? said : rest
+  // The command answers one message; a conversation goes on in it by hand.
+  const shell =
+    asked.length === 1
+      ? heedful('chat', [asked[0].content], {
+          model,
+          system,
+          temperature,
+          'top-p': top_p,
+          'max-tokens': max_tokens,
+          seed,
+        })
+      : heedful('chat', [], { model, system, temperature, 'top-p': top_p, 'max-tokens': max_tokens, seed })
+  return {
+    python: [
+      'import heedful',
+      '',
+      `model = ${call('heedful.load', [model])}`,
+      'messages = [',
+      listed,
+      ']',
+      `for piece in model.stream(messages, ${named.map(([name, value]) => `${name}=${py(value)}`).join(', ')}):`,
+      '    print(piece, end="", flush=True)',
+    ].join('\n'),
+    shell,
+    curl: curl('/v1/chat/completions', { model, messages: said, max_tokens, temperature, top_p, seed }),
+  }
+}
