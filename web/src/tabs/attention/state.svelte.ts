@@ -67,6 +67,7 @@ export class AttentionState {
     ...(this.writes && this.target.trim() ? { target: this.target } : {}),
     which: this.which,
     masked: this.masked,
+    ...(page.rendered ? { rendered: true } : {}),
   })
   /** The weights of the layer; the rollout needs none. */
   readonly map = live(

@@ -1,6 +1,7 @@
 // The settings of an answer, as the address has them and as the server, Python and the command line want them.
 
 import { call, curl, heedful, sh, type Code } from '../../lib/code'
+import { readAs } from '../write/prompt'
 import type { How } from './session.svelte'
 
 export const USUAL = {
@@ -44,10 +45,10 @@ export function howOf(own: Own, context: number | null): How {
 }
 
 /** The same answer elsewhere. */
-export function codeOf(model: string, prompt: string, how: How, probabilities: boolean): Code {
+export function codeOf(model: string, prompt: string, how: How, probabilities: boolean, rendered = false): Code {
   const { n, ...rest } = how
   const scored = probabilities ? { logprobs: 5, echo: true } : {}
-  const named = { ...rest, ...(n > 1 ? { n } : {}), ...scored }
+  const named = { ...rest, ...(n > 1 ? { n } : {}), ...scored, ...readAs(rendered) }
   const { stop, max_tokens, temperature, top_p, top_k, frequency_penalty, presence_penalty, seed } = how
   const flags = {
     'max-tokens': max_tokens,
@@ -60,6 +61,7 @@ export function codeOf(model: string, prompt: string, how: How, probabilities: b
     n: n > 1 ? n : undefined,
     logprobs: probabilities ? 5 : undefined,
     echo: probabilities,
+    'allow-special': rendered,
     json: probabilities,
   }
   const stops = (stop ?? []).map((text) => ` --stop ${sh(text)}`).join('')

@@ -2,7 +2,7 @@
 
 import { aborted, api, ApiError, type Choice, type Model } from '../../lib/api'
 import { page } from '../../lib/state.svelte'
-import { fitted } from '../write/prompt'
+import { fitted, readAs } from '../write/prompt'
 import { restore, told } from './link'
 import { echoed, Gathered, type Alternative, type Piece } from './pieces'
 import { Tree, type Branch } from './tree.svelte'
@@ -210,11 +210,12 @@ class Session {
         model,
         before + begun,
         how.max_tokens,
+        page.rendered,
         writing.control.signal,
       )
       if (read !== total)
         this.note = `${model.id} reads ${model.context} tokens at once: of the ${total} before the answer it read the last ${read}.`
-      const body = { ...how, model: model.id, prompt, max_tokens, logprobs: 5, echo }
+      const body = { ...how, model: model.id, prompt, max_tokens, logprobs: 5, echo, ...readAs(page.rendered) }
       for await (const { choices } of api.streamed(body, writing.control.signal)) {
         for (const choice of choices) {
           if (answers[choice.index].take(choice) && choice.logprobs)
@@ -249,12 +250,13 @@ class Session {
 
 export const session = new Session()
 
-const keyOf = (model: Model, text: string): string => `${model.id}\n${text}`
+const keyOf = (model: Model, text: string): string => `${model.id}\n${page.rendered}\n${text}`
 
 /** The probabilities of a whole text, or of as much of its end as the model can read. */
 export async function score({ model, text }: { model: Model; text: string }, signal: AbortSignal): Promise<Piece[]> {
-  const { prompt } = await fitted(model, text, 0, signal)
-  const { choices } = await api.complete({ model: model.id, prompt, max_tokens: 0, logprobs: 5, echo: true }, signal)
+  const { prompt } = await fitted(model, text, 0, page.rendered, signal)
+  const body = { model: model.id, prompt, max_tokens: 0, logprobs: 5, echo: true, ...readAs(page.rendered) }
+  const { choices } = await api.complete(body, signal)
   const pieces = echoed(text, choices[0].text, choices[0].logprobs!)
   session.remember(model, text, pieces)
   return pieces

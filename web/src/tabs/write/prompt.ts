@@ -4,6 +4,9 @@ import { api, type Model, type Token } from '../../lib/api'
 
 const LONGEST = 20_000 // characters
 
+/** How a prompt is read: one that a chat template made has its special tokens in it. */
+export const readAs = (rendered: boolean) => (rendered ? { allow_special: true, add_special_tokens: false } : {})
+
 export interface Fitted {
   /** The text, or the ids of its last tokens. */
   prompt: string | number[]
@@ -31,13 +34,19 @@ export function fit(text: string, tokens: Token[], context: number | null, lengt
 }
 
 /** The same, where the tokens are asked for only if the text may be too long. */
-export async function fitted(model: Model, text: string, length: number, signal?: AbortSignal): Promise<Fitted> {
+export async function fitted(
+  model: Model,
+  text: string,
+  length: number,
+  rendered: boolean,
+  signal?: AbortSignal,
+): Promise<Fitted> {
   // No text has more tokens than bytes, but for one at its beginning.
   const bytes = new TextEncoder().encode(text).length
   if (model.context === null || bytes + length + 2 <= model.context)
     return { prompt: text, max_tokens: length, read: null, total: null }
   const end = text.slice(-LONGEST).replace(/^[\udc00-\udfff]/, '') // the server cuts no longer texts into tokens
-  return fit(end, (await api.tokens({ model: model.id, text: end }, signal)).tokens, model.context, length)
+  return fit(end, (await api.tokens({ model: model.id, text: end, rendered }, signal)).tokens, model.context, length)
 }
 
 /** Where the last n tokens begin in the text, about: for code that is shown. */

@@ -1,11 +1,12 @@
 // Continuations of a text, three at a time, written within a time budget: what is ready when it is over is shown.
 
 import { aborted, api, ApiError, type Choice, type Model } from '../../lib/api'
-import { fitted } from './prompt'
+import { fitted, readAs } from './prompt'
 
 export interface Wish {
   model: Model
   text: string
+  rendered: boolean
   temperature: number
   top_p: number
   length: number
@@ -97,7 +98,13 @@ export class Suggestions {
   async #write(wish: Wish, n: number, until: number, outer: AbortController): Promise<void> {
     const fresh = Array.from({ length: n }, () => new Suggestion())
     this.items = [...this.items, ...fresh]
-    const { prompt, max_tokens, read, total } = await fitted(wish.model, wish.text, wish.length, outer.signal)
+    const { prompt, max_tokens, read, total } = await fitted(
+      wish.model,
+      wish.text,
+      wish.length,
+      wish.rendered,
+      outer.signal,
+    )
     if (outer.signal.aborted) return
     this.read = read !== null && total !== null && read < total ? read : null
     const inner = new AbortController()
@@ -106,7 +113,8 @@ export class Suggestions {
     let timer: ReturnType<typeof setTimeout> | undefined
     try {
       const { temperature, top_p } = wish
-      const body = { model: wish.model.id, prompt, max_tokens, temperature, top_p, n, logprobs: 0 }
+      const how = { max_tokens, temperature, top_p, n, logprobs: 0, ...readAs(wish.rendered) }
+      const body = { model: wish.model.id, prompt, ...how }
       for await (const piece of api.streamed(body, inner.signal)) {
         timer ??= setTimeout(stop, Math.max(until - performance.now(), GRACE))
         for (const choice of piece.choices) fresh[choice.index].take(choice)
