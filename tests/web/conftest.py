@@ -12,7 +12,8 @@ from urllib.parse import quote
 import pytest
 
 import heedful
-from support.serving import Server
+from heedful.serve.model_manager import default_names
+from support.serving import Server, saved
 
 PAGE = Path(heedful.__file__).parent / "serve" / "page" / "index.html"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -30,11 +31,11 @@ BUSY = ".notice.loading, [aria-busy=true]"
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """All that ships, served by a process of its own."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """All that ships, and a small chat model, served by a process of its own."""
     if not PAGE.is_file():
         pytest.skip("the playground's page is not built: make page")
-    with Server() as started:
+    with Server(*default_names(), saved(tmp_path_factory.mktemp("models") / "small")) as started:
         yield started
 
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-TABS = ["Write", "Complete", "Fill in", "Attention", "Step by step", "Tasks", "Images", "Runs"]
-IDS = ["write", "complete", "fill", "attention", "steps", "tasks", "images", "runs"]
+TABS = ["Write", "Complete", "Chat", "Fill in", "Attention", "Step by step", "Tasks", "Images", "Runs"]
+IDS = ["write", "complete", "chat", "fill", "attention", "steps", "tasks", "images", "runs"]
 NARROW = {"width": 390, "height": 844}
 
 

@@ -91,7 +91,7 @@ class ModelManager:
 
     def _default_models(self) -> Iterator[ServedModel]:
         """All shipped models, and the pulled ones that can be served here."""
-        yield from map(self._resolve, _default_names())
+        yield from map(self._resolve, default_names())
         for name in pulled_models():
             try:
                 yield self._resolve(name)
@@ -234,7 +234,7 @@ class ModelManager:
         await asyncio.gather(*(self._evict(model) for model in self._models.values() if model.worker is not None))
 
 
-def _default_names() -> list[str]:
+def default_names() -> list[str]:
     """All shipped models: first those that continue a text, then those that translate it, read it, then the others."""
 
     def rank(name: str) -> int:
