@@ -1018,7 +1018,7 @@ export interface components {
             tokens: components["schemas"]["Token"][];
             /**
              * Context
-             * @description The most tokens that the model reads and writes; null if there is no limit
+             * @description The most tokens that the model reads and writes; null: no limit
              */
             context: number | null;
         };

@@ -34,7 +34,7 @@ class ChatPromptResponse(PlaygroundModel):
 
     text: str
     tokens: list[Token]
-    context: int | None = Field(description="The most tokens that the model reads and writes; null if there is no limit")
+    context: int | None = Field(description="The most tokens that the model reads and writes; null: no limit")
 
 
 @router.post("/api/chat/prompt", response_model=ChatPromptResponse)
