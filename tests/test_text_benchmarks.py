@@ -1,5 +1,6 @@
 """What benchmarks/classification.py and the grammar of captions compute, against definitions and school grammar."""
 
+import importlib
 import importlib.util
 import random
 import re
@@ -47,14 +48,15 @@ def test_near_duplicates_are_in_one_part(monkeypatch):
 
 
 def test_captions_are_declined_as_german_is(monkeypatch):
-    captions = script("zoo_data/captions.py", monkeypatch)
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "zoo_data"))
+    captions, german = script("zoo_data/captions.py", monkeypatch), importlib.import_module("german")
     grammar = captions.Grammar(random.Random(0))
-    few = [noun for noun in captions.NOUNS["person"] if noun.singular in ("Mann", "Frau", "Kind", "Junge")]
+    few = [noun for noun in german.NOUNS["person"] if noun.singular in ("Mann", "Frau", "Kind", "Junge")]
     with monkeypatch.context() as patch:
-        patch.setitem(captions.NOUNS, "person", few)
-        patch.setitem(captions.ADJECTIVES, "person", [("alt", "alt", "old")])
-        forms = [(case, det, n) for case in captions.CASES for det in ("ein", "der", "kein") for n in (True, False)]
-        said = {grammar.noun_phrase("person", *form).german for form in forms for _ in range(150)}
+        patch.setitem(german.NOUNS, "person", few)
+        patch.setitem(german.ADJECTIVES, "person", [("alt", "alt", "old")])
+        forms = [(case, det, n) for case in german.CASES for det in ("ein", "der", "kein") for n in (True, False)]
+        said = {grammar.noun_phrase("person", *form).german for form in forms for _ in range(900)}
     assert {"ein alter Mann", "einen alten Mann", "einem alten Mann", "der alte Mann", "keine alte Frau"} <= said
     assert {
         "einen Jungen",
@@ -67,10 +69,36 @@ def test_captions_are_declined_as_german_is(monkeypatch):
     assert {"zwei alte Männer", "einigen alten Männern", "einer alten Frau", "keinen alten Kindern"} <= said
     assert not {"einen Junge", "den Junge", "einen Frau", "den Kinder", "ein alte Kind", "zwei alten Männer"} & said
     clauses = dict(grammar.sentence() for _ in range(4000))
-    assert all(german[-1] in ".?" and german[-1] == english[-1] for german, english in clauses.items())
+    assert all(german[-1] in ".?!" and german[-1] == english[-1] for german, english in clauses.items())
     assert not any(", ," in german or "  " in german or " ." in german for german in clauses)
     assert any(german.startswith("Während") and english.startswith("While") for german, english in clauses.items())
-    assert any(" hat " in g and g.endswith("gelesen.") and " read " in e for g, e in clauses.items())
+    assert any(" hat " in g and g.endswith(("gesehen.", "gelesen.", "gekauft.")) for g in clauses)
+
+
+def test_verbs_have_the_forms_of_school_grammar(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "zoo_data"))
+    verb = importlib.import_module("german").verb
+    forms = {
+        "zeichnen": "zeichne zeichnest zeichnet zeichnete gezeichnet zu zeichnen",
+        "halten": "halte hältst hält hielt gehalten zu halten",
+        "an|ziehen": "ziehe ziehst zieht zog angezogen anzuziehen",
+        "lächeln": "lächle lächelst lächelt lächelte gelächelt zu lächeln",
+        "*auf|stehen": "stehe stehst steht stand aufgestanden aufzustehen",
+        "besuchen": "besuche besuchst besucht besuchte besucht zu besuchen",
+        "lesen": "lese liest liest las gelesen zu lesen",
+        "*Fahrrad_fahren": "fahre fährst fährt fuhr Fahrrad gefahren Fahrrad zu fahren",
+        "fotografieren": "fotografiere fotografierst fotografiert fotografierte fotografiert zu fotografieren",
+    }
+    for name, expected in forms.items():
+        v = verb(name, "be")
+        said = [*map(v.present, ("1s", "2s", "3s")), v.preterite("3s"), v.participle, v.with_zu]
+        assert " ".join(said) == expected
+    for english, expected in {
+        "lie": "lying lay lies",
+        "run around": "running around ran around runs around", "study": "studying studied studies"
+    }.items():  # fmt: skip
+        v = verb("sehen", english.replace(" ", "_")).english
+        assert f"{v.ing} {v.past} {v.present('3s')}" == expected
 
 
 def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch):
