@@ -22,7 +22,7 @@ def main() -> None:
     with torch.no_grad():
         for name, p in kept.model.named_parameters():
             p.lerp_(theirs[name], float(share))
-    kept.save(folder, int8=True)
+    kept.save(folder, quantize="int8")
 
 
 if __name__ == "__main__":

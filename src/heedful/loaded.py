@@ -50,6 +50,7 @@ from heedful.tasks.neighbours import Neighbour, word_vectors
 from heedful.tasks.tag import TaggedSpan, tag_texts
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
+from heedful.weights.compressed import Quantized
 from heedful.weights.folder import load_folder
 from heedful.weights.manifest import is_run
 from heedful.weights.resolve import is_local, reject_pickle, resolve_model, shipped_models
@@ -73,11 +74,17 @@ class Loaded(ModelWithTokenizer):
         return f"Loaded({self.name}: {type(self.model).__name__}, {count}, on {self.model.device})"
 
     def save(
-        self, folder: str | Path, *, max_shard: int = MAX_SHARD, overwrite: bool = False, int8: bool = False
+        self,
+        folder: str | Path,
+        *,
+        max_shard: int = MAX_SHARD,
+        overwrite: bool = False,
+        quantize: Quantized | None = None,
     ) -> None:
-        """Write a folder that `load` and transformers' from_pretrained read; with `int8` a quarter of the size."""
+        """Write a folder that `load` and transformers' from_pretrained read; `quantize` "int8" or "int4" makes it a
+        quarter or a seventh of float32's size."""
         also = self.pooling.files(self.model)
-        save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite, int8=int8, also=also)
+        save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite, quantize=quantize, also=also)
 
     # --- generation --------------------------------------------------------------------------------------------------
 

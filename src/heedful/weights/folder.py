@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from heedful.models.base import Model
 from heedful.models.mapping import WeightMap, identity
 from heedful.models.registry import for_hub
-from heedful.weights.compressed import CompressedSource, is_int8
+from heedful.weights.compressed import CompressedSource, is_supported
 from heedful.weights.load import TensorSource, load_tensors
 from heedful.weights.safetensors_file import SafetensorsFiles
 
@@ -38,7 +38,9 @@ def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torc
     """The model in a folder, in evaluation mode."""
     hub = read_config(folder)
     with SafetensorsFiles(weight_files(folder)) as files:
-        source: TensorSource = CompressedSource(files) if hub.get("quantization_config") else files
+        source: TensorSource = files
+        if hub.get("quantization_config"):
+            source = CompressedSource(files, hub.get("dtype") or hub.get("torch_dtype"))
         model = meta_model(hub, set(source.names()))
         load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
     model.generation = read_json(folder, "generation_config.json", missing={})
@@ -54,10 +56,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json; ValueError for weights that are quantized in another way than `compressed` knows."""
     hub = read_json(folder, "config.json")
     quantization = hub.get("quantization_config")
-    if quantization is not None and not (isinstance(quantization, Mapping) and is_int8(quantization)):
+    if quantization is not None and not (isinstance(quantization, Mapping) and is_supported(quantization)):
         raise ValueError(
             f"the weights in {folder} are quantized (quantization_config) in a way that is not supported in "
-            "safetensors; use the model's unquantized files, or its GGUF"
+            "safetensors (compressed-tensors' symmetric int8 by row and int4 are); use the model's unquantized "
+            "files, or its GGUF"
         )
     return hub
 

@@ -25,7 +25,7 @@ from heedful.models.encoder import has_segments
 from heedful.models.mapping import Entry, WeightMap, identity
 from heedful.nn.lora import refuse_adapted
 from heedful.text.tokenizer import Tokenizer
-from heedful.weights.compressed import INT8_CONFIG, compress
+from heedful.weights.compressed import INT4_BYTES, Quantized, compress, int4_names, quantization_config
 from heedful.weights.folder import OWN
 
 MAX_SHARD = 5 * 10**9
@@ -38,16 +38,18 @@ def save(
     *,
     max_shard: int = MAX_SHARD,
     overwrite: bool = False,
-    int8: bool = False,
+    quantize: Quantized | None = None,
     also: Mapping[str, Any] | None = None,
 ) -> None:
     """Write config.json, the weights in files of at most `max_shard` bytes (a single tensor may be larger), and the
     tokenizer if there is one; `also` are more JSON files, by their paths in the folder. A folder that holds something
-    is kept unless `overwrite` says that all of it may go. With `int8` the matrices are quantized (`compressed`)."""
+    is kept unless `overwrite` says that all of it may go. `quantize`: matrices in int8 or int4 (`compressed`)."""
     if any(hasattr(module, "n_weights") for module in model.modules()):
         raise ValueError("the weights are packed: save the model as it was loaded")
+    if quantize not in (None, "int8", "int4"):
+        raise ValueError(f"weights are quantized to int8 or int4, not to {quantize}")
     with new_folder(Path(folder), overwrite=overwrite) as aside:
-        write_folder(aside, model, tokenizer, max_shard, int8=int8)
+        write_folder(aside, model, tokenizer, max_shard, quantize=quantize)
         for name, content in (also or {}).items():
             (aside / name).parent.mkdir(exist_ok=True)
             (aside / name).write_text(json.dumps(content, indent=2) + "\n")
@@ -91,27 +93,34 @@ def config_and_weight_map(model: Model) -> tuple[dict[str, Any], WeightMap]:
 
 
 def write_folder(
-    folder: Path, model: Model, tokenizer: Tokenizer | None = None, max_shard: int = MAX_SHARD, *, int8: bool = False
+    folder: Path,
+    model: Model,
+    tokenizer: Tokenizer | None = None,
+    max_shard: int = MAX_SHARD,
+    *,
+    quantize: Quantized | None = None,
 ) -> None:
     """Write the model's files into an existing folder, not atomically."""
     refuse_adapted(model, "saved whole")
     weights = config_and_weight_map(model)[1]
     parameters = {n: p.detach() for n, p in model.named_parameters()}
-    shards = _shards(weights.entries(parameters), parameters, max_shard, 1 if int8 else None)
+    entries = weights.entries(parameters)
+    packed = int4_names(model, entries) if quantize == "int4" else set()
+    shards = _shards(entries, parameters, max_shard, quantize, packed)
     names: dict[str, str] = {}
     total = 0
     for i, entries in enumerate(shards):
         alone = len(shards) == 1
         file = "model.safetensors" if alone else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         named = _theirs(entries, parameters)
-        tensors = dict(compress(named) if int8 else named)
+        tensors = dict(compress(named, packed) if quantize else named)
         write_safetensors(tensors, folder / file)
         names |= dict.fromkeys(tensors, file)
         total += sum(t.nbytes for t in tensors.values())
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": names}
         _write_json(folder / "model.safetensors.index.json", index)
-    write_config(folder, model, int8=int8)
+    write_config(folder, model, quantization_config(packed) if quantize else None)
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, model)
 
@@ -133,9 +142,10 @@ def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
-def write_config(folder: Path, model: Model, *, int8: bool = False) -> None:
+def write_config(folder: Path, model: Model, quantization: dict[str, Any] | None = None) -> None:
     """Write config.json and, where the model has them, generation_config.json and preprocessor_config.json."""
-    _write_json(folder / "config.json", hub_config(model) | ({"quantization_config": INT8_CONFIG} if int8 else {}))
+    also = {"quantization_config": quantization} if quantization else {}
+    _write_json(folder / "config.json", hub_config(model) | also)
     if model.generation:
         _write_json(folder / "generation_config.json", model.generation)
     if model.preprocessor:
@@ -143,16 +153,18 @@ def write_config(folder: Path, model: Model, *, int8: bool = False) -> None:
 
 
 def _shards(
-    entries: list[Entry], parameters: dict[str, Tensor], max_shard: int, n_bytes: int | None = None
+    entries: list[Entry], parameters: dict[str, Tensor], max_shard: int, quantize: Quantized | None, packed: set[str]
 ) -> list[list[Entry]]:
-    """The entries in order, cut where a file would grow past `max_shard`; `n_bytes` of a number, if not its type's."""
+    """The entries in order, cut where a file would grow past `max_shard`."""
     shards: list[list[Entry]] = [[]]
-    size = 0
+    size = 0.0
     for entry in entries:
-        n = sum(parameters[name].numel() * (n_bytes or parameters[name].element_size()) for name in entry.ours)
+        tensors = [parameters[name] for name in entry.ours]
+        small = INT4_BYTES if packed.issuperset(entry.theirs) else 1 if quantize else None
+        n = sum(t.numel() * (small or t.element_size()) for t in tensors)
         if shards[-1] and size + n > max_shard:
             shards.append([])
-            size = 0
+            size = 0.0
         shards[-1].append(entry)
         size += n
     return shards
