@@ -366,6 +366,8 @@ class Phrases:
             thing = self.noun_phrase(what, verb.case, det)
             if self.chance(0.1) and what in ("person", "animal", "thing"):
                 thing = self.described(thing, what) if "," not in thing.german else thing
+        if verb.english.base == "drive" and thing.english.endswith(de.RIDDEN):
+            verb = replace(verb, english=de.EnglishVerb("ride"))
         german = de.contracted(f"{verb.preposition} {thing.german}") if verb.preposition else thing.german
         if self.chance(0.03) and "," not in german:
             other = self.noun_phrase("person", "acc")

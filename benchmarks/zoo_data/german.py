@@ -319,6 +319,7 @@ SYLLABLES = (
     "na nel no nu or pa per pi ra rel ri ro sa sel shi si sko sta ta ter ti tor tra u va vel vin wa wen xi ya zan zer "
     "zo chi quo thy"
 ).split()
+RIDDEN = ("cycle", "cycles", "bike", "bikes", "scooter", "scooters", "sled", "sleds", "moped", "mopeds")
 MADE_OF = [
     ("aus Holz", "made of wood"), ("aus Metall", "made of metal"), ("aus Glas", "made of glass"),
     ("aus Stein", "made of stone"), ("aus Papier", "made of paper"), ("aus Plastik", "made of plastic"),
