@@ -4,8 +4,9 @@
     python benchmarks/card_samples.py shakespeare      some
     python benchmarks/card_samples.py FOLDER           a folder with a README.md, as a model that will ship
 
-Texts: seeds 0 to 9, temperature 0.8, 200 tokens, the same prompt. Chats: ten prompts, seed 0 to 9. Translations: ten
-sentences written for this. Images: seeds 0 to 9, from the first pixel on, as characters.
+Texts: seeds 0 to 9, temperature 0.8, 200 tokens, the same prompt. Chats: ten prompts, seed 0 to 9. Translations and
+other tasks from text to text: ten sources written for this. Images: seeds 0 to 9, from the first pixel on, in
+characters.
 """
 
 from __future__ import annotations
@@ -38,6 +39,18 @@ GERMAN = (
     "Ein kleines Mädchen isst ein Eis.", "Die Leute warten an einer Haltestelle auf den Bus.",
     "Ein alter Mann verkauft Obst auf dem Markt.", "Eine Katze schläft auf dem Dach eines Autos.",
 )  # fmt: skip
+TASKS = (
+    "translate German to English: Ein Mann mit einem Hut steht vor einem Haus.",
+    "translate German to English: Wir haben gestern im Garten gearbeitet.",
+    "translate German to English: Warum schläft der Hund auf dem Sofa?",
+    "sentiment: A warm and funny film that I would gladly see again.",
+    "sentiment: The plot is dull and the actors look bored.",
+    "question: Who is reading a book? context: A woman is reading a book in the garden. Two boys are playing soccer.",
+    "question: Where is Anna waiting? context: Anna is waiting at the train station. Peter is buying a newspaper.",
+    "question: What is the dog doing? context: The dog is sleeping under a table. A cat is sitting on the roof.",
+    "correct: The old man waled slowly to his huose.",
+    "correct: She opend the letter and red it with gret care.",
+)
 GREYS = " .:-=+*#%@"
 
 
@@ -62,7 +75,9 @@ def samples(loaded: Loaded) -> str:
         shown = [picture(loaded, seed) for seed in SEEDS]
         return f"Seeds 0 to 9, temperature 1, unedited.\n{fenced(shown)}"
     if "translate" in loaded.abilities:
-        shown = [f"{source}\n{loaded.translate(source)}" for source in GERMAN]
+        shown = [
+            f"{source}\n{loaded.translate(source)}" for source in (TASKS if loaded.model.family == "t5" else GERMAN)
+        ]
         return f"Ten sentences of no data set, unedited.\n{fenced(shown)}"
     assert loaded.tokenizer is not None, "it generates text"
     options = {"max_tokens": N_TOKENS, "temperature": TEMPERATURE}
