@@ -24,6 +24,7 @@ WITH_ARRAYS: dict[str, dict[str, Any]] = {
     "alignment": {"model": "reversal", "source": "1 2 3"},
     "rollout": {"model": "tiny", "text": "To be"},
     "steps": {"model": "tiny", "text": "To be"},
+    "steps/map": {"model": "tiny", "text": "To be"},
     "translate": {"model": "translator", "text": "Ein Hund."},
     "fill": {"model": "tiny", "texts": ["he is a _", "she is a _"], "n": 5},
     "image/classify": {"model": "digits-vit", "image": IMAGE},

@@ -39,6 +39,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "alignment": [{"model": "reversal", "source": "1 2 3"}, {"model": "translator", "source": "Ein Hund."}],
     "rollout": [{"model": "tiny", "text": "To be"}, {"model": "digits-vit", "image": IMAGE}],
     "steps": [{"model": "tiny", "text": "To be"}],
+    "steps/map": [{"model": "tiny", "text": "To be"}, {"model": "shakespeare", "text": "To be", "token": 1}],
     "steps/weights": [{"model": "tiny"}],
     "translate": [{"model": "translator", "text": "Ein Hund."}, {"model": "reversal", "text": "1 2 3"}],
     "neighbours": [{"model": "bert-books", "text": "king - man + woman", "n": 3}],

@@ -39,6 +39,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "alignment": {"model": "reversal", "source": "1 2 3", "target": "3 2 1"},
     "rollout": {"model": "tiny", "text": "To be"},
     "steps": {"model": "tiny", "text": "To be"},
+    "steps/map": {"model": "tiny", "text": "To be", "token": 1},
     "translate": {"model": "reversal", "text": "1 2 3", "beams": 2},
     "classify": {"model": "tiny", "text": "To be", "second": "or"},
     "neighbours": {"model": "reversal", "text": "1 - 2 + 3", "n": 3, "layer": None},

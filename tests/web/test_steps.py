@@ -133,10 +133,10 @@ def test_the_choice_reuses_the_logits(open_tab, page, acts):
         else:
             assert "cut" in cells[3]
     page.get_by_label("Temperature", exact=True).fill("0")
-    page.get_by_text("the likeliest is taken").wait_for()
+    page.get_by_text("One token is left: at temperature 0").wait_for()
     assert asked == []
     before = page.get_by_label("Text", exact=True).input_value()
-    page.get_by_role("button", name="Write it and go on").click()
+    page.get_by_role("button", name="Write it, go on").click()
     page.get_by_text("14 of 32 tokens").wait_for()
     assert [url for url in asked if url.endswith("/weights")] == []  # those it has
     assert page.get_by_label("Text", exact=True).input_value() == before + exact("tiny").generate(
@@ -173,10 +173,53 @@ def test_the_merges_of_a_word_and_a_text_that_is_too_long(open_tab, page):
         assert [len(pieces) for pieces in steps] == sorted((len(p) for p in steps), reverse=True)
     assert "".join(words.nth(1).locator("li").last.locator("span").all_inner_texts()) == "·young"
     page.get_by_label("Text", exact=True).fill("the young cat " * 40)
-    page.get_by_role("alert").get_by_text("at most 64 are shown").wait_for()
+    page.get_by_text("a text of at most 64 tokens").wait_for()  # the map is there, and not every number
+    page.get_by_label("Text", exact=True).fill("the young cat " * 400)
+    page.get_by_role("alert").get_by_text("are shown here: shorten it").wait_for()
     page.get_by_role("button", name="Keep its end").click()
-    page.locator("[data-step=scores]").wait_for()
+    page.locator("canvas[data-tiles]:not([data-tiles='0'])").wait_for()
     assert page.get_by_label("Text", exact=True).input_value().endswith("young cat ")
+
+
+def tile(page: Any, nth: int) -> None:
+    """Walk to a step of the map and open it."""
+    page.locator("canvas[data-tiles]").focus()
+    page.keyboard.press("ArrowRight")
+    for _ in range(nth):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+
+
+def test_the_whole_pass_is_one_picture_and_a_step_of_it_opens(open_tab, page):
+    open_tab("steps", model="tiny", text=TEXT)
+    page.locator("canvas[data-tiles='37']").wait_for()  # embedding, position, 17 steps of each layer, the last norm
+    assert page.get_by_role("button", name="Play").count() == 0  # nothing moves where that is not wanted
+    bars = page.get_by_role("list", name="The likeliest next tokens").get_by_role("listitem")
+    assert bars.count() >= 7 and bars.first.bounding_box()["y"] < 800  # above the fold
+    assert page.get_by_label("Top-p", exact=True).bounding_box()["y"] < 800
+    tile(page, 19 + 8)
+    page.wait_for_function("() => location.hash.includes('layer=1')")
+    assert (params(page)["step"], params(page)["layer"]) == ("weights", "1")
+    assert page.get_by_role("region", name="This step").get_by_role("heading").inner_text() == "Softmax"
+    page.locator("canvas[data-tiles]").focus()
+    page.keyboard.press("Shift+ArrowLeft")
+    page.wait_for_function("() => location.hash.includes('token=11')")
+
+
+def test_a_pass_is_played_and_its_token_drops_into_the_text(visit, open_tab):
+    page = visit(reduced_motion="no-preference")
+    page.clock.install()
+    open_tab("steps", model="tiny", text=TEXT, temperature=0, on=page)
+    page.locator("canvas[data-tiles='37']").wait_for()
+    page.get_by_role("button", name="Play").click()
+    page.clock.run_for(9000)
+    assert page.get_by_role("button", name="Stop").is_visible()
+    assert page.get_by_label("Text", exact=True).input_value() == TEXT
+    page.clock.run_for(10_000)
+    assert page.locator(".falling").is_visible()
+    page.clock.run_for(1500)
+    assert page.get_by_label("Text", exact=True).input_value() == TEXT + " "
+    assert page.get_by_role("button", name="Play").is_visible()
 
 
 def test_code_runs_and_numbers_are_saved(open_tab, page, acts, server, tmp_path, capsys):
@@ -201,4 +244,4 @@ def test_code_runs_and_numbers_are_saved(open_tab, page, acts, server, tmp_path,
     assert len(hidden) == 13 * 32
     output = [float(row["value"]) for row in rows if row["step"] == "output"]
     assert torch.allclose(torch.tensor(output).view(13, 16), acts["decoder.1.after"][0], atol=1e-4)
-    assert files["Drawing (SVG)"].count("<image") >= 20
+    assert "<image" in files["Drawing (SVG)"] and "residual stream" in files["Drawing (SVG)"]

@@ -15,6 +15,7 @@ export type AttentionMap = Decoded<Schemas['LayerResponse']>
 export type Overview = Decoded<Schemas['OverviewResponse']>
 export type Neuron = Decoded<Schemas['NeuronResponse']>
 export type Steps = Decoded<Schemas['StepsResponse']>
+export type StepsMap = Decoded<Schemas['MapResponse']>
 export type StepsLayer = Decoded<Schemas['LayerSteps']>
 export type StepsWeights = Decoded<Schemas['ParametersResponse']>
 export type Affine = Decoded<Schemas['LinearParameters']>
@@ -163,6 +164,7 @@ export const api = {
   rollout: async (body: Schemas['RolloutRequest'] & { text: string }, signal?: AbortSignal) =>
     (await post('/api/rollout')(body, signal)) as Decoded<Schemas['TextRolloutResponse']>,
   steps: post('/api/steps'),
+  stepsMap: post('/api/steps/map'),
   stepsWeights: post('/api/steps/weights'),
 
   translate: post('/api/translate'),

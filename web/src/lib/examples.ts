@@ -6,6 +6,7 @@ const KNOWN: Record<string, string[]> = {
   shakespeare: ['To be, or not to be', 'KING RICHARD:\nMy lord, ', 'What light through yonder window'],
   books: ['The old house stood at the end of the lane,', '"I do not believe you," said Mary,'],
   tiny: ['To be, or not', 'My lord'],
+  'tiny-books': ['The old man opened the door and looked', 'She was the most beautiful'],
   'bert-books': [
     'The ship sailed across the sea to a distant island.',
     'She opened the door and looked into the garden.',

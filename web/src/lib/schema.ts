@@ -524,6 +524,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/steps/map": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Steps Map
+         * @description The whole forward pass of a decoder as one picture.
+         */
+        post: operations["post_steps_map_api_steps_map_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/translate": {
         parameters: {
             query?: never;
@@ -2773,6 +2793,55 @@ export interface components {
             bias: components["schemas"]["FloatArray"] | null;
         };
         /**
+         * MapRequest
+         * @description A text, and the token whose row is followed: the last one if it is not given.
+         */
+        MapRequest: {
+            /** Model */
+            model: string;
+            /** Text */
+            text: string;
+            /** Token */
+            token?: number | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * MapResponse
+         * @description A forward pass in small images, and the choice of the next token.
+         */
+        MapResponse: {
+            /** Tokens */
+            tokens: components["schemas"]["Token"][];
+            /**
+             * Token
+             * @description The token that is followed
+             */
+            token: number;
+            /** Merges */
+            merges: components["schemas"]["WordMerges"][] | null;
+            /**
+             * Small
+             * @description Whether /api/steps shows every number of it
+             */
+            small: boolean;
+            /** N Heads */
+            n_heads: number;
+            /** Miniatures */
+            miniatures: components["schemas"]["Miniature"][];
+            /** @description (L, H, T): whom the followed token attends to, 255 is 1 */
+            attention: components["schemas"]["ByteArray"];
+            /** @description (L + 1): the norm of its residual stream, first before the first layer */
+            stream: components["schemas"]["FloatArray"];
+            /** @description (V): of the token after the last one */
+            logits: components["schemas"]["FloatArray"];
+            /**
+             * Named
+             * @description The likeliest of them
+             */
+            named: components["schemas"]["Token"][];
+        };
+        /**
          * Message
          * @description A message of a conversation.
          */
@@ -2805,6 +2874,28 @@ export interface components {
             audio?: null;
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * Miniature
+         * @description A step as an image: 0 is empty (masked), else 128 is zero and 255 `full`; of shares that are never negative, 1
+         *     is zero. A pixel of several numbers has the one of the largest magnitude.
+         */
+        Miniature: {
+            /** Id */
+            id: string;
+            /** Layer */
+            layer: number | null;
+            /**
+             * Shape
+             * @description Of the activation itself: (T, columns) or (H, T, T)
+             */
+            shape: number[];
+            /**
+             * Full
+             * @description The number of the fullest colour; larger ones have it too
+             */
+            full: number;
+            image: components["schemas"]["ByteArray"];
         };
         /**
          * ModelCard
@@ -4182,6 +4273,31 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ParametersResponse"];
+                    "application/vnd.heedful.arrays": string;
+                };
+            };
+        };
+    };
+    post_steps_map_api_steps_map_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["MapRequest"];
+            };
+        };
+        responses: {
+            /** @description JSON; with `accept: application/vnd.heedful.arrays` the same with the arrays as bytes after it */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MapResponse"];
                     "application/vnd.heedful.arrays": string;
                 };
             };

@@ -60,8 +60,9 @@ export const tabs: Tab[] = [
   {
     id: 'steps',
     label: 'Step by step',
-    fits: (m) => writes(m) && m.n_layers <= 4 && m.parameters < 3e6,
-    wants: 'a tiny decoder, such as tiny',
+    fits: writes,
+    first: (m) => m.id === 'tiny-books', // whose every number is shown, and whose tokens are merged
+    wants: 'a model that continues text, such as tiny-books',
     load: () => import('../tabs/Steps.svelte'),
   },
   {

@@ -7,6 +7,7 @@
     bias        differences between groups of people, with intervals
     attention   weights by layer and head, neuron view, alignment, rollout (attention_view, recompute, neuron)
     steps       all activations and parameters of a small model (steps_schema, parameters)
+    steps_map   a pass of a decoder of any size as one picture
     tasks       translate, classify, answer, tag
     neighbours  nearest words and analogies
     images      classify and complete images
@@ -34,11 +35,12 @@ from heedful.serve.playground import (
     page,
     runs,
     steps,
+    steps_map,
     tasks,
     text,
 )
 
-API_MODULES = (models, text, chat_prompt, fill, bias, attention, steps, tasks, neighbours, images, runs)
+API_MODULES = (models, text, chat_prompt, fill, bias, attention, steps, steps_map, tasks, neighbours, images, runs)
 
 router = APIRouter()
 for part in API_MODULES:

@@ -51,6 +51,8 @@ from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
 MAX_LAYERS, MAX_STEP_TOKENS, MAX_WIDTH, MAX_VOCABULARY = 4, 64, 128, 10_000
+OUTPUTS = ("embeddings", "positions", "before", "after", "output", "hidden")  # last parts of the names of activations
+INSIDE = ("queries", "keys", "values", "scores", "weights", "heads")
 
 
 class ParametersRequest(RequestBody):
@@ -77,13 +79,19 @@ def small_decoder(inspector: Inspector) -> DecoderModel:
     if not isinstance(model, DecoderModel) or isinstance(model, ImageGPT):
         raise ValueError(f"{inspector.loaded.name} does not go on with a text: choose a decoder, as tiny")
     config = model.config
-    if config.n_layers > MAX_LAYERS or config.d_model > MAX_WIDTH or config.vocab_size > MAX_VOCABULARY:
+    if not is_small(model):
         raise ValueError(
             f"{inspector.loaded.name} is too large to show every number ({config.n_layers} layers, {config.d_model} "
             f"wide, {config.vocab_size} tokens): at most {MAX_LAYERS} layers, {MAX_WIDTH} wide, {MAX_VOCABULARY} "
             "tokens; tiny is small"
         )
     return model
+
+
+def is_small(model: DecoderModel) -> bool:
+    """Whether every number of a pass can be shown."""
+    config = model.config
+    return config.n_layers <= MAX_LAYERS and config.d_model <= MAX_WIDTH and config.vocab_size <= MAX_VOCABULARY
 
 
 def forward_steps(inspector: Inspector, text: str) -> dict[str, Any]:
@@ -100,9 +108,7 @@ def all_parameters(inspector: Inspector) -> dict[str, Any]:
 
 def _forward_steps(inspector: Inspector, model: DecoderModel, text: str) -> dict[str, Any]:
     inputs = model_input(inspector, text)
-    outputs = ("embeddings", "positions", "before", "after", "output", "hidden")
-    inside = ("queries", "keys", "values", "scores", "weights", "heads")
-    places = [name for name in activation_names(model) if name.split(".")[-1] in (*outputs, *inside)]
+    places = [name for name in activation_names(model) if name.split(".")[-1] in (*OUTPUTS, *INSIDE)]
     with capture(model, [*places, "logits"]) as acts:
         model(inputs.batch)
     added = acts["decoder.positions"][0] if "decoder.positions" in acts else None
