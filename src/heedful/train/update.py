@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Batch
+from heedful.nn.position import RelativeBias
 from heedful.train import optimizers
 from heedful.train.distributed import Processes
 from heedful.train.loss import Loss, add_loss
@@ -36,6 +37,8 @@ class Update:
     ) -> None:
         self.module, self.parameters, self.optimizer, self.ema = module, parameters, optimizer, ema
         self.processes, self.clip = processes, clip
+        if processes.device.type == "cuda" and any(isinstance(part, RelativeBias) for part in module.modules()):
+            torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention fails with a bias of some shapes
 
     def __call__(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Update the weights; returns the sums of losses, metrics and targets, and the "norm" of the gradient."""
