@@ -23,6 +23,7 @@ from heedful.serve.playground.inspection import Inspector, LRUCache
 from heedful.text import train_bpe, train_wordpiece
 from heedful.weights.resolve import shipped_models
 from heedful.weights.save import save
+from heedful.zoo import FOLDER, read_card
 from support.folders import tiny_gpt
 from support.playground import array, asked, exact, pieces, same, validated
 from support.serving import ThreadServer, assert_error, events, serving
@@ -95,6 +96,14 @@ def test_models_are_described_without_being_loaded():
         assert bool(maps) == bool(model["n_heads"]) and model["n_layers"] and not model["chat"]
     assert found["tiny"]["vocabulary"] == 66 and found["tiny"]["n_heads"] == 2 and found["tiny"]["image"] is None
     assert found["tiny"]["about"] != FAMILIES["gpt"].about  # its card's
+    card = read_card(FOLDER / "translator").facts
+    assert (found["translator"]["good_at"], found["translator"]["fails_at"]) == (card["good at"], card["fails at"])
+    assert all(model["good_at"] and model["fails_at"] for model in found.values())
+    purposes = {
+        "tiny": "write", "bert-books": "fill", "translator": "translate", "digits-vit": "classify_image",
+        "digits-gpt": "complete_image", "reader": "answer", "entities": "tag", "sentiment": "classify",
+    }  # fmt: skip
+    assert {name: found[name]["purpose"] for name in purposes} == purposes
     assert found["digits-vit"]["labels"] == list("0123456789")
     assert found["digits-vit"]["image"] == {"size": 8, "channels": 1, "levels": 256}
     assert found["digits-gpt"]["image"] == {"size": 8, "channels": 1, "levels": 16}

@@ -78,7 +78,11 @@ def test_stop_keeps_what_has_come(visit, open_tab):
         assert text_of(page) == before + " w00 w01 w02"
 
 
-def test_prompts_to_start_from(open_tab, page):
+def test_prompts_to_start_from(open_tab, page, server):
+    served = page.request.get(f"{server.url}/api/models").json()
+    for model in served["models"]:
+        model["parameters"] *= 100  # as if it could learn from examples in its prompt
+    page.route("**/api/models", lambda route: route.fulfill(json=served))
     open_tab("complete", model="shakespeare")
     names = page.get_by_label("Start from").locator("option").all_inner_texts()[1:]
     assert names == [
@@ -98,6 +102,21 @@ def test_prompts_to_start_from(open_tab, page):
     go_on(page)
     assert text_of(page).startswith(text)
     assert "\n" not in text_of(page).removeprefix(text)
+
+
+def test_a_small_model_is_offered_what_it_goes_on_with_and_silence_is_explained(open_tab, page):
+    open_tab("complete", model="shakespeare", length=5)
+    names = page.get_by_label("Start from").locator("option:enabled").all_inner_texts()
+    assert len(names) > 2 and page.get_by_label("Start from").locator("option:disabled").count() == 5
+    for name in names:
+        page.get_by_label("Start from").select_option(name)
+        text = text_of(page)
+        go_on(page)
+        assert len(text_of(page)) > len(text), name
+    text = "Q: Who wrote Hamlet?\nA: William Shakespeare.\n\nQ: What is the largest planet?\nA:"
+    open_tab("complete", model="shakespeare", length=5, text=text, temperature=0, stop='["\\n"]')
+    go_on(page)
+    page.get_by_text("wrote nothing before the stop sequence “⏎”").wait_for()
 
 
 def test_probabilities_are_the_models_own(open_tab, page):

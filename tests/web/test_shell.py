@@ -161,8 +161,33 @@ def test_the_model_is_shared_where_it_fits(open_tab, page):
     assert page.get_by_label("Model").first.input_value() == "tiny"
     page.get_by_role("tab", name="Images").click()  # not for tiny
     page.wait_for_function("() => document.querySelector('header select').value.startsWith('digits')")
+    page.reload()
     page.get_by_role("tab", name="Write").click()
     assert page.get_by_label("Model").first.input_value() == "tiny"
+
+
+def test_what_was_typed_survives_a_tab_without_text_and_a_reload(open_tab, page):
+    open_tab("write", model="books", text="It was a dark and stormy night")
+    page.get_by_role("tab", name="Runs").click()
+    page.wait_for_function("() => location.hash.startsWith('#/runs')")
+    page.reload()
+    page.get_by_role("tab", name="Write").click()
+    assert page.get_by_label("Text", exact=True).input_value() == "It was a dark and stormy night"
+    assert page.get_by_label("Model").first.input_value() == "books"
+
+
+def test_a_model_says_what_it_is_for_and_a_missing_one_is_named(open_tab, page):
+    open_tab("tasks", model="reader")
+    purpose = page.get_by_role("region", name="What reader is for").inner_text()
+    assert "Good at questions" in purpose and "Will fail at" in purpose
+    groups = page.locator("header optgroup").evaluate_all("all => all.map(group => group.label)")
+    assert {"Answer from a passage", "Tag names", "For other tabs"} <= set(groups)
+    open_tab("write", model="nowhere")
+    page.get_by_text("nowhere, which is not served here").wait_for()
+    page.reload()
+    page.get_by_text("heedful serve nowhere").wait_for()
+    page.get_by_label("Model").first.select_option("tiny")
+    assert page.get_by_text("not served here").count() == 0
 
 
 @pytest.mark.parametrize("hash_", ["#/nowhere", "#", "#/write?model=../../etc/passwd", "#/%E0%A4%A?x=%"])

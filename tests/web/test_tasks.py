@@ -36,6 +36,22 @@ def test_a_translation_and_its_alignment(open_tab, page, tmp_path, capsys):
     ]
     assert min(range(8), key=lambda i: sum(shades[i])) == 1  # darkest at Hund
     assert run_code(page, tmp_path, capsys).strip() == said
+    page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    assert page.get_by_text("out of its depth").count() == 0
+    page.get_by_role("link", name="This translation head by head").click()
+    page.locator("#panel-attention .answer").get_by_text(said).wait_for()  # and not another one, found greedily
+    page.get_by_label("To write").fill("")
+    page.get_by_text("Greedy: the likeliest token each time. Tasks follows several").wait_for()
+
+
+def test_out_of_its_depth(open_tab, page):
+    open_tab("tasks", model="translator", text="Wie spät ist es?")
+    page.get_by_role("note").get_by_text("captions of pictures").wait_for()
+    open_tab("tasks", model="reader", text="Cats sleep most of the day.", question="Who wrote Faust?")
+    page.get_by_text("Not in the passage.").wait_for()
+    open_tab("images", model="digits-vit", image="0" * 64)
+    page.get_by_text("A blank canvas has no digit").wait_for()
+    assert page.get_by_role("list", name="Labels").count() == 0
 
 
 def test_beams_are_kept_in_the_address(open_tab, page):
@@ -123,6 +139,11 @@ def test_the_language_is_what_the_classifier_says(open_tab, page, tmp_path, caps
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     page.get_by_role("textbox", name="Text").fill("El perro cruza la calle corriendo.")
     page.locator(".outcome").get_by_text("Spanish", exact=True).wait_for()
+    page.get_by_label("Asked").select_option("bert-books")  # which is no classifier, but one is served
+    page.get_by_role("button", name="Ask languages instead").wait_for()
+    assert page.get_by_text("No classifier of languages is served").count() == 0
+    page.get_by_role("button", name="Ask languages instead").click()
+    page.locator(".outcome").get_by_text("Spanish", exact=True).wait_for()
 
 
 def without(page, server, *names):
@@ -137,6 +158,7 @@ def test_a_language_is_guessed_by_a_prompt_and_said_to_be(open_tab, page, server
     open_tab("tasks", task="language", sample="Der [Hund] läuft.")
     page.get_by_text("No classifier of languages is served here").wait_for()
     page.get_by_text("what it says is a guess").wait_for()
+    assert page.get_by_role("button", name="Ask languages instead").count() == 0
     names = page.get_by_role("list", name="Languages").get_by_role("listitem").all_inner_texts()
     assert len(names) == 8 and "German" in "".join(names)
     assert names[0].split()[0] in run_code(page, tmp_path, capsys)

@@ -25,6 +25,7 @@ from heedful.models.registry import FAMILIES, sizes
 from heedful.serve.metrics import Metrics
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
+from heedful.serve.playground.purpose import USUAL
 from heedful.weights import catalog as catalog_module
 from heedful.weights import pull as pulling
 from heedful.weights.catalog import CatalogEntry, HubSource, Package, PackageFile, catalog, pulled_models
@@ -97,6 +98,7 @@ def test_the_catalog_names_no_shipped_model_and_no_size():
     assert "smollm2-135m-instruct" in names and not names & (shipped_models().keys() | sizes().keys())
     for entry in catalog().values():
         assert entry.family in FAMILIES and entry.about and entry.licence and (entry.hub or entry.packages)
+        assert entry.purpose in USUAL and entry.good_at and entry.fails_at
         for package in entry.packages:
             assert package.index in ("PyPI", "npm") and package.format in ("gguf", "folder", "llama2.c")
             for file in package.files:
@@ -321,6 +323,8 @@ def test_pulled_models_are_served_and_the_others_offered(wheel, monkeypatch):
         assert [model["id"] for model in ask("GET", "/v1/models")[1]["data"]] == ["tiny", "mine"]
         found = ask("GET", "/api/models")[1]
         assert found["models"][1]["about"] == "a model" and found["pullable"] == []
+        mine = found["models"][1]  # neither a card nor the catalog says more of it
+        assert (mine["good_at"], mine["fails_at"]) == USUAL[mine["purpose"]]
         pulling.remove_pulled("mine")
         (offered,) = ask("GET", "/api/models")[1]["pullable"]
         assert offered["command"] == "heedful pull mine" and offered["licence"] == "MIT"

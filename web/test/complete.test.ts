@@ -1,7 +1,9 @@
 import { describe, expect, it } from 'vitest'
-import type { Token } from '../src/lib/api'
+import type { Model, Token } from '../src/lib/api'
+import { nothingCame } from '../src/tabs/complete/how'
 import { restore, told } from '../src/tabs/complete/link'
 import { echoed, Gathered, perToken, sayable } from '../src/tabs/complete/pieces'
+import { starters } from '../src/tabs/complete/starters'
 import { Tree } from '../src/tabs/complete/tree.svelte'
 import { edited, joined, segments } from '../src/tabs/write/marks'
 import { fit } from '../src/tabs/write/prompt'
@@ -162,5 +164,21 @@ describe('a prompt', () => {
     })
     expect(fit('text', tokens, 64, 60)).toEqual({ prompt: 'text', max_tokens: 44, read: 20, total: 20 })
     expect(fit('text', tokens, 16, 0).prompt).toHaveLength(16)
+  })
+})
+
+describe('prompts to start from', () => {
+  const model = (parameters: number, chat = false) =>
+    ({ id: 'shakespeare', kind: 'decoder', image: null, parameters, chat }) as Model
+  it('fit the model: a small one gets no examples to learn from, and no stop sequence', () => {
+    const small = starters(model(3e6)).filter(({ beyond }) => !beyond)
+    expect(small.length).toBeGreaterThan(2)
+    expect(small.every(({ stop, text }) => !stop.length && text)).toBe(true)
+    expect(starters(model(1e8)).filter(({ beyond, stop }) => !beyond && stop.length)).toHaveLength(4)
+    expect(starters(model(3e6, true)).some(({ beyond }) => beyond)).toBe(false)
+  })
+  it('say why nothing came', () => {
+    expect(nothingCame('books', [])).toContain('ends here')
+    expect(nothingCame('books', ['\n', '.'])).toContain('stop sequence “⏎” or “.”')
   })
 })

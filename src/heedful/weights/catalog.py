@@ -69,6 +69,9 @@ class CatalogEntry:
     licence: str
     hub: HubSource | None
     packages: tuple[Package, ...]
+    purpose: str = "other"  # what it is for first of all: chat, write, classify ...
+    good_at: str = ""
+    fails_at: str = ""
 
     @property
     def bytes(self) -> int:

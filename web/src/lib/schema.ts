@@ -2936,6 +2936,16 @@ export interface components {
             /** About */
             about: string;
             /**
+             * Purpose
+             * @description What it is for first of all
+             * @enum {string}
+             */
+            purpose: "chat" | "write" | "fill" | "translate" | "classify" | "tag" | "answer" | "embed" | "classify_image" | "complete_image" | "other";
+            /** Good At */
+            good_at: string;
+            /** Fails At */
+            fails_at: string;
+            /**
              * Score
              * @description The first score of its card; empty if it has none
              */
@@ -3217,6 +3227,15 @@ export interface components {
             name: string;
             /** About */
             about: string;
+            /**
+             * Purpose
+             * @enum {string}
+             */
+            purpose: "chat" | "write" | "fill" | "translate" | "classify" | "tag" | "answer" | "embed" | "classify_image" | "complete_image" | "other";
+            /** Good At */
+            good_at: string;
+            /** Fails At */
+            fails_at: string;
             /** Parameters */
             parameters: number;
             /**
@@ -3598,6 +3617,11 @@ export interface components {
             target: components["schemas"]["Token"][];
             /** @description (target, source): the mean of the last layer's heads */
             weights: components["schemas"]["FloatArray"] | null;
+            /**
+             * Confidence
+             * @description The probability of a token on average, the geometric mean; null: not known
+             */
+            confidence: number | null;
         };
         /**
          * Usage

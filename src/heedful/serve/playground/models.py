@@ -17,6 +17,7 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.models.registry import FAMILIES
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
+from heedful.serve.playground.purpose import Purpose, model_purpose, strengths
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
 from heedful.weights.catalog import CatalogEntry, catalog, pulled_models
 from heedful.weights.describe import load_tokenizer
@@ -50,6 +51,9 @@ class ModelDescription(PlaygroundModel):
     id: str
     family: str
     about: str
+    purpose: Purpose = Field(description="What it is for first of all")
+    good_at: str
+    fails_at: str
     score: str = Field(description="The first score of its card; empty if it has none")
     kind: ModelKind
     abilities: list[str]
@@ -70,6 +74,9 @@ class PullableModel(PlaygroundModel):
 
     name: str
     about: str
+    purpose: Purpose
+    good_at: str
+    fails_at: str
     parameters: int
     bytes: int = Field(description="The size of the download")
     licence: str
@@ -103,7 +110,8 @@ async def get_models(http: HttpRequest) -> Response:
 
 def pullable_model(entry: CatalogEntry) -> dict[str, Any]:
     """A PullableModel."""
-    told = {key: getattr(entry, key) for key in ("name", "about", "parameters", "bytes", "licence")}
+    keys = ("name", "about", "purpose", "good_at", "fails_at", "parameters", "bytes", "licence")
+    told = {key: getattr(entry, key) for key in keys}
     return {**told, "command": f"heedful pull {entry.name}"}
 
 
@@ -120,9 +128,14 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
         card = catalog()[path.stem].about
     if isinstance(model, ViT | ImageGPT):
         reads = "image"
+    purpose = model_purpose(model, chats)
+    good_at, fails_at = strengths(path, purpose)
     return {
         "family": model.family,
         "about": card or FAMILIES[model.family].about,
+        "purpose": purpose,
+        "good_at": good_at,
+        "fails_at": fails_at,
         "score": score,
         "kind": model_kind(model),
         "abilities": list(model.abilities),

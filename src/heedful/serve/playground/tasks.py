@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import torch
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
@@ -66,6 +67,9 @@ class TranslationResponse(TextResponse):
     source: list[Token]
     target: list[Token]
     weights: FloatArray | None = Field(description="(target, source): the mean of the last layer's heads")
+    confidence: float | None = Field(
+        description="The probability of a token on average, the geometric mean; null: not known"
+    )
 
 
 class ClassificationResponse(TextResponse):
@@ -142,18 +146,34 @@ def translation(inspector: Inspector, text: str, beams: int | None) -> dict[str,
     inspector.loaded.require("translate")
     check_token_count(inspector, len(tokens_of(inspector, text)), MAX_TOKENS)
     if is_blank(text) and inspector.tokenizer is not None:  # as `Loaded.translate` has it
-        return {"text": "", "source": tokens_of(inspector, text), "target": [], "weights": None}
+        return {"text": "", "source": tokens_of(inspector, text), "target": [], "weights": None, "confidence": None}
     return inspector.cached(("translation", text, beams), lambda: _translation(inspector, text, beams))
 
 
 def _translation(inspector: Inspector, text: str, beams: int | None) -> dict[str, Any]:
     inputs = with_translation(inspector, text, beams)
     source, _, generated = tokens_by_role(inspector, inputs)
-    weights = None
+    weights, confidence = None, token_probability(inspector, inputs)
     if "cross" in observed.attention_kinds(inspector.model):
         (last,) = observed.attention_weights(inspector.model, inputs, "cross", -1).values()
         weights = last.mean(dim=0)
-    return {"text": generated_text(inspector, inputs), "source": source, "target": generated, "weights": weights}
+    return {
+        "text": generated_text(inspector, inputs), "source": source, "target": generated, "weights": weights,
+        "confidence": confidence,
+    }  # fmt: skip
+
+
+def token_probability(inspector: Inspector, inputs: ModelInput) -> float | None:
+    """How probable the tokens of the target are for the model itself: their geometric mean. A model that is asked for
+    something that it was not trained for is unsure of every word that it writes."""
+    ids = inputs.target_ids
+    written = ids[:-1] if ids and ids[-1] in inspector.loaded.eos_ids else ids  # that a sentence ends is easily said
+    if not written:
+        return None
+    targets = torch.tensor(written, device=inspector.model.device)
+    logits = inspector.model(inputs.batch).logits[0, : len(targets)]  # (T, V)
+    chosen = logits.float().log_softmax(dim=-1).gather(1, targets[:, None])
+    return float(chosen.mean().exp())
 
 
 def with_translation(inspector: Inspector, text: str, beams: int | None) -> ModelInput:

@@ -1,5 +1,6 @@
 // The settings of an answer, as the address has them and as the server, Python and the command line want them.
 
+import { visible } from '../../lib/format'
 import { call, curl, heedful, sh, type Code } from '../../lib/code'
 import { readAs } from '../write/prompt'
 import type { How } from './session.svelte'
@@ -42,6 +43,13 @@ export function howOf(own: Own, context: number | null): How {
   if (own.stop.length) whole.stop = own.stop.filter((text) => text !== '').slice(0, 4)
   if (seed !== '' && isSeed(seed)) whole.seed = Number(seed)
   return whole
+}
+
+/** Why a model wrote nothing: its own end of the text, or a stop sequence, before which nothing is left. */
+export function nothingCame(model: string, stop: string[]): string {
+  if (!stop.length) return `For ${model} the text ends here.`
+  const names = stop.map((text) => `“${visible(text)}”`).join(' or ')
+  return `${model} wrote nothing before the stop sequence ${names}. Take it away, or try again at a higher temperature.`
 }
 
 /** The same answer elsewhere. */

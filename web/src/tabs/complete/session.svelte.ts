@@ -3,6 +3,7 @@
 import { aborted, api, ApiError, type Choice, type Model } from '../../lib/api'
 import { page } from '../../lib/state.svelte'
 import { fitted, readAs } from '../write/prompt'
+import { nothingCame } from './how'
 import { restore, told } from './link'
 import { echoed, Gathered, type Alternative, type Piece } from './pieces'
 import { Tree, type Branch } from './tree.svelte'
@@ -71,6 +72,7 @@ class Writing {
     readonly before: string,
     base: Piece[] | null,
     readonly answers: Answer[],
+    readonly stop: string[],
   ) {
     this.base = base
     this.timer = setInterval(() => this.answers.forEach((answer) => answer.tell()), EVERY)
@@ -200,7 +202,7 @@ class Session {
       { length: how.n },
       () => new Answer(this.tree.grow(from, model.id, begun, first), first, echo),
     )
-    const writing = new Writing(model, before, base, answers)
+    const writing = new Writing(model, before, base, answers, how.stop ?? [])
     this.tree.current = answers[0].branch
     this.#now = writing
     this.error = null
@@ -238,7 +240,7 @@ class Session {
     for (const { branch } of writing.answers) {
       if (branch.text === '') {
         if (branch === shown && !this.error && !writing.control.signal.aborted)
-          this.note = `For ${writing.model.id} the text ends here.`
+          this.note = nothingCame(writing.model.id, writing.stop)
         this.tree.remove(branch)
       } else if (writing.base)
         this.remember(writing.model, writing.before + branch.text, [...writing.base, ...(branch.pieces ?? [])])

@@ -1,4 +1,10 @@
-// Prompts to start from, with the settings that go with them. Short, as small models read little at once.
+// Prompts to start from, with the settings that go with them: those that the model can go on with. Short, as small
+// models read little at once.
+
+import type { Model } from '../../lib/api'
+import { examples } from '../../lib/examples'
+
+const SMALL = 50e6 // parameters: a model below it learns nothing from examples in its prompt
 
 export interface Starter {
   id: string
@@ -6,16 +12,18 @@ export interface Starter {
   text: string
   temperature: number
   stop: string[]
+  /** It would write nothing of use with this one. */
+  beyond?: boolean
 }
 
-export const starters: Starter[] = [
-  {
-    id: 'story',
-    label: 'Story',
-    text: 'Once upon a time, in a castle by the sea, there lived an old king who',
-    temperature: 0.8,
-    stop: [],
-  },
+const STORY: Starter = {
+  id: 'story',
+  label: 'Story',
+  text: 'Once upon a time, in a castle by the sea, there lived an old king who',
+  temperature: 0.8,
+  stop: [],
+}
+const BY_EXAMPLE: Starter[] = [
   {
     id: 'questions',
     label: 'Question and answer',
@@ -45,3 +53,16 @@ export const starters: Starter[] = [
     stop: ['\n'],
   },
 ]
+
+/** All prompts for a model; those that are beyond it come last, and are to be seen, not to be chosen. */
+export function starters(model: Model): Starter[] {
+  const small = model.parameters < SMALL && !model.chat
+  const own = examples(model).map((text, i) => ({
+    id: `own-${i}`,
+    label: text.replace(/\s+/g, ' ').trim() + ' …',
+    text,
+    temperature: 0.8,
+    stop: [],
+  }))
+  return [...(small ? own : []), STORY, ...BY_EXAMPLE.map((one) => (small ? { ...one, beyond: true } : one))]
+}
