@@ -106,11 +106,13 @@ def test_answers_of_a_batch_are_those_of_each_prompt_alone(monkeypatch):
     batched = script("zoo_data/batched.py", monkeypatch)
     monkeypatch.setattr(batched, "CHECK", 2)
     monkeypatch.setattr(batched, "FEWEST", 0.0)
+    monkeypatch.setattr(batched, "ROWS", 5)
+    monkeypatch.setattr(batched, "KEYS", 8)
     model, rng, n = tiny_llama(), random.Random(0), 20
     prompts = [[rng.randrange(80) for _ in range(rng.randrange(2, 20))] for _ in range(12)]
     alone = [greedy_batch(model, Batch(torch.tensor([prompt])), n)[0] for prompt in prompts]
     end = Counter(token for ids in alone for token in ids[5:15]).most_common(1)[0][0]
-    sampler = batched.BatchedSampler(model, end, 12 * 48, min_p=1.0, longest=n)
+    sampler = batched.BatchedSampler(model, end, 15 * 48, min_p=1.0, longest=n)
     expected = [ids[: ids.index(end) + 1] if end in ids else ids for ids in alone]
     assert sampler.sample(prompts, [0.5] * 12) == expected
     assert len({ids[-1] == end for ids in expected}) == 2, "some end, some do not"

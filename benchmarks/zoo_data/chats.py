@@ -201,7 +201,7 @@ class Generator:
             return self.requests.first()
         if not self.invented:
             begin = self.tokenizer.encode(render([], "user"), allow_special=True)
-            found = self.tokenizer.backend.decode_batch(self.sampler.sample([begin] * n_rows, [1.0] * n_rows))
+            found = self.tokenizer.backend.decode_batch(self.sampler.sample([begin] * n_rows, [1.0] * n_rows, 96))
             self.invented = [text for text in (f.translate(PLAIN).strip() for f in found) if is_request(text)]
         return self.invented.pop() if self.invented else self.requests.first()
 
@@ -210,7 +210,7 @@ class Generator:
         asked = [messages for messages, ids in zip(asked, prompts, strict=True) if len(ids) <= longest_prompt]
         prompts = [ids for ids in prompts if len(ids) <= longest_prompt]
         heat = [TEMPERATURES[messages[-1]["content"].endswith("?")] for messages in asked]
-        answers = self.sampler.sample(prompts, heat)
+        answers = self.sampler.sample(prompts, heat, longest_prompt)
         self.n_asked += len(answers)
         texts = self.tokenizer.backend.decode_batch(answers)  # without the end, a special token
         kept = []
@@ -239,7 +239,7 @@ def write_stories(model: str, path: Path, minutes: float, n_tokens: int, rows: i
             prompts = [[sampler.end, *ids] for ids in tokenizer.encode_batch(opening for _, opening in asked)]
             fits = [len(ids) <= LONGEST_OPENING for ids in prompts]
             asked, prompts = list(compress(asked, fits)), list(compress(prompts, fits))
-            answers = sampler.sample(prompts, [TEMPERATURES[False]] * len(prompts))
+            answers = sampler.sample(prompts, [TEMPERATURES[False]] * len(prompts), LONGEST_OPENING)
             texts = tokenizer.backend.decode_batch([ids[1:] + more for ids, more in zip(prompts, answers, strict=True)])
             for (request, _), text, ids in zip(asked, texts, answers, strict=True):
                 plain = text.translate(PLAIN).strip()
