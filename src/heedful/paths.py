@@ -24,6 +24,13 @@ def _temporary_cache() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="heedful-", ignore_cleanup_errors=True)
 
 
+def data_cache_folder() -> Path:
+    """Where what was made of training data is kept, tokenizers and tokenized text: in what HEEDFUL_DATA_CACHE names, or
+    in the cache folder."""
+    given = os.environ.get("HEEDFUL_DATA_CACHE")
+    return Path(given).expanduser() if given else cache_folder()
+
+
 def models_folder() -> Path:
     """Where pulled models are: what HEEDFUL_MODELS names, or "models" in the cache folder."""
     given = os.environ.get("HEEDFUL_MODELS")

@@ -45,7 +45,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "neighbours": [{"model": "bert-books", "text": "king - man + woman", "n": 3}],
     "image/classify": [{"model": "digits-vit", "image": IMAGE}],
 }
-ELSEWHERE = {"classify", "answer", "tag", "chat/prompt"}
+ELSEWHERE = {"classify", "answer", "tag", "chat/prompt", "train", "train/stop"}
 
 
 @pytest.fixture(scope="module")

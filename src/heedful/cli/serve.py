@@ -48,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         _add_number(parser, *limit)
     add("--runs", default="runs", metavar="FOLDER", help="the page shows the trainings in it (default: runs)")
+    add(
+        "--allow-training", action="store_true",
+        help="let the page train models although other machines can reach this server (on this machine alone it may)",
+    )  # fmt: skip
     add("--lazy", action="store_true", help="load the first model, too, when it is asked for")
     add("--verbose", action="store_true", help="a line per request, on stderr")
     add("--open", action="store_true", help="open the playground in the browser")

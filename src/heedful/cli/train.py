@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import threading
 from pathlib import Path
 
 from heedful.cli.arguments import RECIPE, add_set
@@ -27,7 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--init-from", metavar="MODEL", help="begin from the weights of a model instead of fresh ones")
     parser.add_argument("--list", action="store_true", help="list the recipes that ship, with their results and times")
+    parser.add_argument(
+        "--stop-on-eof",
+        action="store_true",
+        help="stop as by Ctrl-C when standard input ends: for a program that starts a training and may die",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress, only errors")
+
+
+def stop_on_eof() -> None:
+    """Send this process SIGTERM, after which a training saves and stops, when its standard input ends."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
             print(f"{name:<24} {recipe.get('about', '')}")
             print(f"{'':<24} {recipe.get('expected', '')}")
         return 0
+    if options.stop_on_eof:
+        stop_on_eof()
     changes = parse_changes(options.set)
     if options.resume is not None:
         if options.what or options.init_from or options.out:

@@ -31,7 +31,7 @@ import numpy as np
 from heedful.data.corpus import Corpus, json_digest
 from heedful.data.loader import Permutation
 from heedful.data.sources import AFTER_LINE, BEFORE_SPACE, TextSource
-from heedful.paths import cache_folder
+from heedful.paths import data_cache_folder
 from heedful.text.tokenizer import Tokenizer
 
 FORMAT = 1  # version of the file format; files of another version are rebuilt
@@ -54,7 +54,7 @@ def prepare_corpus(
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "share": share,
     }
-    with _writable(cache_folder() / "data" if cache is None else cache) as folder:
+    with _writable(data_cache_folder() / "data" if cache is None else cache) as folder:
         place = folder / json_digest(made_of)
         found = _load_cached(place, made_of)
         if found is None:

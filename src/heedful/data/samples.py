@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from heedful.paths import cache_folder
+from heedful.paths import data_cache_folder
 
 PREFIX = "sample:"
 VERSION = 1  # of the templates; another version is another file
@@ -109,7 +109,7 @@ def sample_file(name: str) -> Path:
 
 def _folder() -> Path:
     """The cache folder of the samples, or where it cannot be written a temporary one until the process ends."""
-    folder = cache_folder() / "samples"
+    folder = data_cache_folder() / "samples"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder if os.access(folder, os.W_OK) else Path(_temporary_folder().name)

@@ -28,7 +28,7 @@ from heedful.models.config import HeadConfig
 from heedful.models.encoder import EncoderModel
 from heedful.models.heads import PretrainingHead
 from heedful.models.registry import FAMILIES, size
-from heedful.paths import cache_folder
+from heedful.paths import data_cache_folder
 from heedful.recipes.data_paths import source_paths
 from heedful.recipes.inputs import RecipeData, is_one_document, load_data, tokenizer_texts
 from heedful.text import Tokenizer, byte_tokens, characters, symbols, train_bpe, train_unigram, train_wordpiece, words
@@ -228,7 +228,7 @@ def cached_tokenizer(kind: str, n: int | None, recipe: Recipe) -> Tokenizer:
         spans,
         text_fingerprints(recipe),
     ]
-    place = cache_folder() / "tokenizers" / json_digest(made_of)
+    place = data_cache_folder() / "tokenizers" / json_digest(made_of)
     with suppress(OSError, ValueError):  # not cached, or damaged
         return Tokenizer.from_folder(place)
     tokenizer = make_tokenizer(kind, n, recipe)

@@ -46,6 +46,7 @@ DESCRIPTIONS = {
     403: "The Host or Origin is not allowed here",
     404: "There is no such model or path",
     405: "This path has other methods",
+    409: "Something that excludes it is under way",
     413: "The body is larger than this server takes",
     415: "The body is not JSON",
     429: "Too many requests are waiting: try again after `retry-after` seconds",

@@ -1,7 +1,8 @@
 """The model manager: the served models by name, loaded on first use and evicted, the least recently used first, when
 another needs their memory.
 
-Names are fixed at the start. The name that a client sends is looked up among them and never anywhere else.
+Names are fixed at the start, but for the runs of a folder, which come and go (`refresh_runs`). The name that a client
+sends is looked up among them and never anywhere else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_tokens, memory_budget
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
+from heedful.serve.runs_folder import newest_runs
 from heedful.serve.worker import Worker
 from heedful.weights.catalog import pulled_models
 from heedful.weights.describe import format_bytes
@@ -66,7 +68,8 @@ class ModelManager:
             if model.name in self._models:
                 raise ValueError(f"two models are called {model.name!r}: name one of them, as other={text}")
             self._models[model.name] = model
-        self.names = tuple(self._models)
+        self._given = self.names = tuple(self._models)
+        self._refreshing = asyncio.Lock()
         self._loading_lock = asyncio.Lock()  # one load or eviction at a time, so that the memory is counted right
         self._stopping = False
 
@@ -98,6 +101,37 @@ class ModelManager:
             except ValueError as error:
                 log.warning("%s was pulled and is not served: %s", name, error)
 
+    async def refresh_runs(self) -> None:
+        """Serve the runs of the runs folder as well, each with its best checkpoint so far. Only on a server that no
+        other machine can reach, or that may train: nobody has named these models."""
+        if not self.options.may_train:
+            return
+        async with self._refreshing:
+            found = await asyncio.to_thread(newest_runs, Path(self.options.runs))
+            for name in [name for name in self.names if name not in self._given and name not in found]:
+                await self._replace(name, None)
+            for name, (folder, checkpoint) in found.items():
+                if name in self._given or (name in self._models and self._models[name].path == checkpoint):
+                    continue
+                try:
+                    model = await asyncio.to_thread(self._resolve, f"{name}={folder}")
+                except (ValueError, OSError):  # it is being written, or needs too much memory
+                    continue
+                await self._replace(name, model)
+            runs = [name for name in found if name in self._models and name not in self._given]
+            self.names = (*self._given, *runs)
+
+    async def _replace(self, name: str, model: ServedModel | None) -> None:
+        """Forget a model that nobody uses, for another if there is one."""
+        before = self._models.get(name)
+        if before is not None and (before.n_users or before.loading is not None):
+            return  # next time
+        self._models.pop(name, None)
+        if model is not None:
+            self._models[name] = model
+        if before is not None:
+            await self._evict(before)
+
     # --- lookup ----------------------------------------------------------------------------------------------------
 
     def info(self, name: str) -> ModelInfo:
@@ -112,10 +146,18 @@ class ModelManager:
         """Where the files of a served model are."""
         return self._find(name).path
 
+    def run_of(self, name: str) -> str | None:
+        """The name of the run in the runs folder that a model comes from; None if it is none of those."""
+        return None if name in self._given else Path(self.source(name)).name
+
+    def source(self, name: str) -> str:
+        """What `heedful.load` finds a served model by, where this server was started."""
+        return str(self._find(name).source)
+
     def _find(self, name: str | None) -> ServedModel:
         served = ", ".join(self.names[:20])
-        if name is None and len(self.names) == 1:
-            name = self.names[0]
+        if name is None and len(self._given) == 1:
+            name = self._given[0]
         if name is None:
             raise LookupError(f"the request names no model, and several are served: {served}")
         if name not in self._models:

@@ -36,6 +36,7 @@ class Options:
     max_connections: int = 1000  # open at once, idle ones too
     drain: float = 30.0  # seconds that running requests have to finish when the server is stopped
     runs: str = "runs"  # the folder whose training runs the playground shows
+    allow_training: bool = False  # train from the playground even where other machines can reach this server
     lazy: bool = False  # load the first model on first use, not at the start
     verbose: bool = False  # a line per request
     open: bool = False  # open the playground in a browser
@@ -61,6 +62,11 @@ class Options:
             scheme, _, rest = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
                 raise ValueError(f"{origin!r} is not an origin: give it as https://example.org, without a path, or *")
+
+    @property
+    def may_train(self) -> bool:
+        """Whether the playground may train, and serve the runs of its folder: on this machine alone, or if allowed."""
+        return self.allow_training or is_local_only(self.host)
 
     def check_public(self) -> None:
         """ValueError for an address that other machines can reach, unless there is an API key."""

@@ -21,6 +21,7 @@ export type StepsWeights = Decoded<Schemas['ParametersResponse']>
 export type Affine = Decoded<Schemas['LinearParameters']>
 export type LearnedNorm = Decoded<Schemas['NormParameters']>
 export type Run = Schemas['RunSummary']
+export type Training = Schemas['TrainingState']
 export type RunLog = Schemas['RunResponse']
 export type CompletionLogprobs = Schemas['CompletionLogprobs']
 export type Choice = Schemas['CompletionChoice']
@@ -179,6 +180,9 @@ export const api = {
     stream<EventData<paths['/api/image/complete']['post']>>('/api/image/complete', body, signal),
 
   runs: get('/api/runs'),
+  train: post('/api/train'),
+  stopTraining: async (body: object, signal?: AbortSignal): Promise<Training> =>
+    decode(await send('/api/train/stop', body, signal)),
   run: async (name: string, after = 0, samplesAfter = -1, signal?: AbortSignal): Promise<RunLog> => {
     const query = `after=${after}&samples_after=${samplesAfter}`
     return decode(await send(`/api/runs/${encodeURIComponent(name)}?${query}`, undefined, signal))

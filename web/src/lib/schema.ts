@@ -744,6 +744,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/train": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Train
+         * @description Start a training on a text; /api/runs/{name} follows it.
+         */
+        post: operations["post_train_api_train_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/train/stop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Train Stop
+         * @description Stop the training that was started from the page; what it has learned is saved.
+         */
+        post: operations["post_train_stop_api_train_stop_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -2946,6 +2986,16 @@ export interface components {
             /** Fails At */
             fails_at: string;
             /**
+             * Source
+             * @description What heedful.load finds it by, where the server was started
+             */
+            source: string;
+            /**
+             * Run
+             * @description The name of the run that it is a checkpoint of
+             */
+            run: string | null;
+            /**
              * Score
              * @description The first score of its card; empty if it has none
              */
@@ -3319,6 +3369,11 @@ export interface components {
              * @description Seconds since 1970
              */
             updated: number;
+            /**
+             * Model
+             * @description The name that its best checkpoint is served by; null: it has none yet
+             */
+            model: string | null;
             /** Lines */
             lines: {
                 [key: string]: unknown;
@@ -3382,6 +3437,11 @@ export interface components {
              * @description Seconds since 1970
              */
             updated: number;
+            /**
+             * Model
+             * @description The name that its best checkpoint is served by; null: it has none yet
+             */
+            model: string | null;
         };
         /**
          * RunsResponse
@@ -3392,6 +3452,7 @@ export interface components {
             folder: string;
             /** Runs */
             runs: components["schemas"]["RunSummary"][];
+            training: components["schemas"]["TrainingState"];
         };
         /**
          * StepsResponse
@@ -3584,6 +3645,52 @@ export interface components {
             bytes: number[] | null;
         } & {
             [key: string]: unknown;
+        };
+        /**
+         * TrainRequest
+         * @description A text to learn, or the name of one that heedful makes, and a name for the run.
+         */
+        TrainRequest: {
+            /** Text */
+            text?: string | null;
+            /** Sample */
+            sample?: "text" | null;
+            /**
+             * Name
+             * @default text
+             */
+            name?: string | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * TrainingState
+         * @description Whether a training can be started from the page, and the one that was.
+         */
+        TrainingState: {
+            /** Allowed */
+            allowed: boolean;
+            /**
+             * Reason
+             * @description Why not; empty if it is allowed
+             */
+            reason: string;
+            /**
+             * Running
+             * @description The name of the run that is being trained from here
+             */
+            running: string | null;
+            /**
+             * Error
+             * @description Why the last one failed; empty if it did not
+             */
+            error: string;
+            /** Recipe */
+            recipe: string;
+            /** Min Characters */
+            min_characters: number;
+            /** Max Characters */
+            max_characters: number;
         };
         /**
          * TranslateRequest
@@ -4565,6 +4672,50 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["RunResponse"];
+                };
+            };
+        };
+    };
+    post_train_api_train_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TrainRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingState"];
+                };
+            };
+        };
+    };
+    post_train_stop_api_train_stop_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TrainingState"];
                 };
             };
         };

@@ -12,6 +12,7 @@
     neighbours  nearest words and analogies
     images      classify and complete images
     runs        training runs on this machine
+    training    a training that is started from the page
     page        the built page
     inspection  jobs in the model's thread, float32 copies, the cache
     wire        shared request fields and response models, the encoding of arrays
@@ -38,9 +39,13 @@ from heedful.serve.playground import (
     steps_map,
     tasks,
     text,
+    training,
 )
 
-API_MODULES = (models, text, chat_prompt, fill, bias, attention, steps, steps_map, tasks, neighbours, images, runs)
+API_MODULES = (
+    *(models, text, chat_prompt, fill, bias, attention, steps, steps_map, tasks, neighbours, images),
+    *(runs, training),
+)
 
 router = APIRouter()
 for part in API_MODULES:

@@ -54,6 +54,8 @@ class ModelDescription(PlaygroundModel):
     purpose: Purpose = Field(description="What it is for first of all")
     good_at: str
     fails_at: str
+    source: str = Field(description="What heedful.load finds it by, where the server was started")
+    run: str | None = Field(description="The name of the run that it is a checkpoint of")
     score: str = Field(description="The first score of its card; empty if it has none")
     kind: ModelKind
     abilities: list[str]
@@ -94,13 +96,15 @@ class ModelsResponse(PlaygroundModel):
 async def get_models(http: HttpRequest) -> Response:
     """All served models, described."""
     manager = http.app.state.manager
+    await manager.refresh_runs()
 
     def describe_all() -> list[dict[str, Any]]:
         found = []
         for name in manager.names:
             info = manager.info(name)
             described = model_description(manager.path(name), info.created)
-            found.append({"id": name, **described, "context": info.context_length, "loaded": info.loaded})
+            own = {"id": name, "source": manager.source(name), "run": manager.run_of(name)}
+            found.append({**own, **described, "context": info.context_length, "loaded": info.loaded})
         return found
 
     models, here = await asyncio.to_thread(describe_all), pulled_models()

@@ -19,10 +19,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from heedful.serve.errors import ApiError
+from heedful.serve.playground.training import TrainingState, training_state
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
+from heedful.serve.runs_folder import find_run, inner_file
 from heedful.train.run import LOCK, RECIPE, SUMMARY
 from heedful.train.runlog import BASELINES, LOG, SAMPLES
-from heedful.weights.resolve import resolve_model_in
+from heedful.weights.manifest import CHECKPOINTS, checkpoints
 
 router = APIRouter()
 MAX_RUNS = 200
@@ -45,6 +47,7 @@ class RunSummary(PlaygroundModel):
     loss: float | None
     validation: float | None
     updated: float = Field(description="Seconds since 1970")
+    model: str | None = Field(description="The name that its best checkpoint is served by; null: it has none yet")
 
 
 class RunsResponse(PlaygroundModel):
@@ -52,6 +55,7 @@ class RunsResponse(PlaygroundModel):
 
     folder: str
     runs: list[RunSummary]
+    training: TrainingState
 
 
 class RunSample(PlaygroundModel):
@@ -77,7 +81,8 @@ class RunResponse(RunSummary):
 async def get_runs(http: HttpRequest) -> Response:
     """All runs of the server's folder, the last updated first."""
     root = Path(http.app.state.options.runs)
-    return await encode_response(http, {"folder": str(root), "runs": await asyncio.to_thread(list_runs, root)})
+    runs, training = await asyncio.to_thread(list_runs, root), training_state(http)
+    return await encode_response(http, {"folder": str(root), "runs": runs, "training": training})
 
 
 @router.get("/api/runs/{name}", response_model=RunResponse)
@@ -96,21 +101,12 @@ def list_runs(root: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda run: -run["updated"])[:MAX_RUNS]
 
 
-def find_run(root: Path, name: str) -> Path | None:
-    """The folder of a run by its name; None if it is not a run or not directly in `root`."""
-    try:
-        folder = resolve_model_in(root, name)
-    except (LookupError, OSError):
-        return None
-    return folder if _file(folder, RECIPE) is not None else None
-
-
 def read_run(root: Path, name: str, after: int, samples_after: int) -> dict[str, Any]:
     """A RunResponse."""
     folder = find_run(root, name) if root.is_dir() else None
     if folder is None:
         raise ApiError(404, f"no run is called {name[:200]!r} here", param="name", code="run_not_found")
-    path = _file(folder, LOG)
+    path = inner_file(folder, LOG)
     size = 0 if path is None else path.stat().st_size
     restarted = after > size
     lines, end = ([], 0) if path is None else read_lines(path, 0 if restarted else after)
@@ -145,7 +141,7 @@ def _parse_line(raw: bytes) -> dict[str, Any] | None:
 
 def summarize_run(folder: Path) -> dict[str, Any]:
     """A RunSummary."""
-    log, ended = _file(folder, LOG), _json(folder, SUMMARY)
+    log, ended = inner_file(folder, LOG), _json(folder, SUMMARY)
     last: dict[str, dict[str, Any]] = {}
     updated = folder.stat().st_mtime
     if log is not None:
@@ -161,6 +157,7 @@ def summarize_run(folder: Path) -> dict[str, Any]:
         "loss": _number(step.get("loss", ended.get("training_loss"))),
         "validation": _number(validation.get("loss", ended.get("validation_loss"))),
         "updated": updated,
+        "model": f"{folder.parent.name}/{folder.name}" if checkpoints(folder / CHECKPOINTS) else None,
     }
 
 
@@ -171,7 +168,7 @@ def _number(value: Any, *kinds: type) -> Any:
 
 def run_state(folder: Path, ended: dict[str, Any]) -> str:
     """ "running", or why it ended. A summary older than the lock is from before the run was resumed."""
-    lock, summary = _file(folder, LOCK), _file(folder, SUMMARY)
+    lock, summary = inner_file(folder, LOCK), inner_file(folder, SUMMARY)
     if lock is not None and (summary is None or summary.stat().st_mtime < lock.stat().st_mtime):
         return "running" if _is_alive(lock) else "stopped"
     return str(ended.get("reason", "finished" if ended else "stopped"))
@@ -209,7 +206,7 @@ def read_samples(folder: Path, after: int) -> list[dict[str, Any]]:
         return []
     for path in place.glob("step-*.txt"):
         number = path.stem.removeprefix("step-")
-        if number.isdecimal() and len(number) < 16 and int(number) > after and _file(place, path.name):
+        if number.isdecimal() and len(number) < 16 and int(number) > after and inner_file(place, path.name):
             found.append((int(number), path.name))
     chosen = sorted(found)[-MAX_SAMPLES:]
     return [{"step": step, "text": _text(place, name)[:MAX_SAMPLE_CHARACTERS]} for step, name in chosen]
@@ -218,18 +215,8 @@ def read_samples(folder: Path, after: int) -> list[dict[str, Any]]:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _file(folder: Path, name: str) -> Path | None:
-    """A file directly in a folder; None for a link that leads out of it."""
-    path = folder / name
-    try:
-        inside = path.is_file() and path.resolve().parent == folder.resolve()
-    except OSError:
-        return None
-    return path if inside else None
-
-
 def _text(folder: Path, name: str) -> str:
-    path = _file(folder, name)
+    path = inner_file(folder, name)
     if path is None:
         return ""
     with path.open("rb") as file:
