@@ -63,9 +63,12 @@ describe('a conversation', () => {
   })
 
   it('is the same in code', () => {
-    const code = codeOf('small', messages(talked(), 0), { max_tokens: 9, temperature: 0 })
+    const code = codeOf({ id: 'small', source: 'models/small' }, messages(talked(), 0), {
+      max_tokens: 9,
+      temperature: 0,
+    })
     expect(code.shell).toBe(
-      "heedful chat 'Hello\nthere' --model small --system 'Be kind.' --temperature 0 --max-tokens 9",
+      "heedful chat 'Hello\nthere' --model models/small --system 'Be kind.' --temperature 0 --max-tokens 9",
     )
     expect(code.python).toContain('model.stream(messages, chat=True, max_tokens=9, temperature=0)')
   })

@@ -73,10 +73,10 @@ describe('groups', () => {
   })
   it('are the same on the command line', () => {
     const body = bodyOf('m', { ...typed, groups: "a: it's\nb: y", values: 'JOB: nurse' }, true)!
-    expect(biasCode(body, 'http://here').shell).toBe(
+    expect(biasCode(body, body!.model, 'http://here').shell).toBe(
       `heedful bias m 'My friend {NAME} is a {JOB}.' --group 'a=it'\\''s' --group b=y --fill JOB=nurse --out bias.html`,
     )
-    expect(biasCode(body, 'http://here').python).toContain('fill={"JOB": ["nurse"]}')
+    expect(biasCode(body, body!.model, 'http://here').python).toContain('fill={"JOB": ["nurse"]}')
   })
   it('have examples with groups', () => {
     for (const example of [...EXAMPLES.words, ...EXAMPLES.labels])

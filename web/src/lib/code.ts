@@ -1,6 +1,11 @@
 // "View code": the same thing in Python, on the command line and with curl. Whatever was typed is quoted, so that what
 // is pasted into a shell or an interpreter does just what was seen.
 
+import type { Model } from './api'
+
+/** A served model: its name here, and what heedful.load finds it by. */
+export type Named = Pick<Model, 'id' | 'source'>
+
 export interface Code {
   python?: string
   shell?: string
@@ -53,7 +58,7 @@ export function heedful(
 ): string {
   const given = Object.entries(options).filter(([, value]) => value !== undefined && value !== false)
   const flags = given.map(([key, value]) => ` --${key}${value === true ? '' : ' ' + sh(value as string | number)}`)
-  return `heedful ${command} ${words.map(sh).join(' ')}${flags.join('')}`
+  return ['heedful', command, ...words.map(sh)].join(' ') + flags.join('')
 }
 
 /** The request to this server. */

@@ -14,6 +14,8 @@ export interface Seen {
   head: number
   token: number
   masked: number[]
+  /** A chat template wrote the text. */
+  rendered?: boolean
 }
 
 /** What the library calls the page's kinds of attention. */
@@ -34,12 +36,19 @@ export function codeOf(seen: Seen): Code {
     ...(seen.target ? { target: seen.target } : {}),
     which: seen.which,
     masked: seen.masked,
+    ...(seen.rendered ? { rendered: true } : {}),
   }
   const kind = half(seen)
   const several = ['encoder-decoder', 'recurrent'].includes(seen.model.kind)
-  const options = { kind: several ? kind : undefined, target: seen.target || undefined }
+  // An alignment is of one kind alone.
+  const options = (what: string) => ({
+    kind: several && what !== 'alignment' ? kind : undefined,
+    target: seen.target || undefined,
+  })
   const show = (what: string, more: Record<string, string | number | undefined> = {}) =>
-    seen.masked.length ? undefined : heedful('show', [seen.model.id, seen.text], { what, ...more, ...options })
+    seen.masked.length || seen.rendered
+      ? undefined
+      : heedful('show', [seen.model.source, seen.text], { what, ...more, ...options(what) })
   if (seen.view === 'model')
     return {
       python: python(seen, maps(seen, true)),
@@ -59,7 +68,8 @@ export function codeOf(seen: Seen): Code {
   }
   if (seen.view === 'neuron') {
     const body = { ...asked, layer: seen.layer, head: seen.head, index: seen.token }
-    return { python: python(seen, neuron(seen), ''), curl: curl('/api/attention/neuron', body) }
+    const shell = show('attention', { layer: seen.layer, head: seen.head }) // the weights that come of it
+    return { python: python(seen, neuron(seen), ''), shell, curl: curl('/api/attention/neuron', body) }
   }
   if (seen.view === 'matrix' && seen.layer < 0) {
     const lines = [
@@ -116,7 +126,9 @@ function python(seen: Seen, then: string[], what = 'attention_weights'): string 
   const bert = masked.length > 0 && model.kind === 'encoder' // it reads [MASK]
   const hides = masked.length > 0 && !bert
   const captures = hides || then.some((line) => line.includes('capture('))
-  const read = `reading = text_input(loaded.model, loaded.tokenizer, ${py(seen.text)}${seen.target ? `, target=${py(seen.target)}` : ''})`
+  const tokenizer = seen.rendered ? 'loaded.tokenizer.reading_special()' : 'loaded.tokenizer'
+  const more = seen.rendered ? ', add_special=False' : seen.target ? `, target=${py(seen.target)}` : ''
+  const read = `reading = text_input(loaded.model, ${tokenizer}, ${py(seen.text)}${more})`
   const lines = [
     ...(bert ? ['import dataclasses', ''] : []),
     'import torch',
@@ -127,7 +139,7 @@ function python(seen: Seen, then: string[], what = 'attention_weights'): string 
     ...(captures ? ['from heedful.observe.capture import capture'] : []),
     'from heedful.observe.inputs import text_input',
     '',
-    `loaded = heedful.load(${py(model.id)}, dtype=torch.float32)`,
+    `loaded = heedful.load(${py(model.source)}, dtype=torch.float32)`,
   ]
   if (bert) {
     lines.push(

@@ -1,7 +1,7 @@
 // The settings of a chat, as the address has them and as the server, Python and the command line want them.
 
 import type { ChatMessage } from '../../lib/api'
-import { call, curl, heedful, py, type Code } from '../../lib/code'
+import { call, curl, heedful, py, type Code, type Named } from '../../lib/code'
 import { isSeed } from '../complete/how'
 import type { How } from './reply.svelte'
 
@@ -34,7 +34,7 @@ export function howOf(own: Own, context: number | null): How {
 }
 
 /** The same answer elsewhere. */
-export function codeOf(model: string, said: ChatMessage[], how: How): Code {
+export function codeOf(model: Named, said: ChatMessage[], how: How): Code {
   const listed = said.map((message) => `    ${py(message)},`).join('\n')
   const { max_tokens, temperature, top_p, seed } = how
   const options = { chat: true, max_tokens, temperature, top_p, seed }
@@ -43,29 +43,19 @@ export function codeOf(model: string, said: ChatMessage[], how: How): Code {
   const system = first?.role === 'system' ? first.content : undefined
   const asked = system === undefined ? said : rest
   // The command answers one message; a conversation goes on in it by hand.
-  const shell =
-    asked.length === 1
-      ? heedful('chat', [asked[0].content], {
-          model,
-          system,
-          temperature,
-          'top-p': top_p,
-          'max-tokens': max_tokens,
-          seed,
-        })
-      : heedful('chat', [], { model, system, temperature, 'top-p': top_p, 'max-tokens': max_tokens, seed })
+  const flags = { model: model.source, system, temperature, 'top-p': top_p, 'max-tokens': max_tokens, seed }
   return {
     python: [
       'import heedful',
       '',
-      `model = ${call('heedful.load', [model])}`,
+      `model = ${call('heedful.load', [model.source])}`,
       'messages = [',
       listed,
       ']',
       `for piece in model.stream(messages, ${named.map(([name, value]) => `${name}=${py(value)}`).join(', ')}):`,
       '    print(piece, end="", flush=True)',
     ].join('\n'),
-    shell,
-    curl: curl('/v1/chat/completions', { model, messages: said, max_tokens, temperature, top_p, seed }),
+    shell: heedful('chat', asked.length === 1 ? [asked[0].content] : [], flags),
+    curl: curl('/v1/chat/completions', { model: model.id, messages: said, max_tokens, temperature, top_p, seed }),
   }
 }

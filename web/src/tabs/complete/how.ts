@@ -1,7 +1,7 @@
 // The settings of an answer, as the address has them and as the server, Python and the command line want them.
 
 import { visible } from '../../lib/format'
-import { call, curl, heedful, sh, type Code } from '../../lib/code'
+import { call, curl, heedful, sh, type Code, type Named } from '../../lib/code'
 import { readAs } from '../write/prompt'
 import type { How } from './session.svelte'
 
@@ -53,7 +53,7 @@ export function nothingCame(model: string, stop: string[]): string {
 }
 
 /** The same answer elsewhere. */
-export function codeOf(model: string, prompt: string, how: How, probabilities: boolean, rendered = false): Code {
+export function codeOf(model: Named, prompt: string, how: How, probabilities: boolean, rendered = false): Code {
   const { n, ...rest } = how
   const scored = probabilities ? { logprobs: 5, echo: true } : {}
   const named = { ...rest, ...(n > 1 ? { n } : {}), ...scored, ...readAs(rendered) }
@@ -74,9 +74,9 @@ export function codeOf(model: string, prompt: string, how: How, probabilities: b
   }
   const stops = (stop ?? []).map((text) => ` --stop ${sh(text)}`).join('')
   return {
-    python: pythonOf(model, prompt, named, n > 1, probabilities),
-    shell: heedful('generate', [model, prompt], flags) + stops,
-    curl: curl('/v1/completions', { model, prompt, ...named }),
+    python: pythonOf(model.source, prompt, named, n > 1, probabilities),
+    shell: heedful('generate', [model.source, prompt], flags) + stops,
+    curl: curl('/v1/completions', { model: model.id, prompt, ...named }),
   }
 }
 

@@ -1,6 +1,6 @@
 // A test of bias as it is typed: sentences a line each, "women: Mary, Anna" a group or the values of a place a line.
 
-import { call, curl, sh, type Code } from '../../lib/code'
+import { call, curl, py, sh, type Code } from '../../lib/code'
 
 export type BiasBody = {
   model: string
@@ -54,11 +54,11 @@ export function bodyOf(model: string, typed: Typed, classifies: boolean): BiasBo
 }
 
 /** "View code" of a test; each writes the page too. */
-export function biasCode(body: BiasBody, origin = location.origin): Code {
-  const { model, templates, ...options } = body
+export function biasCode(body: BiasBody, source: string, origin = location.origin): Code {
+  const { model: _, templates, ...options } = body
   const python = `import heedful
 
-report = heedful.load(${JSON.stringify(model)}).${call('bias', templates, options)}
+report = heedful.load(${py(source)}).${call('bias', templates, options)}
 print(report.text())
 report.save("bias.html")`
   const flags = [
@@ -68,7 +68,7 @@ report.save("bias.html")`
     ...(body.label ? [`--label ${sh(body.label)}`] : []),
     '--out bias.html',
   ]
-  const shell = ['heedful bias', sh(model), ...templates.map(sh), ...flags].join(' ')
+  const shell = ['heedful bias', sh(source), ...templates.map(sh), ...flags].join(' ')
   return { python, shell, curl: curl('/api/bias', body, origin) }
 }
 

@@ -10,11 +10,11 @@ export interface Asked {
   n: number
 }
 
-/** `models`: those that the template names. */
-export function codeOf(asked: Asked, models: string[]): Code {
+/** `models`: those that the template names; `source`: what heedful.load finds the other one by. */
+export function codeOf(asked: Asked, models: string[], source: string): Code {
   const request = curl('/api/fill', asked)
   const { texts = [], n } = asked
-  const model = models[0] ?? asked.model
+  const model = models[0] ?? source
   const template = asked.template ?? merged(texts[0], texts[1])
   const most = n || null
   if (template === null)

@@ -1,7 +1,7 @@
 // "View code" of this tab.
 
 import type { Model } from '../../lib/api'
-import { call, curl, py, type Code } from '../../lib/code'
+import { call, curl, heedful, py, sh, type Code } from '../../lib/code'
 import type { Levels } from './levels'
 import type { Wish } from './completing.svelte'
 
@@ -13,6 +13,14 @@ function pixels(image: Levels): string {
     .join('\n')}\n])`
 }
 
+const FILE = 'drawing.pgm'
+
+/** A command after the image was written to its file: a plain one, of numbers. */
+function file(image: Levels, command: string): string {
+  const rows = image.map((row) => row.map((level) => Math.round(255 * level)).join(' '))
+  return `printf '%s\\n' 'P2 ${image[0].length} ${image.length} 255' ${rows.map(sh).join(' ')} > ${FILE}\n${command}`
+}
+
 export function classifyCode(model: Model, image: Levels): Code {
   const channels = model.image!.channels
   const python = [
@@ -22,10 +30,11 @@ export function classifyCode(model: Model, image: Levels): Code {
     '',
     pixels(image),
     `pixels = (image * 2 - 1)${channels === 1 ? '[None]' : `.expand(${channels}, -1, -1)`}  # (channels, height, width)`,
-    `for label in ${call('heedful.load', [model.id])}.classify(pixels):`,
+    `for label in ${call('heedful.load', [model.source])}.classify(pixels):`,
     '    print(label.name, label.score)',
   ].join('\n')
-  return { python, curl: curl('/api/image/classify', { model: model.id, image: short(image) }) }
+  const shell = file(image, heedful('classify', [], { image: FILE, model: model.source }))
+  return { python, shell, curl: curl('/api/image/classify', { model: model.id, image: short(image) }) }
 }
 
 export function completeCode(model: Model, wish: Wish): Code {
@@ -36,9 +45,13 @@ export function completeCode(model: Model, wish: Wish): Code {
     '',
     pixels(wish.image),
     `begun = (image.flatten()[:${wish.n_given}] * ${model.image!.levels - 1}).round().long()  # as the model counts levels`,
-    `model = ${call('heedful.load', [model.id])}`,
+    `model = ${call('heedful.load', [model.source])}`,
     `images = model.complete_image(begun, ${call('', [wish.n], { temperature: wish.temperature, seed: wish.seed }).slice(1, -1)})`,
     `print(images.unflatten(1, (${wish.image.length}, ${wish.image.length})))`,
   ].join('\n')
-  return { python, curl: curl('/api/image/complete', { ...wish, image: short(wish.image) }) }
+  const { n, temperature, seed } = wish
+  const keep = Number((wish.n_given / wish.image.length ** 2).toFixed(4))
+  const options = { keep, temperature, seed, model: model.source, out: 'completed.png' }
+  const shell = file(wish.image, heedful('complete-image', [FILE, '-n', n], options))
+  return { python, shell, curl: curl('/api/image/complete', { ...wish, image: short(wish.image) }) }
 }

@@ -20,7 +20,7 @@ export function codeOf({ model, text, layer, temperature, topK, topP }: Seen): C
     'import heedful',
     'from heedful.observe.inputs import text_input',
     '',
-    `loaded = heedful.load(${py(model.id)}, dtype=torch.float32)`,
+    `loaded = heedful.load(${py(model.source)}, dtype=torch.float32)`,
     `reading = text_input(loaded.model, loaded.tokenizer, ${py(text)})`,
     `with torch.no_grad(), loaded.capture(["decoder.embeddings", ${py(`decoder.${layer}.*`)}, "logits"]) as acts:`,
     '    loaded.model(reading.batch)',
@@ -34,7 +34,7 @@ export function codeOf({ model, text, layer, temperature, topK, topP }: Seen): C
   const flags = { 'max-tokens': 1, temperature, 'top-k': cuts.top_k, 'top-p': cuts.top_p }
   return {
     python,
-    shell: heedful('generate', [model.id, text], flags),
+    shell: heedful('generate', [model.source, text], flags),
     curl: curl('/api/steps', { model: model.id, text }),
   }
 }
