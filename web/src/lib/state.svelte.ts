@@ -158,10 +158,10 @@ export function state(): Record<string, string> {
   return { ...Object.fromEntries(own), tab: page.tabId, model: page.model?.id ?? '', text: page.text }
 }
 
-/** Go to an address that a step of the coach names: the coach stays. */
+/** Go to an address that a link or a step of the coach names: the coach stays, unless it names one. */
 export function open(hash: string): void {
   const { tab, params } = parseHash(hash)
-  const { coach = page.coach, coach_step = String(page.coachStep + 1) } = params
+  const { coach = page.coach, coach_step = params.coach ? '1' : String(page.coachStep + 1) } = params
   goTo(makeHash({ tab, params: { ...params, coach, coach_step } }))
 }
 
@@ -229,6 +229,15 @@ export function begin(): void {
         shown = page.tabId
       })
     })
+  })
+  // A link to a place of this page goes there without a reload, and the coach stays, unless it brings its own.
+  addEventListener('click', (event) => {
+    const link = event.target instanceof Element ? event.target.closest('a[href^="#/"]') : null
+    if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return
+    event.preventDefault()
+    open(link.getAttribute('href')!)
+    document.getElementById('main')?.focus()
+    scrollTo(0, 0)
   })
   // Whoever goes to the address to copy it leaves the page's window first.
   for (const leaving of ['pagehide', 'blur']) addEventListener(leaving, write)

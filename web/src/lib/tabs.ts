@@ -22,6 +22,14 @@ export const chats = (model: Model) => can('generate')(model) && model.chat
 
 export const tabs: Tab[] = [
   {
+    id: 'start',
+    label: 'Start',
+    fits: () => false,
+    alone: true,
+    wants: '',
+    load: () => import('../tabs/Start.svelte'),
+  },
+  {
     id: 'write',
     label: 'Write',
     fits: writes,

@@ -6,7 +6,7 @@ import { open, page, state } from '../state.svelte'
 import { done, isName, parse, type Script, type State } from './script'
 import { shipped } from './shipped'
 
-const PAUSE = 1200 // milliseconds for which a step that is done is seen to be
+const PAUSE = 1000 // milliseconds for which a step that is done is seen to be
 
 export class Coach {
   /** The Markdown of the script; null until it is there. */
