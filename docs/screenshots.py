@@ -66,6 +66,7 @@ def compare(page: Page) -> None:
 
 # What each tab shows: the end of its address, and what to do there before the picture is taken.
 SCENES: dict[str, tuple[str, Callable[[Page], None]]] = {
+    "start": ("", nothing),
     "write": ("model=books&length=15&seconds=5", suggest),
     "complete": ("model=books&length=30&n=3&seed=3&probabilities=true", go_on),
     "fill": ("model=bert-books", nothing),

@@ -1,6 +1,6 @@
 import { beforeEach, describe, expect, it } from 'vitest'
 import type { Model } from '../src/lib/api'
-import { address, open, page, state } from '../src/lib/state.svelte'
+import { address, openLink as open, page, shownState } from '../src/lib/state.svelte'
 
 const model = (id: string, kind: Model['kind'], abilities: string[], image = false) =>
   ({ id, kind, abilities, image: image ? { size: 8, channels: 1, levels: 256 } : null, parameters: 1e6 }) as Model
@@ -59,6 +59,6 @@ describe('the coach', () => {
   })
   it('sees what is on the screen', () => {
     open('#/write?model=books&text=x')
-    expect(state()).toMatchObject({ tab: 'write', model: 'books', text: 'x' })
+    expect(shownState()).toMatchObject({ tab: 'write', model: 'books', text: 'x' })
   })
 })

@@ -152,14 +152,14 @@ export function address(): string {
 }
 
 /** All that an address may say of the open tab, with the defaults: what a coach looks at. */
-export function state(): Record<string, string> {
+export function shownState(): Record<string, string> {
   void version
   const own = Object.entries(kept.get(page.tabId)?.values ?? {}).map(([name, value]) => [name, written(value)])
   return { ...Object.fromEntries(own), tab: page.tabId, model: page.model?.id ?? '', text: page.text }
 }
 
 /** Go to an address that a link or a step of the coach names: the coach stays, unless it names one. */
-export function open(hash: string): void {
+export function openLink(hash: string): void {
   const { tab, params } = parseHash(hash)
   const { coach = page.coach, coach_step = params.coach ? '1' : String(page.coachStep + 1) } = params
   goTo(makeHash({ tab, params: { ...params, coach, coach_step } }))
@@ -235,7 +235,7 @@ export function begin(): void {
     const link = event.target instanceof Element ? event.target.closest('a[href^="#/"]') : null
     if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return
     event.preventDefault()
-    open(link.getAttribute('href')!)
+    openLink(link.getAttribute('href')!)
     document.getElementById('main')?.focus()
     scrollTo(0, 0)
   })

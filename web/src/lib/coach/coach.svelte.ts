@@ -2,7 +2,7 @@
 // and the step are the page's (page.coach), so that a link has them. To be made while a component is made.
 
 import { untrack } from 'svelte'
-import { open, page, state } from '../state.svelte'
+import { openLink, page, shownState } from '../state.svelte'
 import { done, isName, parse, type Script, type State } from './script'
 import { shipped } from './shipped'
 
@@ -30,7 +30,7 @@ export class Coach {
       const [step, at] = [this.step, this.at]
       let before: State | null = null
       $effect(() => {
-        const now = state()
+        const now = shownState()
         untrack(() => {
           const first = before === null
           before = { ...now, ...before } // a tab that was not open yet has told its settings now
@@ -48,7 +48,7 @@ export class Coach {
     this.ticked = []
     this.source = source
     // A link may be nothing but the script, which then says where it begins.
-    if (page.tabId === 'start' && this.step?.open) open(this.step.open)
+    if (page.tabId === 'start' && this.step?.open) openLink(this.step.open)
   }
 
   #tick(at: number, goOn: boolean): void {
@@ -63,7 +63,7 @@ export class Coach {
     if (to === this.at) return
     page.coachStep = to
     const target = this.script?.steps[to].open
-    if (target) open(target)
+    if (target) openLink(target)
   }
 
   close = (): void => {
