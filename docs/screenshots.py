@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -28,6 +29,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
 BUSY = ".notice.loading, [aria-busy=true]"
+KING = "When the king heard the news, he called his servants and sent them to the castle."
 RUNS: dict[str, dict[str, Any]] = {"muon": {}, "adamw": {"optimizer.name": "adamw", "optimizer.lr": 0.003}}
 
 
@@ -49,17 +51,6 @@ def go_on(page: Page) -> None:
     page.locator("[role=option]").nth(17).hover()  # not those of the menu of models
 
 
-def look(page: Page) -> None:
-    """At a query, and what it was made of."""
-    block = page.locator("[data-step=q] canvas")
-    block.focus()
-    for key in ("ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
-        page.keyboard.press(key)
-    if page.viewport_size and page.viewport_size["width"] < 600:
-        page.keyboard.press("Enter")
-        page.get_by_role("region", name="The forward pass").evaluate("e => e.scrollIntoView()")
-
-
 def compare(page: Page) -> None:
     page.get_by_role("img", name="Loss").wait_for()
 
@@ -70,8 +61,8 @@ SCENES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "write": ("model=books&length=15&seconds=5", suggest),
     "complete": ("model=books&length=30&n=3&seed=3&probabilities=true", go_on),
     "fill": ("model=bert-books", nothing),
-    "attention": ("model=bert-books&layer=1", nothing),
-    "steps": ("model=tiny", look),
+    "attention": (f"model=books&token=7&text={quote(KING)}", nothing),
+    "steps": ("model=tiny-books&layer=3&step=weights", nothing),
     "tasks": ("model=translator", nothing),
     "images": ("model=digits-vit", nothing),
     "runs": ("run=muon&beside=adamw", compare),

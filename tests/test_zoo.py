@@ -83,6 +83,16 @@ def test_is_what_its_recipe_makes(name):
     assert heedful.load(name).model.family == family
 
 
+@pytest.mark.parametrize("name", models())
+def test_the_telling_head_of_a_card_is_one_of_the_models(name):
+    told = read_card(FOLDER / name).metadata.get("attention")
+    if told is None:
+        pytest.skip(f"the card of {name} names no head")
+    config = heedful.load(name).model.config
+    assert 0 <= told["layer"] < config.n_layers and 0 <= told["head"] < config.n_heads
+    assert told.keys() == {"layer", "head", "shows"} and told["shows"]
+
+
 def test_reversal_writes_every_new_sequence_backwards():
     model = heedful.load("reversal").model
     data = Reversal(16, 20, 500, seed=12345, ends=True)  # longest, and none of its 20,000 examples

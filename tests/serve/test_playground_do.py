@@ -180,6 +180,8 @@ def test_a_clicked_token_becomes_the_blank(page):
     same([w["probability"] for w in shared], torch.tensor([known[w["word"]] for w in shared]))
     chances = [w["probability"] for w in found["words"]]
     assert chances == sorted(chances, reverse=True) and len(chances) == 30
+    place = [w["word"] for w in found["words"]].index("man")  # the hidden word's own rank
+    assert found["own"] == {"rank": place + 1, "probability": chances[place]}
     causal = asked(page, "fill/token", model="tiny", text="To be", index=3)["words"]
     after = asked(page, "next", model="tiny", text="To ", top_k=3)["next"]
     assert [w["word"] for w in causal[:3]] == [c["token"]["text"] for c in after]

@@ -215,7 +215,7 @@ def test_a_masked_token_is_read_no_more(open_tab, page):
     open_tab("attention", model="translator", text=HUND, layer=1)
     before = page.locator(".answer .hint").locator("..").inner_text()
     page.locator(".to .token").nth(1).dblclick()
-    page.get_by_text("One token is hidden from the model.").wait_for()
+    page.get_by_text("Hund” is hidden from the model.").wait_for()
     until(page, lambda: page.locator(".answer .hint").locator("..").inner_text() != before)
     assert in_address(page, "masked") == "[1]"
     assert all(row["to"] != "1" for row in table(page))  # nobody looks at it
@@ -227,11 +227,13 @@ def test_bert_reads_a_mask(open_tab, page):
     open_tab("attention", model="bert-books", text=SHIP)
     page.locator(".from .token").nth(2).focus()
     page.keyboard.press("m")
-    page.locator(".to .token").nth(2).get_by_text("[MASK]").wait_for()
+    page.get_by_text("“ship” is hidden from the model.").wait_for()
+    struck = page.locator(".to .token.struck")  # the word itself, though the model reads [MASK]
+    assert struck.all_inner_texts() == ["ship"]
     page.get_by_label("Text", exact=True).fill("Another text.")  # masks are of the text that was
     page.locator(".to .token").nth(1).get_by_text("another").wait_for()
     until(page, lambda: in_address(page, "masked") is None)
-    assert page.get_by_text("[MASK]").count() == 0
+    assert page.locator(".struck").count() == 0
     page.get_by_role("switch", name="Hide special tokens").check()
     until(page, lambda: page.locator(".to .token").first.inner_text() == "another")
 
@@ -243,7 +245,7 @@ def test_rollout_without_a_masked_token(open_tab, page):
     matrix = lambda: torch.tensor([[float(x) for x in list(row.values())[1:]] for row in table(page)])  # noqa: E731
     torch.testing.assert_close(matrix(), expected, atol=1e-6, rtol=0)
     page.get_by_role("group", name="The text").get_by_role("button").nth(4).dblclick()
-    page.get_by_text("One token is hidden from the model.").wait_for()
+    page.get_by_text(" is hidden from the model.").wait_for()
     page.locator(".token.struck").wait_for()
     settled(page)
     found = matrix()
@@ -251,9 +253,24 @@ def test_rollout_without_a_masked_token(open_tab, page):
     assert (found[others, 4] == 0).all() and (expected[5:, 4] > 0).all()
     torch.testing.assert_close(found.sum(-1), torch.ones(19), atol=1e-5, rtol=0)
     page.get_by_role("group", name="The text").get_by_role("button").nth(4).press("m")
-    page.get_by_text("One token is hidden from the model.").wait_for(state="detached")
+    page.get_by_text(" is hidden from the model.").wait_for(state="detached")
     settled(page)
     torch.testing.assert_close(matrix(), expected, atol=1e-6, rtol=0)
+
+
+def test_it_opens_on_a_telling_head_and_the_others_are_a_click_away(visit, open_tab, page, server):
+    page.goto(f"{server.url}/#/attention")
+    page.locator("canvas[data-lines]").wait_for()
+    assert in_address(page, "model") == "bert-books"  # words, and not characters
+    assert page.get_by_text("Layer 3, head 0: prepositions and verbs look at their noun.").is_visible()
+    assert page.get_by_role("radio", name="3", exact=True).is_checked()
+    assert page.locator(".head[aria-pressed=true]").count() == 1
+    page.get_by_role("button", name="show all").click()
+    until(page, lambda: page.locator(".head[aria-pressed=true]").count() == 4)
+    assert page.get_by_role("radio", name="3", exact=True).is_checked()
+    page.locator(".to .token").nth(2).click()  # by touch, too, a held token can be hidden
+    page.get_by_role("button", name="Hide “ship” from the model").click()
+    page.get_by_text("“ship” is hidden from the model.").wait_for()
 
 
 def test_every_head_and_one_opened(open_tab, page):

@@ -197,6 +197,7 @@ def test_the_whole_pass_is_one_picture_and_a_step_of_it_opens(open_tab, page):
     bars = page.get_by_role("list", name="The likeliest next tokens").get_by_role("listitem")
     assert bars.count() >= 7 and bars.first.bounding_box()["y"] < 800  # above the fold
     assert page.get_by_label("Top-p", exact=True).bounding_box()["y"] < 800
+    assert page.get_by_label("Temperature, as a number").bounding_box()["height"] >= 24  # a target that can be hit
     tile(page, 19 + 8)
     page.wait_for_function("() => location.hash.includes('layer=1')")
     assert (params(page)["step"], params(page)["layer"]) == ("weights", "1")

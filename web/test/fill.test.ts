@@ -140,6 +140,17 @@ describe('comparisons', () => {
     const py = Float32Array.from({ length: n }, (_, i) => (i * 91) % 300)
     const words = Array.from({ length: n }, (_, i) => `word${i}`)
     const room = { width: 300, height: 300, font: 12, measure: (text: string) => 7 * text.length, radius: 2 }
+    const many = Array.from({ length: 100 }, (_, i) => `w${i}`)
+    const [x, y] = [Float32Array.from(many, () => -2), Float32Array.from(many, () => -2.5)]
+    ;[x[7], y[7], x[9], y[9]] = [-30, -20, -18, -29] // the outermost of both sides, rare as they are
+    const order = striking(
+      y.map((q, i) => q - x[i]),
+      x,
+      y,
+    )
+    expect(order.slice(0, 2)).toEqual([7, 9])
+    const edge = [px.map(() => 295), py.map((_, i) => 20 + 40 * i)]
+    expect(layOut([0, 1], 2, many, edge[0], edge[1], () => false, room).map(({ index }) => index)).toEqual([0, 1])
     const placed = layOut([...words.keys()], 40, words, px, py, (i) => i % 2 === 0, room)
     expect(placed.length).toBeGreaterThan(10)
     const boxes = placed.map(({ x, y, anchor, index }) => {

@@ -2466,6 +2466,7 @@ export interface components {
             tokens: components["schemas"]["Token"][];
             /** Words */
             words: components["schemas"]["WordProbability"][];
+            own: components["schemas"]["OwnRank"];
         };
         /**
          * FilledSentence
@@ -2727,6 +2728,11 @@ export interface components {
             layer: number;
             /** @description (heads, from, to) */
             weights: components["schemas"]["FloatArray"];
+            /**
+             * Hidden
+             * @description The masked tokens, in the order of their columns
+             */
+            hidden: components["schemas"]["Token"][];
             /**
              * Answer
              * @description What an encoder-decoder generated
@@ -3028,6 +3034,7 @@ export interface components {
             image: components["schemas"]["ImageFormat"] | null;
             /** Labels */
             labels: string[] | null;
+            telling: components["schemas"]["TellingHead"] | null;
             /** Loaded */
             loaded: boolean;
         };
@@ -3225,6 +3232,16 @@ export interface components {
             kinds: ("self" | "cross" | "encoder")[];
             /** @description (layers, heads, side, side): the largest weight in each part, 255 is 1 */
             thumbnails: components["schemas"]["ByteArray"];
+        };
+        /**
+         * OwnRank
+         * @description The token that stands there itself: 1 is the likeliest of all that are not special.
+         */
+        OwnRank: {
+            /** Rank */
+            rank: number;
+            /** Probability */
+            probability: number;
         };
         /**
          * ParametersRequest
@@ -3518,6 +3535,18 @@ export interface components {
             warnings: string[];
             /** Words */
             words: components["schemas"]["TagInText"][];
+        };
+        /**
+         * TellingHead
+         * @description A head that shows at a glance what attention does, from the model's card.
+         */
+        TellingHead: {
+            /** Layer */
+            layer: number;
+            /** Head */
+            head: number;
+            /** Shows */
+            shows: string;
         };
         /**
          * TextRequest

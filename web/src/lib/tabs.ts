@@ -62,6 +62,7 @@ export const tabs: Tab[] = [
     id: 'attention',
     label: 'Attention',
     fits: can('capture'),
+    first: (m) => m.kind === 'encoder' && can('fill')(m), // words, and not characters
     wants: 'a model of text, such as shakespeare',
     load: () => import('../tabs/Attention.svelte'),
   },

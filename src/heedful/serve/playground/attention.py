@@ -99,6 +99,7 @@ class LayerResponse(AttentionMap):
 
     layer: int
     weights: FloatArray = Field(description="(heads, from, to)")
+    hidden: list[Token] = Field(description="The masked tokens, in the order of their columns")
     answer: str | None = Field(description="What an encoder-decoder generated")
 
 
@@ -185,6 +186,7 @@ def layer_response(inspector: Inspector, body: LayerRequest) -> dict[str, Any]:
         "which": view.which,
         "kinds": view.kinds,
         "weights": layer_weights(inspector, view, body.layer),
+        "hidden": view.hidden,
         "answer": generated_text(inspector, view.inputs),
     }
 

@@ -57,6 +57,7 @@ class AttentionView:
     n_heads: int
     rows: list[dict[str, Any]]
     columns: list[dict[str, Any]]
+    hidden: list[dict[str, Any]]  # the masked tokens themselves
     edits: dict[str, Edit]  # that mask tokens
     key: Hashable
 
@@ -115,6 +116,7 @@ def _build_view(
     count = len(source if of_source else own)
     if masked and masked[-1] >= count:
         raise ValueError(f"there is no token {masked[-1]} to mask: there are 0 to {count - 1}")
+    hidden = [(source if of_source else own)[i] for i in masked]
     edits: dict[str, Edit] = {}
     mask_id = None if inspector.tokenizer is None else inspector.tokenizer.mask_id
     if masked and isinstance(model, EncoderModel) and mask_id is not None:
@@ -130,7 +132,7 @@ def _build_view(
     layers = matching_names(list(activation_names(model)), observed.name_pattern(model, kind))
     n_heads = int(activation_names(model)[layers[0]][1])
     return AttentionView(
-        inputs, which, list(available_kinds(inspector)), kind, layers, n_heads, rows, columns, edits, key
+        inputs, which, list(available_kinds(inspector)), kind, layers, n_heads, rows, columns, hidden, edits, key
     )
 
 

@@ -87,11 +87,19 @@ class WordProbability(PlaygroundModel):
     probability: float
 
 
+class OwnRank(PlaygroundModel):
+    """The token that stands there itself: 1 is the likeliest of all that are not special."""
+
+    rank: int
+    probability: float
+
+
 class FillTokenResponse(PlaygroundModel):
     """The most probable words in place of one token."""
 
     tokens: list[Token]
     words: list[WordProbability]
+    own: OwnRank
 
 
 @router.post("/api/fill", response_model=FillResponse, responses=ARRAYS_RESPONSE)
@@ -225,4 +233,7 @@ def token_alternatives(inspector: Inspector, text: str, index: int) -> dict[str,
     best = probabilities.argsort(descending=True, stable=True)[: MAX_ALTERNATIVES + len(special)].tolist()
     chosen = [i for i in best if i not in special][:MAX_ALTERNATIVES]
     words = [{"word": inspector.token(i)["text"], "probability": float(probabilities[i])} for i in chosen]
-    return {"tokens": tokens, "words": words}
+    likelier = probabilities > probabilities[ids[index]]
+    likelier[sorted(special)] = False
+    own = {"rank": 1 + int(likelier.sum()), "probability": float(probabilities[ids[index]])}
+    return {"tokens": tokens, "words": words, "own": own}

@@ -45,6 +45,14 @@ class ImageFormat(PlaygroundModel):
     levels: int
 
 
+class TellingHead(PlaygroundModel):
+    """A head that shows at a glance what attention does, from the model's card."""
+
+    layer: int
+    head: int
+    shows: str
+
+
 class ModelDescription(PlaygroundModel):
     """What is known of a served model from its files."""
 
@@ -68,6 +76,7 @@ class ModelDescription(PlaygroundModel):
     chat: bool
     image: ImageFormat | None
     labels: list[str] | None
+    telling: TellingHead | None
     loaded: bool
 
 
@@ -125,9 +134,10 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
     model = load_meta(path)
     config, labels = model.config, getattr(model.config, "labels", ())
     chats, reads = _tokenizer(path)
-    card, score = None, ""
+    card, score, telling = None, "", None
     if path.parent == FOLDER and path.name in cards():
         card, score = cards()[path.name], read_card(path).score
+        telling = read_card(path).metadata.get("attention")
     if path in pulled_models().values() and path.stem in catalog():
         card = catalog()[path.stem].about
     if isinstance(model, ViT | ImageGPT):
@@ -151,6 +161,7 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
         "chat": chats,
         "image": image_format(model),
         "labels": list(labels) if labels and {"classify", "tag"} & set(model.abilities) else None,
+        "telling": telling,
     }
 
 

@@ -15,10 +15,10 @@ export class AttentionState {
   readonly own = settings('attention', {
     view: 'heads',
     which: '', // the most telling kind that the model has
-    layer: -1, // from the end, as Python counts
+    layer: -1, // the telling one that the model's card names, or the last
     all: false as boolean, // layers at once, in an alignment
     off: [] as number[], // heads
-    head: 0, // of the neuron view
+    head: -1, // of the neuron view: the telling one, or the first
     token: -1,
     side: 'from',
     masked: [] as number[],
@@ -59,7 +59,18 @@ export class AttentionState {
   readonly layers = $derived(
     this.#counted[this.#key] ?? (this.model.kind === 'recurrent' ? 1 : this.model.n_layers || 1),
   )
-  readonly layer = $derived(clamped(this.own.layer < 0 ? this.layers + this.own.layer : this.own.layer, this.layers))
+  /** The head to begin with, of the kind of attention to begin with: until another layer or other heads are chosen. */
+  readonly telling = $derived(
+    this.own.layer < 0 &&
+      !this.own.off.length &&
+      this.view !== 'rollout' &&
+      this.which === this.kinds[this.kinds.length - 1]
+      ? this.model.telling
+      : null,
+  )
+  readonly layer = $derived(
+    clamped(this.own.layer < 0 ? (this.telling?.layer ?? this.layers - 1) : this.own.layer, this.layers),
+  )
   readonly blank = $derived(this.text.trim() === '')
   readonly request = $derived({
     model: this.model.id,
@@ -81,16 +92,20 @@ export class AttentionState {
   #from: Token[] = []
   #to: Token[] = []
   readonly from = $derived.by(() => {
-    const now = this.map.value?.from ?? []
+    const now = this.#unmasked(this.map.value?.from ?? [], this.which !== 'cross')
     return sameTokens(this.#from, now) ? this.#from : (this.#from = now)
   })
   readonly to = $derived.by(() => {
-    const now = this.map.value?.to ?? []
+    const now = this.#unmasked(this.map.value?.to ?? [], true)
     return sameTokens(this.#to, now) ? this.#to : (this.#to = now)
   })
   readonly heads = $derived(this.map.value?.n_heads ?? Math.max(this.model.n_heads, 1))
-  readonly on = $derived(range(this.heads).filter((i) => !this.own.off.includes(i)))
-  readonly head = $derived(clamped(this.own.head, this.heads))
+  readonly on = $derived(
+    this.telling && this.view !== 'model'
+      ? [clamped(this.telling.head, this.heads)]
+      : range(this.heads).filter((i) => !this.own.off.includes(i)),
+  )
+  readonly head = $derived(clamped(this.own.head < 0 ? (this.telling?.head ?? 0) : this.own.head, this.heads))
   /** The token whose query the neuron view shows. */
   readonly query = $derived(
     this.own.side === 'from' && this.own.token >= 0 && this.own.token < this.from.length
@@ -151,6 +166,13 @@ export class AttentionState {
     })
   }
 
+  /** Tokens with the masked ones as they were written, whatever the model reads there. */
+  #unmasked(tokens: Token[], maskable: boolean): Token[] {
+    const { hidden } = this.map.value ?? { hidden: [] }
+    if (!maskable || !hidden.length) return tokens
+    return tokens.map((token, i) => hidden[this.masked.indexOf(i)] ?? token)
+  }
+
   /** The tokens that are shown, by their places. */
   seen(tokens: Token[]): number[] {
     return tokens.flatMap((token, i) => (this.own.plain && token.special ? [] : [i]))
@@ -176,6 +198,7 @@ export class AttentionState {
     if (value >= 0) this.own.layer = value
   }
   showHeads = (shown: number[]): void => {
+    this.own.layer = this.layer // which is chosen now
     if (this.view === 'neuron') this.own.head = shown[0]
     else this.own.off = range(this.heads).filter((i) => !shown.includes(i))
   }

@@ -69,7 +69,11 @@ export function striking(difference: Float32Array, x: Float32Array, y: Float32Ar
   const [low, high] = extent(x.map((p, i) => p + y[i]))
   const score = difference.map((d, i) => Math.abs(d) * (0.35 + 0.65 * ((x[i] + y[i] - low) / (high - low || 1))))
   const least = difference.length > 60 ? 0.3 * reach(difference) : 0
-  return [...score.keys()].filter((i) => Math.abs(difference[i]) >= least).sort((i, j) => score[j] - score[i])
+  const found = [...score.keys()].filter((i) => Math.abs(difference[i]) >= least).sort((i, j) => score[j] - score[i])
+  // The outermost of both sides come first, however rare they are: one asks for them.
+  const order = ranking(difference)
+  const ends = [order[0], order[order.length - 1]].filter((i) => i !== undefined && difference[i] !== 0)
+  return [...new Set([...ends, ...found])]
 }
 
 export interface Label {
@@ -106,7 +110,7 @@ export function layOut(
   const placed: Label[] = []
   const taken: Box[] = []
   const { font, radius } = room
-  for (const i of wanted) {
+  for (const [place, i] of wanted.entries()) {
     if (placed.length >= most) break
     const wide = room.measure(words[i])
     const gap = radius + 3
@@ -116,7 +120,7 @@ export function layOut(
     const below: Label = { index: i, x: px[i], y: py[i] + gap + font / 2, anchor: 'middle' }
     // Away from the other points first; among many, nowhere else.
     const spots = up(i) ? [left, above, right, below] : [right, below, left, above]
-    if (crowded) spots.length = 2
+    if (crowded && place > 1) spots.length = 2
     const free = spots.find((spot) => {
       const box = boxOf(spot, wide, font)
       const inside = box.left >= 2 && box.right <= room.width - 2 && box.top >= 2 && box.bottom <= room.height - 2
