@@ -15,10 +15,12 @@ from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
 from heedful.train.cost import free_memory
 from heedful.weights.adapter import base_of, is_adapter
-from heedful.weights.folder import weight_files
+from heedful.weights.folder import read_config, tensor_source, weight_files
 from heedful.weights.gguf_file import GgufFile
+from heedful.weights.load import TensorSource
 from heedful.weights.meta import load_meta
 from heedful.weights.resolve import resolve_model
+from heedful.weights.safetensors_file import SafetensorsFiles
 
 BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0625, "int4": 0.625}
 SHARE = 0.8  # of the free memory, for models; the rest is for activations and other programs
@@ -70,13 +72,20 @@ def estimate_memory(
 
 
 def stored_bytes(path: Path) -> int:
-    """Bytes of the weights in memory, in the precision they are stored in."""
+    """Bytes of the weights in memory: in the precision they are stored in, floats where that is int8 or int4."""
     if path.is_dir() and is_adapter(path):
         return stored_bytes(resolve_model(base_of(path)))
     if path.is_dir() and (path / "config.json").exists():
-        return sum(file.stat().st_size for file in weight_files(path))
+        hub = read_config(path)
+        with SafetensorsFiles(weight_files(path)) as files:
+            return count_bytes(tensor_source(files, hub))
     with GgufFile(next(iter(sorted(path.glob("*.gguf"))), path) if path.is_dir() else path) as file:
-        return sum(math.prod(file.shape(name)) * file.dtype(name).itemsize for name in file.names())
+        return count_bytes(file)
+
+
+def count_bytes(source: TensorSource | GgufFile) -> int:
+    """Bytes of all tensors."""
+    return sum(math.prod(source.shape(name)) * source.dtype(name).itemsize for name in source.names())
 
 
 def kv_bytes_per_token(model: Model) -> int:

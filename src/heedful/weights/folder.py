@@ -38,15 +38,20 @@ def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torc
     """The model in a folder, in evaluation mode."""
     hub = read_config(folder)
     with SafetensorsFiles(weight_files(folder)) as files:
-        source: TensorSource = files
-        if hub.get("quantization_config"):
-            source = CompressedSource(files, hub.get("dtype") or hub.get("torch_dtype"))
+        source = tensor_source(files, hub)
         model = meta_model(hub, set(source.names()))
         load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
     model.generation = read_json(folder, "generation_config.json", missing={})
     model.preprocessor = read_json(folder, "preprocessor_config.json", missing={})
     model.special = special_token_ids(hub) | special_token_ids(model.generation)
     return model.eval()
+
+
+def tensor_source(files: SafetensorsFiles, hub: Mapping[str, Any]) -> TensorSource:
+    """The tensors of a folder's files; those that config.json calls quantized are floats again when they are read."""
+    if not hub.get("quantization_config"):
+        return files
+    return CompressedSource(files, hub.get("dtype") or hub.get("torch_dtype"))
 
 
 # --- configs ---------------------------------------------------------------------------------------------------------

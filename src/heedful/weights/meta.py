@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from heedful.models.base import Model
 from heedful.weights.adapter import base_of, is_adapter
-from heedful.weights.folder import meta_model, read_config, read_json, weight_files
+from heedful.weights.folder import meta_model, read_config, read_json, tensor_source, weight_files
 from heedful.weights.gguf import hub_config_from_gguf
 from heedful.weights.gguf_file import GgufFile
 from heedful.weights.resolve import reject_pickle, resolve_model
@@ -24,17 +25,17 @@ def load_meta(path: Path) -> Model:
             return load_meta(files[0])
     if path.is_dir():
         hub = read_config(path)
-        model = meta_model(hub, None if hub.get("quantization_config") else _tensor_names(path))
+        model = meta_model(hub, _tensor_names(path, hub))
         model.preprocessor = read_json(path, "preprocessor_config.json", missing={})
         return model
     with GgufFile(path) as file:
         return meta_model(hub_config_from_gguf(file))
 
 
-def _tensor_names(folder: Path) -> Collection[str] | None:
+def _tensor_names(folder: Path, hub: Mapping[str, Any]) -> Collection[str] | None:
     """The names in a folder's weights; None where there are none that can be read."""
     try:
         with SafetensorsFiles(weight_files(folder)) as files:
-            return set(files.names())
+            return set(tensor_source(files, hub).names())
     except (OSError, ValueError):
         return None
