@@ -1,11 +1,26 @@
 // The page is built into the Python package, which serves it. Scripts and styles are files of their own, because the
 // server's Content-Security-Policy allows nothing inline; nothing comes from elsewhere.
 import { svelte } from '@sveltejs/vite-plugin-svelte'
-import { defineConfig } from 'vite'
+import { readFileSync, writeFileSync } from 'node:fs'
+import { join } from 'node:path'
+import { gzipSync } from 'node:zlib'
+import { defineConfig, type Plugin } from 'vite'
+
+/** Scripts and styles are compressed here, once, beside the plain ones; the server sends what a browser takes. */
+const compressed = (): Plugin => ({
+  name: 'compressed',
+  apply: 'build',
+  writeBundle({ dir }, bundle) {
+    for (const name of Object.keys(bundle).filter((file) => /\.(js|css)$/.test(file))) {
+      const file = join(dir!, name)
+      writeFileSync(`${file}.gz`, gzipSync(readFileSync(file), { level: 9 }))
+    }
+  },
+})
 
 export default defineConfig({
   base: './',
-  plugins: [svelte()],
+  plugins: [svelte(), compressed()],
   build: {
     outDir: '../src/heedful/serve/page',
     emptyOutDir: true,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,29 @@ def test_assets_are_kept_for_ever_where_their_names_change_with_them(locked, bui
     assert response.status_code == 200 and response.headers["content-type"] == kind
     assert ("immutable" in response.headers["cache-control"]) == kept
     check_safe(response)
+
+
+def test_assets_are_sent_compressed_to_those_who_take_that(locked, built):
+    path = "/assets/index-DyFKtYKd.js"
+    plain = locked.get(path, headers={"accept-encoding": "gzip"})
+    assert "content-encoding" not in plain.headers  # the build left no other
+    (built / "assets/index-DyFKtYKd.js.gz").write_bytes(gzip.compress(b"let x = 1"))
+    for accepted, packed in (
+        ("gzip, deflate, br", True),
+        ("br;q=1, gzip;q=0.5", True),
+        ("gzip;q=0", False),
+        ("", False),
+    ):
+        response = locked.get(path, headers={"accept-encoding": accepted})
+        assert response.text == "let x = 1" and response.headers["vary"] == "accept-encoding"
+        assert (response.headers.get("content-encoding") == "gzip") == packed
+        assert response.headers["content-type"] == "text/javascript; charset=utf-8"
+        assert "immutable" in response.headers["cache-control"]
+        check_safe(response)
+        kept = {"accept-encoding": accepted, "if-none-match": response.headers["etag"]}
+        assert locked.get(path, headers=kept).status_code == 304
+    assert "content-encoding" not in locked.get("/", headers={"accept-encoding": "gzip"}).headers
+    assert_error(locked.get(f"{path}.gz"), 404)
 
 
 @pytest.mark.parametrize(

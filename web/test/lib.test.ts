@@ -1,10 +1,12 @@
-import { describe, expect, it } from 'vitest'
+import { afterEach, describe, expect, it, vi } from 'vitest'
+import { api } from '../src/lib/api'
 import { mean, slice, softmax, transpose, unpack, type Bytes, type Numbers } from '../src/lib/arrays'
 import { call, curl, heedful, py, sh } from '../src/lib/code'
 import { hue, ink, table, tint } from '../src/lib/colours'
 import { csv, matrixRows } from '../src/lib/csv'
 import { count, number, percent, visible } from '../src/lib/format'
 import { events } from '../src/lib/sse'
+import { Waiting } from '../src/lib/waiting.svelte'
 import { changed, makeHash, parseHash, read, write } from '../src/lib/url'
 
 const STRANGE = [
@@ -192,3 +194,30 @@ function luminance(colour: string): number {
   const [r, g, b] = parts.map((x) => (x / 255 <= 0.04045 ? x / 255 / 12.92 : ((x / 255 + 0.055) / 1.055) ** 2.4))
   return 0.2126 * r + 0.7152 * g + 0.0722 * b
 }
+
+describe('a model that does not answer at once', () => {
+  afterEach(() => {
+    vi.useRealTimers()
+    vi.restoreAllMocks()
+  })
+
+  it('is said to be loading if it is, until it answers', async () => {
+    vi.useFakeTimers()
+    const models = (loaded: boolean) => ({ models: [{ id: 'big', loaded }], pullable: [] }) as never
+    const asked = vi.spyOn(api, 'models').mockResolvedValue(models(false))
+    const waiting = new Waiting()
+    waiting.begin('big')
+    waiting.end() // it answered at once: nobody asks
+    await vi.advanceTimersByTimeAsync(1000)
+    expect([asked.mock.calls.length, waiting.said]).toEqual([0, ''])
+    waiting.begin('big')
+    await vi.advanceTimersByTimeAsync(1000)
+    expect(waiting.said).toBe('Loading big: its first answer takes some seconds.')
+    waiting.end()
+    expect(waiting.said).toBe('')
+    asked.mockResolvedValue(models(true))
+    waiting.begin('big')
+    await vi.advanceTimersByTimeAsync(1000)
+    expect(waiting.said).toBe('') // it is there, and slow
+  })
+})

@@ -1,7 +1,7 @@
 """GET / and /assets/...: the built page. It loads nothing from other hosts and needs no API key.
 
 `npm run build` in web/ writes it to serve/page/; a wheel contains it. The names of assets carry a hash of their
-content, so that browsers may cache them for ever.
+content, so that browsers may cache them for ever. The build leaves scripts and styles compressed as well (NAME.gz).
 """
 
 from __future__ import annotations
@@ -92,10 +92,26 @@ def static_file(http: HttpRequest, folder: Path, name: str) -> Response:
 
 
 def file_response(http: HttpRequest, path: Path, cache: str) -> Response:
-    """A file with its media type and security headers; 304 where the client has it already."""
-    found = FileResponse(path, headers={**SECURITY_HEADERS, "cache-control": cache}, stat_result=path.stat())
-    found.headers["content-type"] = MEDIA_TYPES[path.suffix]
+    """A file with its media type and security headers, compressed if the build left it so and the client takes that; 304
+    where the client has it already."""
+    headers = {**SECURITY_HEADERS, "cache-control": cache}
+    media_type, packed = MEDIA_TYPES[path.suffix], path.with_name(f"{path.name}.gz")
+    if packed.is_file() and not packed.is_symlink():
+        headers["vary"] = "accept-encoding"
+        if accepts_gzip(http.headers.get("accept-encoding", "")):
+            path, headers["content-encoding"] = packed, "gzip"
+    found = FileResponse(path, headers=headers, stat_result=path.stat())
+    found.headers["content-type"] = media_type
     if http.headers.get("if-none-match") == found.headers["etag"]:
-        kept = {**SECURITY_HEADERS, "cache-control": cache, "etag": found.headers["etag"]}
-        return Response(status_code=304, headers=kept)
+        headers.pop("content-encoding", None)
+        return Response(status_code=304, headers={**headers, "etag": found.headers["etag"]})
     return found
+
+
+def accepts_gzip(accepted: str) -> bool:
+    """Whether an Accept-Encoding header allows gzip."""
+    for part in accepted.lower().split(","):
+        name, _, weight = part.partition(";")
+        if name.strip() == "gzip":
+            return re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight) is None
+    return False

@@ -2,6 +2,7 @@
 
 import { SvelteMap } from 'svelte/reactivity'
 import { aborted, api, ApiError, type ChatLogprob, type Model } from '../../lib/api'
+import { Waiting } from '../../lib/waiting.svelte'
 import { echoed, type Piece } from '../complete/pieces'
 import { kept } from './kept.svelte'
 import { add, messages, path, type Talk } from './talk'
@@ -81,6 +82,7 @@ class Reply {
   waiting = $state(false)
   error = $state.raw<{ wish: Wish; problem: ApiError } | null>(null)
   note = $state('')
+  loading = new Waiting()
   #control: AbortController | null = null
   #known = new SvelteMap<string, Piece[]>()
 
@@ -118,6 +120,7 @@ class Reply {
     }
     Object.assign(this, { now: { talk, index }, waiting: true, error: null, note: '' })
     const timer = setInterval(tell, EVERY)
+    this.loading.begin(model.id)
     try {
       const body = {
         ...how,
@@ -129,6 +132,7 @@ class Reply {
         ...(end ? { truncate_prompt_tokens: -1 } : {}),
       }
       for await (const { choices } of api.chat(body, control.signal)) {
+        this.loading.end()
         const [choice] = choices
         if (!choice) continue
         if (choice.delta.content) {
@@ -147,6 +151,7 @@ class Reply {
       }
     }
     clearInterval(timer)
+    this.loading.end()
     tell()
     this.#end(talk, index)
   }

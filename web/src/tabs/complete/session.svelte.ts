@@ -2,6 +2,7 @@
 
 import { aborted, api, ApiError, type Choice, type Model } from '../../lib/api'
 import { page } from '../../lib/state.svelte'
+import { Waiting } from '../../lib/waiting.svelte'
 import { fitted, readAs } from '../write/prompt'
 import { nothingCame } from './how'
 import { restore, told } from './link'
@@ -83,6 +84,7 @@ class Session {
   tree = new Tree()
   error = $state.raw<ApiError | null>(null)
   note = $state('')
+  waiting = new Waiting()
   #now = $state.raw<Writing | null>(null)
   #version = $state(0) // of what is remembered
   #known = new Map<string, Piece[]>()
@@ -207,6 +209,7 @@ class Session {
     this.#now = writing
     this.error = null
     this.note = ''
+    this.waiting.begin(model.id)
     try {
       const { prompt, max_tokens, read, total } = await fitted(
         model,
@@ -219,6 +222,7 @@ class Session {
         this.note = `${model.id} reads ${model.context} tokens at once: of the ${total} before the answer it read the last ${read}.`
       const body = { ...how, model: model.id, prompt, max_tokens, logprobs: 5, echo, ...readAs(page.rendered) }
       for await (const { choices } of api.streamed(body, writing.control.signal)) {
+        this.waiting.end()
         for (const choice of choices) {
           if (answers[choice.index].take(choice) && choice.logprobs)
             writing.base ??= echoed(before, choice.text, choice.logprobs)
@@ -234,6 +238,7 @@ class Session {
   #end(writing: Writing): void {
     if (this.#now !== writing) return
     clearInterval(writing.timer)
+    this.waiting.end()
     for (const answer of writing.answers) answer.tell()
     this.#now = null
     const shown = this.tree.current

@@ -1,6 +1,7 @@
 // Continuations of a text, three at a time, written within a time budget: what is ready when it is over is shown.
 
 import { aborted, api, ApiError, type Choice, type Model } from '../../lib/api'
+import { Waiting } from '../../lib/waiting.svelte'
 import { fitted, readAs } from './prompt'
 
 export interface Wish {
@@ -64,6 +65,7 @@ export class Suggestions {
   error = $state.raw<ApiError | null>(null)
   /** Tokens of the text that were read, where that is not all of them. */
   read = $state.raw<number | null>(null)
+  waiting = new Waiting()
   #control: AbortController | null = null
 
   /** Three more. */
@@ -92,12 +94,14 @@ export class Suggestions {
   /** Forget them all, and stop writing. */
   clear(): void {
     this.#control?.abort()
+    this.waiting.end()
     Object.assign(this, { items: [], loading: false, error: null })
   }
 
   async #write(wish: Wish, n: number, until: number, outer: AbortController): Promise<void> {
     const fresh = Array.from({ length: n }, () => new Suggestion())
     this.items = [...this.items, ...fresh]
+    this.waiting.begin(wish.model.id)
     const { prompt, max_tokens, read, total } = await fitted(
       wish.model,
       wish.text,
@@ -116,6 +120,7 @@ export class Suggestions {
       const how = { max_tokens, temperature, top_p, n, logprobs: 0, ...readAs(wish.rendered) }
       const body = { model: wish.model.id, prompt, ...how }
       for await (const piece of api.streamed(body, inner.signal)) {
+        this.waiting.end()
         timer ??= setTimeout(stop, Math.max(until - performance.now(), GRACE))
         for (const choice of piece.choices) fresh[choice.index].take(choice)
       }
@@ -123,6 +128,7 @@ export class Suggestions {
       if (outer.signal.aborted || !aborted(problem)) throw problem
     } finally {
       clearTimeout(timer)
+      if (!outer.signal.aborted) this.waiting.end()
       outer.signal.removeEventListener('abort', stop)
     }
     for (const item of fresh) item.finish()
