@@ -282,7 +282,7 @@ def test_steps_of_models_that_are_too_large_are_refused_with_the_sizes(page):
     assert "6 layers, 192 wide" in message and "at most 4 layers, 128 wide" in message
     assert "decoder" in assert_error(page.post("/api/steps", {"model": "bert-books", "text": "a"}), 400)
     message = assert_error(page.post("/api/steps", {"model": "tiny", "text": "a" * 33}), 400)
-    assert "33 tokens do not fit" in message
+    assert "33 tokens, and at most 32 are read here" in message
 
 
 def test_steps_of_a_model_with_rotation_gates_and_shared_keys(tmp_path):

@@ -175,7 +175,7 @@ def test_the_merges_of_a_word_and_a_text_that_is_too_long(open_tab, page):
     page.get_by_label("Text", exact=True).fill("the young cat " * 40)
     page.get_by_text("a text of at most 64 tokens").wait_for()  # the map is there, and not every number
     page.get_by_label("Text", exact=True).fill("the young cat " * 400)
-    page.get_by_role("alert").get_by_text("are shown here: shorten it").wait_for()
+    page.get_by_role("alert").get_by_text("are read here: shorten it").wait_for()
     page.get_by_role("button", name="Keep its end").click()
     page.locator("canvas[data-tiles]:not([data-tiles='0'])").wait_for()
     assert page.get_by_label("Text", exact=True).input_value().endswith("young cat ")

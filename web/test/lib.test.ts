@@ -5,6 +5,7 @@ import { call, curl, heedful, py, sh } from '../src/lib/code'
 import { hue, ink, table, tint } from '../src/lib/colours'
 import { csv, matrixRows } from '../src/lib/csv'
 import { count, number, percent, visible } from '../src/lib/format'
+import { endOf, first, last, tooMany } from '../src/lib/long'
 import { events } from '../src/lib/sse'
 import { Waiting } from '../src/lib/waiting.svelte'
 import { changed, makeHash, parseHash, read, write } from '../src/lib/url'
@@ -219,5 +220,21 @@ describe('a model that does not answer at once', () => {
     waiting.begin('big')
     await vi.advanceTimersByTimeAsync(1000)
     expect(waiting.said).toBe('') // it is there, and slow
+  })
+})
+
+describe('a text that is too long', () => {
+  it('has its end kept, by words, and in no more tokens than are read', () => {
+    const text = 'word '.repeat(100).trim()
+    const end = endOf(text, 100, 50)
+    expect(text.endsWith(end) && end.startsWith('word')).toBe(true)
+    expect(end.split(' ').length).toBeLessThanOrEqual(50)
+    expect(end.split(' ').length).toBeGreaterThan(40)
+    expect(endOf(text, 40, 50)).toBe(text)
+    expect(tooMany(1200, 512)).toBe('The text has 1,200 tokens, and at most 512 are read here: shorten it.')
+  })
+  it('is not cut inside of a character', () => {
+    expect(last('a👍b', 2)).toBe('b')
+    expect(first('a👍b', 2)).toBe('a')
   })
 })

@@ -23,7 +23,7 @@ from heedful.kernels.accelerate import packed_precision, stored_precision
 from heedful.loaded import Loaded, load
 from heedful.models.base import DecoderModel, Model
 from heedful.observe.inputs import token_label
-from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
+from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors, from_exception
 from heedful.serve.handle import HandleGroup
 from heedful.serve.worker import Worker
 from heedful.text.tokenizer import Tokenizer
@@ -217,6 +217,6 @@ def _with_errors(slices: Iterator[T], told: list[str]) -> Iterator[T | ApiError]
             yield error
             return
         except ValueError as error:
-            yield ApiError(400, str(error))
+            yield from_exception(error)
             return
         yield found

@@ -20,6 +20,7 @@ from heedful.serve.field_types import Count, FieldError, Flag, Number, Text
 from heedful.serve.playground.inspection import Inspector, memory_size
 from heedful.serve.request_schema import RequestBody
 from heedful.serve.response_schema import ResponseModel
+from heedful.text.limits import TextTooLong
 
 MAX_CHARACTERS = 20_000  # of a text
 MAX_TOKENS = 512  # whose attention is shown
@@ -61,10 +62,10 @@ class PromptRequest(TextRequest):
 
 
 def check_token_count(inspector: Inspector, n: int, most: int | None = None) -> None:
-    """ValueError for more tokens than the model reads, or than `most`."""
-    inspector.model.check_length(n)
-    if most is not None and n > most:
-        raise ValueError(f"the text has {n} tokens, and at most {most} are shown here: shorten it")
+    """TextTooLong for more tokens than the model reads, or than `most`."""
+    least = min(x for x in (n, most, inspector.model.context_length) if x is not None)
+    if n > least:
+        raise TextTooLong(f"the text has {n:,} tokens, and at most {least:,} are read here: shorten it")
 
 
 def check_response_size(n: int, what: str) -> None:

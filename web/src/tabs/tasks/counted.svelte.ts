@@ -22,16 +22,20 @@ export class Counted {
     if (!text.trim()) return 'Write something first.'
     if (unreadable(model, text))
       return `${model.id} reads numbers from 0 to ${model.vocabulary! - 1}, such as 3 1 4 1 5.`
-    const n = this.answer.value?.tokens.length ?? 0
-    if (!this.anyLength && model.context !== null && n > model.context)
-      return `This text has ${n} tokens, and ${model.id} reads at most ${model.context}. Shorten it.`
     return ''
+  }
+
+  /** How many tokens it has, where those are more than the model reads. */
+  get excess(): { n: number; most: number } | null {
+    const most = this.given().model.context
+    const n = this.answer.value?.tokens.length ?? 0
+    return !this.anyLength && most !== null && n > most ? { n, most } : null
   }
 
   /** What to ask the model: the text that the tokens are of; null while there is none that it can read. */
   get ask(): { model: string; text: string } | null {
     const read = this.answer.value
-    return this.problem || !read ? null : { model: read.model, text: read.text }
+    return this.problem || this.excess || !read ? null : { model: read.model, text: read.text }
   }
 }
 

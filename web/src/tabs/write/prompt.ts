@@ -1,8 +1,7 @@
 // What of a text a model reads, when its context is smaller than the text and the answer together: the end of it.
 
 import { api, type Model, type Token } from '../../lib/api'
-
-const LONGEST = 20_000 // characters
+import { last, MOST_CHARACTERS } from '../../lib/long'
 
 /** How a prompt is read: one that a chat template made has its special tokens in it. */
 export const readAs = (rendered: boolean) => (rendered ? { allow_special: true, add_special_tokens: false } : {})
@@ -45,7 +44,7 @@ export async function fitted(
   const bytes = new TextEncoder().encode(text).length
   if (model.context === null || bytes + length + 2 <= model.context)
     return { prompt: text, max_tokens: length, read: null, total: null }
-  const end = text.slice(-LONGEST).replace(/^[\udc00-\udfff]/, '') // the server cuts no longer texts into tokens
+  const end = last(text, MOST_CHARACTERS) // the server cuts no longer texts into tokens
   return fit(end, (await api.tokens({ model: model.id, text: end, rendered }, signal)).tokens, model.context, length)
 }
 
