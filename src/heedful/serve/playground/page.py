@@ -92,8 +92,8 @@ def static_file(http: HttpRequest, folder: Path, name: str) -> Response:
 
 
 def file_response(http: HttpRequest, path: Path, cache: str) -> Response:
-    """A file with its media type and security headers, compressed if the build left it so and the client takes that; 304
-    where the client has it already."""
+    """A file with its media type and security headers, compressed if the build left it so and the client takes that; a
+    304 where the client has it already."""
     headers = {**SECURITY_HEADERS, "cache-control": cache}
     media_type, packed = MEDIA_TYPES[path.suffix], path.with_name(f"{path.name}.gz")
     if packed.is_file() and not packed.is_symlink():

@@ -1,0 +1,91 @@
+"""Chat: messages and replies, edited and tried again, kept in the browser; the raw prompt; replies in other tabs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+TEXT = '<img src=x onerror="window.hit = 1"> a cat'
+SHORT = {"model": "small", "length": 12, "seed": 1}
+
+
+def say(page, text: str, turns: int):
+    """Send a message, and wait until it is answered: so many messages are shown then."""
+    page.get_by_role("textbox", name="Message").fill(text)
+    page.keyboard.press("Enter")
+    return answered(page, turns)
+
+
+def answered(page, turns: int):
+    page.get_by_role("button", name="Send", exact=False).wait_for()
+    page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns)
+    return page.locator(".turn")
+
+
+def act(page, name: str, nth: int = -1) -> None:
+    page.locator(".turn").nth(nth).get_by_role("button", name=name).click()
+
+
+def test_what_was_said_is_edited_tried_again_and_kept(visit, open_tab, page):
+    open_tab("chat", **SHORT)
+    assert page.get_by_role("button", name="New chat").is_disabled()
+    first = say(page, TEXT, 2).nth(1).locator(".bubble").inner_text()
+    assert page.locator(".turn.mine .text").inner_text() == TEXT and page.evaluate("window.hit") is None
+    act(page, "Go on")  # it ended by its length
+    answered(page, 2)
+    assert page.locator(".turn").nth(1).locator(".bubble").inner_text().startswith(first)
+    act(page, "The version before")
+    assert page.locator(".turn").nth(1).locator(".bubble").inner_text() == first
+    act(page, "Edit", 0)
+    page.get_by_role("textbox", name="The message").fill("another question")
+    page.keyboard.press("Enter")
+    answered(page, 2)
+    assert page.locator(".turn.mine .text").inner_text() == "another question"
+    assert "2 of 2" in page.locator(".turn.mine .acts").inner_text()
+    act(page, "The version before", 0)
+    assert page.locator(".turn.mine .text").inner_text() == TEXT  # nothing is lost
+    with page.expect_download() as file:
+        page.get_by_role("button", name="Export all").click()
+    saved = json.loads(file.value.path().read_text())
+    assert saved["conversations"][0]["turns"][0]["content"] == TEXT
+    page.wait_for_function("() => location.hash.includes('said=')")
+    page.reload()
+    page.locator(".turn.mine .text").wait_for()
+    assert page.locator(".turn.mine .text").inner_text() == TEXT
+    again = visit()
+    again.goto(page.url)  # in a browser that does not have it
+    again.locator(".turn.mine .text").wait_for()
+    assert again.locator(".turn.mine .text").inner_text() == TEXT
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator(".turn").count() == 0
+    page.get_by_label("A file of conversations").set_input_files(file.value.path())
+    page.locator(".turn.mine .text").wait_for()
+
+
+def test_what_the_model_reads_and_how_sure_it_was(open_tab, page, problems):
+    open_tab("chat", **SHORT, tint="true")
+    say(page, "a dog", 2)
+    page.get_by_role("listbox", name="Tokens of the reply").wait_for()
+    act(page, "Raw prompt")
+    prompt = page.get_by_role("dialog").get_by_role("list", name="Tokens of the prompt")
+    prompt.wait_for()
+    assert re.sub(r"\s+", " ", prompt.inner_text()).startswith("<|im_start|>") and "dog" in prompt.inner_text()
+    page.keyboard.press("Escape")
+    act(page, "Open in Attention")
+    page.locator("#panel-attention canvas[data-lines]").wait_for()
+    assert page.get_by_text("special tokens in it are read as such").is_visible()
+    assert page.locator(".from .token").first.inner_text() == "<|im_start|>"
+    page.go_back()
+    page.locator("#panel-chat .turn").first.wait_for()
+    act(page, "Open in Complete")
+    page.get_by_role("listbox", name="Tokens and their probabilities").wait_for()
+    assert page.get_by_text("<|im_start|>").first.is_visible()
+
+
+def test_complete_offers_the_chat_of_a_chat_model(open_tab, page):
+    open_tab("complete", model="small", text="a cat")
+    page.get_by_role("link", name="Ask it in Chat").click()
+    page.locator("#panel-chat h1").wait_for()
+    assert page.get_by_role("textbox", name="Message").input_value() == "a cat"
+    open_tab("complete", model="tiny", text="To be")
+    assert page.get_by_role("link", name="Ask it in Chat").count() == 0
