@@ -60,6 +60,21 @@ def test_every_tab_has_a_heading_a_title_and_names_for_all_its_controls(open_tab
         assert len(ids) == len(set(ids)), tab
 
 
+@pytest.mark.parametrize(
+    ("tab", "params", "what"),
+    [
+        ("fill", {"model": "bert-books", "text": "One, two."}, ".piece"),
+        ("attention", {"model": "bert-books", "text": "One, two.", "view": "rollout"}, "button.token"),
+        ("tasks", {"model": "languages", "text": "One, two."}, ".try"),
+    ],
+)
+def test_small_targets_can_be_hit(open_tab, page, tab, params, what):
+    open_tab(tab, **params)
+    page.locator(what).first.wait_for()
+    for box in (target.bounding_box() for target in page.locator(what).all()):
+        assert box["width"] >= 24 and box["height"] >= 24
+
+
 def test_markup_in_a_text_stays_text(open_tab, page):
     for tab in IDS:
         open_tab(tab, text='<script>window.hit = 1</script><img src=x onerror="window.hit = 1">')

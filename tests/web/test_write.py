@@ -25,6 +25,9 @@ def suggested(page, n=3):
     """The continuations, once all are there."""
     page.locator("[role=listbox][aria-label=Continuations][aria-busy=false]").wait_for()
     options = page.get_by_role("listbox", name="Continuations").get_by_role("option")
+    assert page.get_by_role("listbox", name="Continuations").evaluate(
+        "e => e.scrollHeight <= e.clientHeight"
+    )  # no row cut
     assert options.count() == n
     return options
 

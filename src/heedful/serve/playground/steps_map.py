@@ -45,7 +45,7 @@ router = APIRouter()
 MAX_MAP_LAYERS = 128
 MAX_MAP_BYTES = 2**20
 SIDES = (48, 32, 24, 16, 8)  # pixels of an image's side, the most that keep all of them within MAX_MAP_BYTES
-N_NAMED = 2000  # likeliest next tokens that are sent with their texts
+N_NAMED = 2500  # likeliest next tokens that are sent with their texts
 BY_HEAD = ("scores", "scaled", "masked", "weights")
 # The steps of a block in order, where it has them, by the names of /api/steps (but see `layer_miniatures`).
 STEPS = (

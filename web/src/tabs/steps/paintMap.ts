@@ -15,55 +15,63 @@ import {
   type Box,
   type Layout,
   type Moment,
-  type Tile,
+  type Look,
 } from './map'
 
 /** Milliseconds of work before others have their turn. */
 const SLICE = 8
 
-type Picture = HTMLCanvasElement[] // of each head; one where a step is not by head
-
-/** The images of all steps; null where they are no longer wanted. */
-export async function pictures(
-  { miniatures }: StepsMap,
+/** All tiles on one canvas, so that a frame is a few copies of parts of it; null where it is no longer wanted. */
+export async function plateOf(
+  map: StepsMap,
+  layout: Layout,
   dark: boolean,
   signal: AbortSignal,
-): Promise<Picture[] | null> {
+): Promise<HTMLCanvasElement | null> {
   const ramps = {
     sequential: new Uint32Array(table('sequential', dark).buffer),
     diverging: new Uint32Array(table('diverging', dark).buffer),
   }
-  const found: Picture[] = []
+  const ratio = devicePixelRatio || 1
+  const plate = document.createElement('canvas')
+  Object.assign(plate, { width: Math.ceil(layout.width * ratio), height: Math.ceil(layout.height * ratio) })
+  const pen = plate.getContext('2d')!
+  pen.scale(ratio, ratio)
+  const [accent, line] = [colour('accent'), colour('line')]
   let begun = performance.now()
-  for (const { id, image } of miniatures) {
+  for (const tile of layout.tiles) {
     if (performance.now() - begun > SLICE) {
       await new Promise((next) => setTimeout(next))
       begun = performance.now()
     }
     if (signal.aborted) return null
+    const { id, image } = map.miniatures[tile.index]
     const shares = id === 'weights' || id === 'shares'
     const ramp = shares ? ramps.sequential : ramps.diverging
     const [rows, columns] = image.shape.slice(-2)
-    const count = image.shape.length === 3 ? image.shape[0] : 1
-    found.push(
-      Array.from({ length: count }, (_, head) =>
-        imageOf(rows, columns, (pixels) => {
-          const start = head * rows * columns
-          for (let i = 0; i < pixels.length; i++) {
-            const code = image.data[start + i]
-            if (code) pixels[i] = ramp[shares ? Math.round(255 * ((code - 1) / 254) ** 0.6) : code]
-          }
-        }),
-      ),
-    )
+    const heads = image.shape.length === 3 ? image.shape[0] : 1
+    for (let head = 0; head < heads; head++) {
+      const picture = imageOf(rows, columns, (pixels) => {
+        const start = head * rows * columns
+        for (let i = 0; i < pixels.length; i++) {
+          const code = image.data[start + i]
+          if (code) pixels[i] = ramp[shares ? Math.round(255 * ((code - 1) / 254) ** 0.6) : code]
+        }
+      })
+      const box = headBox(tile, head, heads)
+      pen.imageSmoothingEnabled = box.width < columns || box.height < rows
+      pen.drawImage(picture, box.x, box.y, box.width, box.height)
+      row(pen, box, map.token / map.tokens.length, 1 / map.tokens.length, accent)
+    }
+    if (heads === 1) outline(pen, tile, line, 1)
   }
-  return found
+  return plate
 }
 
 export interface Frame {
   map: StepsMap
   layout: Layout
-  pictures: Picture[]
+  plate: HTMLCanvasElement
   moment: Moment
   /** The layer whose lines are shown while nothing is played, and the tile that is open or under the pointer. */
   layer: number
@@ -86,11 +94,7 @@ export function paint(pen: CanvasRenderingContext2D, frame: Frame): void {
   pen.textAlign = 'center'
   names(pen, layout)
   stream(pen, frame)
-  for (const tile of layout.tiles) {
-    pen.globalAlpha = tile.index < moment.tile ? 1 : tile.index > moment.tile ? 0.14 : 0.25 + 0.75 * moment.share
-    paintTile(pen, tile, frame)
-  }
-  pen.globalAlpha = 1
+  tiles(pen, frame)
   for (const [index, ink] of [
     [frame.over, 'ink'],
     [moment.over ? frame.open : moment.tile, 'accent'],
@@ -159,22 +163,31 @@ function plus(pen: CanvasRenderingContext2D, x: number, y: number): void {
   pen.stroke()
 }
 
-function paintTile(pen: CanvasRenderingContext2D, tile: Tile, { map, pictures }: Frame): void {
-  const heads = pictures[tile.index]
-  heads?.forEach((picture, head) => {
-    const box = headBox(tile, head, heads.length)
-    pen.imageSmoothingEnabled = box.width < picture.width || box.height < picture.height
-    pen.drawImage(picture, box.x, box.y, box.width, box.height)
-    row(pen, box, map.token / map.tokens.length, 1 / map.tokens.length)
-  })
-  if (heads?.length === 1) outline(pen, tile, inks.line, 1)
+/** What was computed so far is there, what comes is faint: parts of the plate. */
+function tiles(pen: CanvasRenderingContext2D, { layout, plate, moment }: Frame): void {
+  const ratio = plate.width / layout.width
+  const part = (x: number, y: number, width: number, height: number) => {
+    if (width > 0 && height > 0)
+      pen.drawImage(plate, x * ratio, y * ratio, width * ratio, height * ratio, x, y, width, height)
+  }
+  const tile = layout.tiles[Math.max(moment.tile, 0)]
+  if (!tile) return part(0, 0, layout.width, layout.height)
+  const [top, left] = [tile.y - 2, moment.tile < 0 ? 0 : tile.x]
+  part(0, 0, layout.width, top)
+  part(0, top, left, tile.height + 4)
+  pen.globalAlpha = 0.14
+  part(left + tile.width, top, layout.width - left - tile.width, tile.height + 4)
+  part(0, top + tile.height + 4, layout.width, layout.height - top - tile.height - 4)
+  pen.globalAlpha = moment.tile < 0 ? 0.14 : 0.25 + 0.75 * moment.share
+  part(left, top, tile.width, tile.height + 4)
+  pen.globalAlpha = 1
 }
 
 /** The followed token's row. */
-function row(pen: CanvasRenderingContext2D, box: Box, start: number, share: number): void {
+function row(pen: CanvasRenderingContext2D, box: Box, start: number, share: number, paint: string): void {
   const height = Math.max(box.height * share, 1.5)
   const y = Math.min(box.y + box.height * start, box.y + box.height - height)
-  pen.strokeStyle = inks.accent
+  pen.strokeStyle = paint
   pen.lineWidth = 1
   pen.strokeRect(box.x - 0.5, y, box.width + 1, height)
 }
@@ -185,19 +198,37 @@ function outline(pen: CanvasRenderingContext2D, { x, y, width, height }: Box, pa
   pen.strokeRect(x, y, width, height)
 }
 
+interface Words {
+  layer: number
+  each: number
+  texts: string[]
+  seen: Look[]
+  shown: Set<number>
+}
+const known = new WeakMap<StepsMap, Words>() // so that it is not found out again for every frame
+
+/** The tokens as they are written, whom one of them attends to, and which have room for their names. */
+function wordsOf(pen: CanvasRenderingContext2D, map: StepsMap, layer: number, each: number): Words {
+  const before = known.get(map)
+  if (before?.layer === layer && before.each === each) return before
+  const texts = before?.texts ?? map.tokens.map((token) => short(visible(token.text)))
+  const seen = looks(map, layer)
+  const first = [map.token, texts.length - 1, ...seen.map((one) => one.to)]
+  const shown = named(texts.length, (i) => pen.measureText(texts[i]).width, each, first)
+  const found = { layer, each, texts, seen, shown }
+  known.set(map, found)
+  return found
+}
+
 function ribbon(pen: CanvasRenderingContext2D, frame: Frame): void {
   const { map, layout, moment, next } = frame
   const { y, height } = layout.ribbon
   const count = map.tokens.length
   const middle = (i: number) => place(layout.ribbon, count, i)
   const layer = moment.layer ?? frame.layer
-  const seen = moment.layer === null && !moment.over ? [] : looks(map, layer)
   pen.font = `13px ${inks.font}`
-  const texts = new Map<number, string>()
-  const text = (i: number) => texts.get(i) ?? texts.set(i, short(visible(map.tokens[i].text))).get(i)!
-  const widths = new Map<number, number>()
-  const wide = (i: number) => widths.get(i) ?? widths.set(i, pen.measureText(text(i)).width).get(i)!
-  const shown = named(count, wide, 2 * middle(0), [map.token, count - 1, ...seen.map((one) => one.to)])
+  const { texts, shown, ...attended } = wordsOf(pen, map, layer, 2 * middle(0))
+  const seen = moment.layer === null && !moment.over ? [] : attended.seen
   pen.lineCap = 'round'
   for (const { head, to, weight } of seen) {
     const [from, end] = [middle(map.token), middle(to)]
@@ -225,7 +256,7 @@ function ribbon(pen: CanvasRenderingContext2D, frame: Frame): void {
     const followed = i === map.token
     pen.fillStyle = inks[followed ? 'accent' : lit ? 'ink' : 'ink-3']
     pen.font = `${followed ? '600 ' : ''}13px ${inks.font}`
-    pen.fillText(text(i), middle(i), y + height / 2)
+    pen.fillText(texts[i], middle(i), y + height / 2)
   }
   pen.fillStyle = inks['ink-3']
   pen.font = `13px ${inks.font}`
