@@ -51,6 +51,12 @@ def go_on(page: Page) -> None:
     page.locator("[role=option]").nth(17).hover()  # not those of the menu of models
 
 
+def talk(page: Page) -> None:
+    """A question, answered; its tokens tinted."""
+    page.get_by_role("button", name="What is attention").click()
+    page.get_by_role("button", name="Retry").wait_for()
+
+
 def compare(page: Page) -> None:
     page.get_by_role("img", name="Loss").wait_for()
 
@@ -60,6 +66,7 @@ SCENES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "start": ("", nothing),
     "write": ("model=books&length=15&seconds=5", suggest),
     "complete": ("model=books&length=30&n=3&seed=3&probabilities=true", go_on),
+    "chat": ("length=90&seed=5&tint=true", talk),  # needs a chat model: make real
     "fill": ("model=bert-books", nothing),
     "attention": (f"model=books&token=7&text={quote(KING)}", nothing),
     "steps": ("model=tiny-books&layer=3&step=weights", nothing),

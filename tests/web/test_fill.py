@@ -228,7 +228,15 @@ def test_the_code_runs(open_tab, page, tmp_path, capsys, given):
 
 def test_a_text_that_is_too_long_is_not_asked(open_tab, page):
     open_tab("fill", model="tiny", text="To be, or not to be, that is the question")
-    page.get_by_text("reads at most 32").wait_for()
+    page.get_by_text("41 tokens, and at most 32 are read here: shorten it").wait_for()
+    page.get_by_role("button", name="Keep its end").click()
+    page.get_by_role("group", name="Tokens: choose the blank").wait_for()
+    assert page.get_by_label("Text", exact=True).input_value() == "to be, that is the question"
+    page.get_by_label("Text", exact=True).fill("To be " * 3400 + "the end")  # as by a paste: not cut silently
+    page.get_by_text("20,407 characters, and at most 20,000 are read here: its end was kept").wait_for()
+    assert page.get_by_label("Text", exact=True).input_value().endswith("the end")
+    page.get_by_role("button", name="Keep its beginning").click()
+    assert page.get_by_label("Text", exact=True).input_value().startswith("To be To be")
 
 
 def test_groups_are_compared_with_intervals_and_the_report_saved(open_tab, page):

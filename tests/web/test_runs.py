@@ -140,3 +140,49 @@ def test_no_runs_and_narrow_screens(visit, open_tab, page, server):
     open_tab("runs", on=narrow, run="one", beside="two", log="true", smooth="nonsense")
     narrow.get_by_role("img", name="Loss").wait_for()
     assert narrow.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_runs_model_is_written_with_and_looked_into(open_tab, page, root):
+    open_tab("runs", run="one")
+    page.get_by_role("button", name="Compare its samples").first.click()
+    page.get_by_label("Samples").locator("figcaption", has_text="two").wait_for()
+    page.get_by_role("link", name="Look inside").first.wait_for()
+    page.get_by_role("link", name="Write with it").first.click()
+    page.locator("#panel-write h1").wait_for()
+    assert page.get_by_role("combobox", name="Model").input_value() == "runs/one"
+    page.get_by_role("button", name="View code").click()
+    assert str(root / "one") in page.get_by_role("dialog", name="Code").inner_text()
+
+
+def test_a_text_is_trained_on_and_the_training_stopped(open_tab, page, problems):
+    asked = []
+    running = [None]
+
+    def state(route, request):
+        body = request.post_data_json if request.method == "POST" else None
+        if body is not None:
+            asked.append((request.url.rpartition("/api/")[2], body))
+            running[0] = "mine-1" if "text" in body else None
+        training = {"allowed": True, "reason": "", "running": running[0], "error": "", "recipe": "minute",
+                    "min_characters": 2000, "max_characters": 2_000_000}  # fmt: skip
+        run = {"name": "mine-1", "state": "running", "step": 80, "steps": 800, "loss": 2.5, "validation": None,
+               "updated": 0, "model": None}  # fmt: skip
+        runs = {"folder": "runs", "runs": [run] if running[0] else [], "training": training}
+        route.fulfill(json=training if body is not None else runs)
+
+    page.route("**/api/train**", state)
+    page.route("**/api/runs", state)
+    page.route("**/api/runs/mine-1?*", lambda route: route.fulfill(status=404, json={"error": {"message": "not yet"}}))
+    open_tab("runs")
+    begin = page.get_by_role("button", name="Train on this")
+    page.get_by_label("A text to learn from").fill("short")
+    page.get_by_text("1,995 characters more are needed").wait_for()
+    assert begin.is_disabled()
+    page.get_by_label("A text to learn from").fill("the whale " * 300)
+    page.get_by_label("Name").fill("mine")
+    begin.click()
+    page.get_by_text("step 80 of 800").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    begin.wait_for()
+    assert asked == [("train", {"text": "the whale " * 300, "name": "mine"}), ("train/stop", {})]
+    problems[:] = [said for said in problems if "404" not in said]
