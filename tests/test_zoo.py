@@ -151,7 +151,7 @@ def test_bert_knows_which_words_fit(text, hidden):
 
 def test_the_translator_translates():
     said = heedful.load("translator").translate("Ein Mann mit einem Hut steht vor einem Haus.")
-    assert said == "A man in a hat is standing in front of a house."
+    assert said == "A man with a hat is standing in front of a house."
 
 
 def everyday(name):

@@ -1,6 +1,6 @@
 """German sentences and their English translations, made by a grammar: data for a translator that may ship.
 
-    python benchmarks/zoo_data/captions.py --out DATA [--n 500000]      (then HEEDFUL_DATA=DATA, recipe captions)
+    python benchmarks/zoo_data/captions.py --out DATA [--n 600000]      (then HEEDFUL_DATA=DATA, recipe captions)
 
 Writes captions/train.tsv.gz, validation.tsv.gz and test.tsv.gz (German, English), no sentence in two parts. The words
 are in captions.toml, their forms in german.py. Captions of pictures and everyday sentences: present, preterite,
@@ -373,7 +373,7 @@ def tidy(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--n", type=int, default=500_000, help="sentences to train on")
+    parser.add_argument("--n", type=int, default=600_000, help="sentences to train on")
     options = parser.parse_args()
     folder = options.out / "captions"
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,12 @@ const KNOWN: Record<string, string[]> = {
     'Zwei Kinder spielen im Park mit einem Ball.',
     'Eine Frau in einem roten Kleid liest ein Buch.',
   ],
+  't5-tasks': [
+    'translate German to English: Zwei Hunde laufen am Strand.',
+    'sentiment: The plot is dull and the actors look bored.',
+    'question: Where is Anna waiting? context: Anna is waiting at the train station. Peter is buying a newspaper.',
+    'correct: He was vrey tired and went to sleep.',
+  ],
   reader: [
     'The Amazon is a river in South America. It is about 6,400 kilometres long and carries more water than any other river in the world. Its source lies in the Andes of Peru, and it flows into the Atlantic Ocean in Brazil.',
   ],
