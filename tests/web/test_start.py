@@ -94,5 +94,6 @@ def test_cards_without_a_model_say_what_they_need(open_tab, page, server):
     served["models"] = [model for model in served["models"] if model["id"] == "tiny"]
     page.route("**/api/models", lambda route: route.fulfill(json=served))
     open_tab("start")
-    assert page.get_by_text("and none is served here").count() == 5
-    assert page.locator(".cards").get_by_role("link").count() == 1
+    assert page.get_by_text("and none is served here").count() == 4
+    assert page.locator(".cards > li").first.get_by_role("link").inner_text() == "Inside one prediction"
+    assert page.locator(".cards").get_by_role("link").count() == 2

@@ -141,8 +141,11 @@ export const cards: Card[] = [
     tab: 'runs',
     title: 'Train your own in a minute',
     about: 'Choose a text, watch the loss fall, and let the new model write.',
-    wants: 'a model that writes, such as tiny',
-    model: (models) => smallest(writers(models).filter(({ context }) => (context ?? ROOM) >= ROOM)),
+    wants: 'a model', // any: it shows what one may come to
+    model: (models) =>
+      smallest(writers(models).filter(({ context }) => (context ?? ROOM) >= ROOM)) ??
+      smallest(writers(models)) ??
+      models[0],
     params: () => ({}),
     async compute(model, signal) {
       const { runs } = await api.runs(signal)
@@ -152,8 +155,10 @@ export const cards: Card[] = [
         const points = thinned(steps, smoothed(losses, 0.9), 60)
         if (points.length > 2) return { kind: 'curve', name: newest.name, points }
       }
+      if (!writers([model]).length) throw new Error('no run, and no model that writes')
       const prompt = examples(model)[0]
-      const body = { model: model.id, prompt, max_tokens: 60, temperature: 0.8, seed: 1 }
+      const max_tokens = Math.min(60, Math.floor((model.context ?? ROOM) / 2))
+      const body = { model: model.id, prompt, max_tokens, temperature: 0.8, seed: 1 }
       return { kind: 'sample', prompt, text: (await api.complete(body, signal)).choices[0].text }
     },
   },
