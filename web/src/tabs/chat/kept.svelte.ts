@@ -15,8 +15,11 @@ class Kept {
   note = $state('')
 
   constructor() {
-    if (typeof localStorage === 'undefined') return
-    this.#read()
+    try {
+      this.#read()
+    } catch {
+      return // a browser that keeps nothing for this page
+    }
     if (this.talks.length) this.current = this.talks[0]
     addEventListener('storage', ({ key }) => {
       if (key?.startsWith(KEY) && key !== KEY + this.current.id) this.#read()
@@ -57,7 +60,11 @@ class Kept {
   }
 
   forget(id: string): void {
-    localStorage.removeItem(KEY + id)
+    try {
+      localStorage.removeItem(KEY + id)
+    } catch {
+      // it was not kept
+    }
     this.talks = this.talks.filter((talk) => talk.id !== id)
     if (this.current.id === id) this.current = this.talks[0] ?? fresh()
   }
