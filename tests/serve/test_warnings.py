@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 
 from heedful.text.warn import collect_warnings, warn
+from support.folders import tiny_translator
 from support.playground import asked
 from support.serving import ThreadServer, serving
 
@@ -18,8 +19,10 @@ NO_TOKENS, IS_CUT = "vocabulary has no tokens", "is cut"
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[ThreadServer]:
-    with serving("translator", "sentiment", "reader", "entities", "bert-books", "shakespeare") as found:
+def page(tmp_path_factory) -> Iterator[ThreadServer]:
+    translator = tmp_path_factory.mktemp("warnings") / "tiny-translator"
+    tiny_translator().save(translator)
+    with serving(translator, "sentiment", "reader", "entities", "bert-books", "shakespeare") as found:
         yield found
 
 
@@ -31,7 +34,7 @@ def client(page: ThreadServer) -> OpenAI:
 @pytest.mark.parametrize(
     ("path", "model", "field", "rest"),
     [
-        ("translate", "translator", "text", {"beams": 1}),
+        ("translate", "tiny-translator", "text", {"beams": 1}),
         ("classify", "sentiment", "text", {}),
         ("tag", "entities", "text", {}),
         ("answer", "reader", "question", {"passage": "Anna lives in Berlin."}),

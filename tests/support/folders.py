@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
+from heedful.loaded import Loaded
 from heedful.models.base import Model
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.models.llama import Llama, LlamaConfig
+from heedful.models.t5 import T5, T5Config
+from heedful.text import train_unigram
 from heedful.weights.save import save
 
 
@@ -33,6 +36,13 @@ def tiny_gpt(**changes: Any) -> Model:
         for p in model.parameters():
             p.copy_(torch.randn(p.shape) * 0.15 + (p.ndim == 1))
     return model.eval()
+
+
+def tiny_translator() -> Loaded:
+    """A T5 whose pieces are of English letters alone."""
+    tokenizer = train_unigram(["What a fine day it was.", "The quick brown fox jumps over the lazy dog."] * 3, 60)
+    config = T5Config(d_model=16, n_layers=1, n_heads=2, d_head=8, d_ff=16, vocab_size=tokenizer.vocab_size)
+    return Loaded(T5.create(config).eval(), tokenizer, "tiny-translator")
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -7,6 +7,7 @@ import pytest
 import heedful
 from heedful.cli import main
 from heedful.text import UnknownTextWarning, byte_tokens, train_unigram, train_wordpiece, unknown_share, words
+from support.folders import tiny_translator
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "it was the best of times, it was the worst of times"] * 3
 RUSSIAN = "Привет, мир! Как дела?"
@@ -39,7 +40,7 @@ def test_a_long_text_is_sampled(monkeypatch):
 
 READ = {
     "generate": lambda: heedful.load("shakespeare").generate(RUSSIAN, max_tokens=1),
-    "translate": lambda: heedful.load("translator").translate(RUSSIAN, max_tokens=1, beams=1),
+    "translate": lambda: tiny_translator().translate(RUSSIAN, max_tokens=1, beams=1),
     "classify": lambda: heedful.load("sentiment").classify(RUSSIAN),
     "answer": lambda: heedful.load("reader").answer("Who?", RUSSIAN),
     "tag": lambda: heedful.load("entities").tag(RUSSIAN),
