@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 
+from heedful.zoo import cards
 from support.playground import exact
 
 HUND = "Ein Hund läuft über die Straße."
@@ -29,12 +30,13 @@ def test_a_translation_and_its_alignment(open_tab, page, tmp_path, capsys):
     assert said == exact("translator").translate(HUND, beams=4)
     source = page.get_by_role("group", name="Source").get_by_role("button")
     target = page.get_by_role("group", name="Translation").get_by_role("button")
-    assert source.count() == 8 and "dog" in target.nth(1).inner_text()
+    read = exact("translator").tokenizer.encode(HUND, add_special=True)
+    assert source.count() == len(read) and "dog" in target.nth(1).inner_text()
     target.nth(1).hover()
     shades = [
         token.evaluate("e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)") for token in source.all()
     ]
-    assert min(range(8), key=lambda i: sum(shades[i])) == 1  # darkest at Hund
+    assert min(range(len(read)), key=lambda i: sum(shades[i])) == 1  # darkest at Hund
     assert run_code(page, tmp_path, capsys).strip() == said
     page.get_by_role("dialog").get_by_role("button", name="Close").click()
     assert page.get_by_text("out of its depth").count() == 0
@@ -45,8 +47,8 @@ def test_a_translation_and_its_alignment(open_tab, page, tmp_path, capsys):
 
 
 def test_out_of_its_depth(open_tab, page):
-    open_tab("tasks", model="translator", text="Wie spät ist es?")
-    page.get_by_role("note").get_by_text("captions of pictures").wait_for()
+    open_tab("tasks", model="translator", text="Die Relativitätstheorie wurde von Albert Einstein entwickelt.")
+    page.get_by_role("note").get_by_text(cards()["translator"]).wait_for()
     open_tab("tasks", model="reader", text="Cats sleep most of the day.", question="Who wrote Faust?")
     page.get_by_text("Not in the passage.").wait_for()
     open_tab("images", model="digits-vit", image="0" * 64)
