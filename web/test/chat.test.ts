@@ -1,7 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { api, ApiError } from '../src/lib/api'
 import { codeOf } from '../src/tabs/chat/how'
-import { blocks, inline } from '../src/tabs/chat/markdown'
 import { Tokens } from '../src/tabs/chat/reply.svelte'
 import {
   add,
@@ -86,41 +85,6 @@ describe('tokens of a reply', () => {
       ['', 'bytes:\\xf0\\x9f'],
       ['👍', 'bytes:\\x91\\x8d'],
     ])
-  })
-})
-
-describe('Markdown', () => {
-  it('is a tree of texts: what looks like HTML stays text', () => {
-    const text = '# A\n\n1. one **b**\n2. two\n\n```js\n<script>x</script>\n```\n<img src=x onerror=y> `c`'
-    expect(blocks(text)).toEqual([
-      { kind: 'heading', parts: [{ kind: 'text', text: 'A' }] },
-      {
-        kind: 'list',
-        ordered: true,
-        start: 1,
-        items: [
-          [
-            { kind: 'text', text: 'one ' },
-            { kind: 'strong', text: 'b' },
-          ],
-          [{ kind: 'text', text: 'two' }],
-        ],
-      },
-      { kind: 'code', text: '<script>x</script>' },
-      {
-        kind: 'paragraph',
-        parts: [
-          { kind: 'text', text: '<img src=x onerror=y> ' },
-          { kind: 'code', text: 'c' },
-        ],
-      },
-    ])
-  })
-
-  it('links to nothing but the web', () => {
-    expect(inline('[a](https://example.org/x)')).toEqual([{ kind: 'link', text: 'a', href: 'https://example.org/x' }])
-    for (const text of ['[a](javascript:alert(1))', '[a](data:text/html,x)'])
-      expect(inline(text).every((part) => part.kind === 'text')).toBe(true)
   })
 })
 

@@ -112,8 +112,10 @@ async def get_models(http: HttpRequest) -> Response:
         for name in manager.names:
             info = manager.info(name)
             described = model_description(manager.path(name), info.created)
-            own = {"id": name, "source": manager.source(name), "run": manager.run_of(name)}
-            found.append({**own, **described, "context": info.context_length, "loaded": info.loaded})
+            run = manager.run_of(name)
+            told = {"about": f"trained on this machine, the run {run}"} if run is not None else {}
+            own = {"id": name, "source": manager.source(name), "run": run, "context": info.context_length}
+            found.append({**described, **own, **told, "loaded": info.loaded})
         return found
 
     models, here = await asyncio.to_thread(describe_all), pulled_models()
