@@ -6,6 +6,7 @@ import ipaddress
 import math
 import socket
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Options:
             )
 
 
+@cache
 def is_local_only(host: str) -> bool:
     """Whether an address can be reached from this machine alone."""
     try:
