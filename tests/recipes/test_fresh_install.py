@@ -55,6 +55,8 @@ def test_every_recipe_runs_without_data(name, monkeypatch):
     text = shipped_recipes()[name].read_text()
     if "init_from" not in text:
         changes |= {"tokenizer": {"vocab_size": 300}, "data": {"length": 128 if 'kind = "bytes"' in text else 32}}
+    elif 'kind = "chat"' in text:
+        changes |= {"data": {"length": 96}}
     found = resolve_recipe(name, changes)
     is_image = found.recipe.data.kind in ("images", "pixels")
     with warnings.catch_warnings(record=True) as told:

@@ -4,6 +4,7 @@
     sample:reviews     sentences about films, praised or not             sample:captions   German and English
     sample:entities    sentences with people, places, organisations      sample:questions  passages in SQuAD's form
     sample:languages   pieces of the Universal Declaration of Human Rights in twelve languages
+    sample:chats       conversations of one question and its answer
 
 All but the first are drawn from templates, with fixed seeds: enough to see a training work, not to learn a language.
 They are paths like any other: `--set data.source=sample:reviews`.
@@ -234,6 +235,21 @@ def _languages() -> str:
     return "text\tlabel\n" + "\n".join(rows) + "\n"
 
 
+def _chats() -> str:
+    chance = random.Random(0)
+    lines = []
+    for _ in range(N_ROWS):
+        name, job, city = (chance.choice(words) for words in (FIRST_NAMES, JOBS, CITIES))
+        asked, answered = chance.choice([
+            (f"{name} is a {job} in {city}. What does {name} do?", f"{name} is a {job}."),
+            (f"{name} is a {job} in {city}. Where does {name} live?", f"{name} lives in {city}."),
+            (f"Say in one sentence that {name} goes to {city}.", f"{name} goes to {city}."),
+        ])  # fmt: skip
+        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        lines.append(json.dumps({"messages": turns}) + "\n")
+    return "".join(lines)
+
+
 SAMPLES: dict[str, tuple[Callable[[], str], str]] = {
     "text": (_documentation, "txt"),
     "reviews": (_reviews, "tsv"),
@@ -241,6 +257,7 @@ SAMPLES: dict[str, tuple[Callable[[], str], str]] = {
     "entities": (_entities, "txt"),
     "questions": (_questions, "json"),
     "languages": (_languages, "tsv"),
+    "chats": (_chats, "jsonl"),
 }
 
 

@@ -31,6 +31,7 @@ SAMPLE_OF = {
     "squad/": "sample:questions",
     "reader/": "sample:questions",
     "languages/": "sample:languages",
+    "chats/": "sample:chats",
     "mnist/": "digits",
     "fashion-mnist/": "digits",
     "cifar10/": "digits",
