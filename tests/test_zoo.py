@@ -48,6 +48,10 @@ def test_ships_small_with_a_card_and_loads_by_name(name):
     assert loaded.model.n_parameters() == int(told["parameters"].replace(",", ""))
 
 
+def test_all_models_fit_a_wheel():
+    assert sum(file.stat().st_size for name in models() for file in (FOLDER / name).iterdir()) <= 90 * 2**20
+
+
 @pytest.mark.parametrize("name", models())
 def test_the_card_says_all_that_a_user_asks(name):
     found = read_card(FOLDER / name)
