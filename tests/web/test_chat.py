@@ -36,10 +36,17 @@ def test_what_was_said_is_edited_tried_again_and_kept(visit, open_tab, page):
     assert page.locator(".turn").nth(1).locator(".bubble").inner_text().startswith(first)
     act(page, "The version before")
     assert page.locator(".turn").nth(1).locator(".bubble").inner_text() == first
+    assert page.evaluate("document.activeElement.ariaLabel") == "The next version"  # the focus stays where one is
+    act(page, "Edit", 0)
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.innerText") == "Edit"
     act(page, "Edit", 0)
     page.get_by_role("textbox", name="The message").fill("another question")
     page.keyboard.press("Enter")
     answered(page, 2)
+    page.keyboard.type("what is")
+    assert page.get_by_role("textbox", name="Message").input_value() == "what is"
+    page.get_by_role("textbox", name="Message").fill("")
     assert page.locator(".turn.mine .text").inner_text() == "another question"
     assert "2 of 2" in page.locator(".turn.mine .acts").inner_text()
     act(page, "The version before", 0)

@@ -178,7 +178,7 @@ def test_an_alternative_branches_and_the_tree_can_be_walked(open_tab, page):
 
 
 def test_a_link_reopens_the_tree(visit, open_tab, page):
-    open_tab("complete", model="shakespeare", text=TEXT, length=10, n=3, probabilities="true")
+    open_tab("complete", model="shakespeare", text=TEXT, length=10, n=3, seed=1, probabilities="true")
     tokens_of(page)
     go_on(page)
     page.get_by_role("button", name="The next branch").click()

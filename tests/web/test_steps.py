@@ -88,7 +88,7 @@ def test_a_cell_says_what_it_was_computed_from(open_tab, page, acts):
 
 
 def test_norms_sums_and_activations_add_up(open_tab, page, acts):
-    open_tab("steps", model="tiny", text=TEXT)
+    open_tab("steps", model="tiny", text=TEXT, layer=0)
     panel = page.get_by_role("region", name="This step")
     block = exact("tiny").model.decoder.blocks[0]
     hover(page, "normed", 5, 7)
@@ -166,6 +166,7 @@ def test_the_merges_of_a_word_and_a_text_that_is_too_long(open_tab, page):
     open_tab("steps", model="merged", text="the young cat likes")
     page.get_by_text("the merges of 4 words").click()
     words = page.locator(".words ol")
+    words.nth(3).wait_for()
     assert words.count() == 4
     for word in words.all():
         steps = [line.locator("span").all_inner_texts() for line in word.locator("li").all()]

@@ -81,6 +81,7 @@ describe('the lines and the names of a long text', () => {
     const found = looks({ attention }, 1)
     expect(found.length).toBe(160)
     expect(found[0]).toEqual({ head: 2, to: 7, weight: 250 / 255 })
+    expect(looks({ attention }, 1, 3).every(({ head }) => head === 3)).toBe(true)
     const shown = named(505, () => 40, 900 / 505, [504, 7])
     expect(shown.has(504) && shown.has(7)).toBe(true)
     expect(shown.size).toBeLessThan(25)

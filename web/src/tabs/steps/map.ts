@@ -219,11 +219,17 @@ export interface Look {
   weight: number
 }
 
-/** Whom a token attends to in a layer, strongest first, and no more than can be told apart. */
-export function looks({ attention }: Pick<StepsMap, 'attention'>, layer: number, most = 160): Look[] {
+/** Whom a token attends to in a layer, with all heads or one, strongest first, and no more than can be told apart. */
+export function looks(
+  { attention }: Pick<StepsMap, 'attention'>,
+  layer: number,
+  only: number | null = null,
+  most = 160,
+): Look[] {
   const [, heads, tokens] = attention.shape
   const found: Look[] = []
   for (let head = 0; head < heads; head++) {
+    if (only !== null && head !== only) continue
     const start = (layer * heads + head) * tokens
     for (let to = 0; to < tokens; to++) {
       const weight = attention.data[start + to] / 255

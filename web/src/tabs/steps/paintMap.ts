@@ -73,8 +73,10 @@ export interface Frame {
   layout: Layout
   plate: HTMLCanvasElement
   moment: Moment
-  /** The layer whose lines are shown while nothing is played, and the tile that is open or under the pointer. */
+  /** The layer and the head (null: all) whose lines are shown while nothing is played; the tile that is open, or under
+      the pointer. */
   layer: number
+  head: number | null
   open: number
   over: number | null
   /** What stands after the tokens: the one that is chosen. */
@@ -200,6 +202,7 @@ function outline(pen: CanvasRenderingContext2D, { x, y, width, height }: Box, pa
 
 interface Words {
   layer: number
+  head: number | null
   each: number
   texts: string[]
   seen: Look[]
@@ -208,14 +211,20 @@ interface Words {
 const known = new WeakMap<StepsMap, Words>() // so that it is not found out again for every frame
 
 /** The tokens as they are written, whom one of them attends to, and which have room for their names. */
-function wordsOf(pen: CanvasRenderingContext2D, map: StepsMap, layer: number, each: number): Words {
+function wordsOf(
+  pen: CanvasRenderingContext2D,
+  map: StepsMap,
+  layer: number,
+  head: number | null,
+  each: number,
+): Words {
   const before = known.get(map)
-  if (before?.layer === layer && before.each === each) return before
+  if (before?.layer === layer && before.head === head && before.each === each) return before
   const texts = before?.texts ?? map.tokens.map((token) => short(visible(token.text)))
-  const seen = looks(map, layer)
+  const seen = looks(map, layer, head)
   const first = [map.token, texts.length - 1, ...seen.map((one) => one.to)]
   const shown = named(texts.length, (i) => pen.measureText(texts[i]).width, each, first)
-  const found = { layer, each, texts, seen, shown }
+  const found = { layer, head, each, texts, seen, shown }
   known.set(map, found)
   return found
 }
@@ -226,8 +235,9 @@ function ribbon(pen: CanvasRenderingContext2D, frame: Frame): void {
   const count = map.tokens.length
   const middle = (i: number) => place(layout.ribbon, count, i)
   const layer = moment.layer ?? frame.layer
+  const alone = moment.layer === null ? frame.head : null
   pen.font = `13px ${inks.font}`
-  const { texts, shown, ...attended } = wordsOf(pen, map, layer, 2 * middle(0))
+  const { texts, shown, ...attended } = wordsOf(pen, map, layer, alone, 2 * middle(0))
   const seen = moment.layer === null && !moment.over ? [] : attended.seen
   pen.lineCap = 'round'
   for (const { head, to, weight } of seen) {
