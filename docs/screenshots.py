@@ -66,10 +66,10 @@ SCENES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "start": ("", nothing),
     "write": ("model=books&length=15&seconds=5", suggest),
     "complete": ("model=books&length=30&n=3&seed=3&probabilities=true", go_on),
-    "chat": ("length=90&seed=5&tint=true", talk),  # needs a chat model: make real
+    "chat": ("model=smollm2-135m-instruct&length=90&seed=5&tint=true", talk),  # make real
     "fill": ("model=bert-books", nothing),
     "attention": (f"model=books&token=7&text={quote(KING)}", nothing),
-    "steps": ("model=tiny-books&layer=3&step=weights", nothing),
+    "steps": ("model=tiny-books&step=weights", nothing),
     "tasks": ("model=translator", nothing),
     "images": ("model=digits-vit", nothing),
     "runs": ("run=muon&beside=adamw", compare),
