@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { api, ApiError } from '../src/lib/api'
-import { codeOf } from '../src/tabs/chat/how'
+import { codeOf, startersOf } from '../src/tabs/chat/how'
 import { Tokens } from '../src/tabs/chat/reply.svelte'
 import {
   add,
@@ -26,6 +26,13 @@ function talked() {
   add(talk, { role: 'user', content: 'Bye', parent: answer })
   return talk
 }
+
+describe('what to begin with', () => {
+  it('fits the model', () => {
+    expect(startersOf({ parameters: 31e6 }).join()).not.toContain('Transformer')
+    expect(startersOf({ parameters: 135e6 })[0]).toContain('Transformer')
+  })
+})
 
 describe('a conversation', () => {
   beforeEach(() => vi.stubGlobal('location', { origin: 'http://localhost:8000' }))

@@ -18,6 +18,12 @@ export const USUAL = {
 }
 export type Own = typeof USUAL
 
+/** What to begin with: a small model tells stories and knows little. */
+export const startersOf = ({ parameters }: { parameters: number }): string[] =>
+  parameters < 1e8
+    ? ['Tell me a short story about a cat.', 'How do I make a cup of tea?', 'Hello, how are you?']
+    : ['What is attention in a Transformer?', 'Write a short poem about the sea.', 'Give me three names for a cat.']
+
 export const longest = (context: number | null): number => Math.max(1, Math.min(2000, (context ?? 2001) - 1))
 
 const within = (value: number, low: number, high: number): number => Math.min(Math.max(value, low), high)
