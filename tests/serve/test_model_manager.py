@@ -84,7 +84,7 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path):
 
 def test_without_names_all_that_ship_those_that_write_first():
     names = make_manager().names
-    assert sorted(names) == sorted(shipped_models()) and names[:2] == ("books", "shakespeare")
+    assert sorted(names) == sorted(shipped_models()) and names[:3] == ("books", "chat", "shakespeare")
     assert names.index("tiny") < names.index("bert-books") < names.index("digits-vit")
 
 
