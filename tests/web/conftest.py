@@ -12,7 +12,10 @@ from urllib.parse import quote
 import pytest
 
 import heedful
-from heedful.serve.model_manager import default_names
+from heedful.serve.metrics import Metrics
+from heedful.serve.model_manager import ModelManager
+from heedful.serve.options import Options
+from heedful.weights.resolve import shipped_models
 from support.serving import Server, saved
 
 PAGE = Path(heedful.__file__).parent / "serve" / "page" / "index.html"
@@ -35,7 +38,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """All that ships, and a small chat model, served by a process of its own."""
     if not PAGE.is_file():
         pytest.skip("the playground's page is not built: make page")
-    with Server(*default_names(), saved(tmp_path_factory.mktemp("models") / "small")) as started:
+    names = [name for name in ModelManager((), Options(), Metrics()).names if name in shipped_models()]
+    with Server(*names, saved(tmp_path_factory.mktemp("models") / "small")) as started:
         yield started
 
 

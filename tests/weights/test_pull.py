@@ -317,7 +317,8 @@ def test_stories15m_tells_the_story_that_llama2c_tells():
 def test_pulled_models_are_served_and_the_others_offered(wheel, monkeypatch):
     monkeypatch.setattr("heedful.serve.playground.models.catalog", catalog_module.catalog)
     heedful.pull("mine")
-    monkeypatch.setattr("heedful.serve.model_manager.default_names", lambda: ["tiny"])
+    tiny = {"tiny": shipped_models()["tiny"]}
+    monkeypatch.setattr("heedful.serve.model_manager.shipped_models", lambda: tiny)
     assert ModelManager((), Options(), Metrics()).names == ("tiny", "mine")
     with sync_client("tiny", "mine") as ask:
         assert [model["id"] for model in ask("GET", "/v1/models")[1]["data"]] == ["tiny", "mine"]

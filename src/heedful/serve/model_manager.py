@@ -94,7 +94,7 @@ class ModelManager:
 
     def _default_models(self) -> Iterator[ServedModel]:
         """All shipped models, and the pulled ones that can be served here."""
-        yield from map(self._resolve, default_names())
+        yield from sorted(map(self._resolve, shipped_models()), key=_rank)
         for name in pulled_models():
             try:
                 yield self._resolve(name)
@@ -276,17 +276,12 @@ class ModelManager:
         await asyncio.gather(*(self._evict(model) for model in self._models.values() if model.worker is not None))
 
 
-def default_names() -> list[str]:
-    """All shipped models: first those that continue a text, then those that translate it, read it, then the others."""
-
-    def rank(name: str) -> int:
-        path = shipped_models()[name]
-        if not any((path / file).exists() for file in TOKENIZER_FILES):
-            return 3
-        abilities = estimate_memory(path).abilities
-        return (1 if "translate" in abilities else 0) if "generate" in abilities else 2
-
-    return sorted(shipped_models(), key=rank)
+def _rank(model: ServedModel) -> int:
+    """First those that continue a text, then those that translate it, read it, then the others."""
+    if model.path.is_dir() and not any((model.path / file).exists() for file in TOKENIZER_FILES):
+        return 3
+    abilities = model.estimate.abilities
+    return (1 if "translate" in abilities else 0) if "generate" in abilities else 2
 
 
 def _modified(path: Path) -> int:
