@@ -50,6 +50,7 @@ def test_a_card_opens_its_tab_with_a_coach_that_goes_on_by_itself_and_by_keys(op
     page.get_by_role("button", name="wine", exact=True).first.click()
     guide(page).get_by_text("Done").wait_for()
     guide(page).get_by_text("In the text, change").wait_for()  # the next step, which comes by itself
+    page.wait_for_function("location.hash.includes('coach_step=2')")  # the address follows a moment later
     page.reload()
     guide(page).get_by_text("In the text, change").wait_for()
     guide(page).focus()
