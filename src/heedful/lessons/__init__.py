@@ -1,0 +1,17 @@
+"""Lessons: the lectures as texts that run.
+
+A lesson is one MyST Markdown file in this folder: text, code cells, live views, exercises, questions. The same file is
+a page of the documentation, a Jupyter notebook, a lesson in the terminal (`heedful learn`) and one in the playground.
+
+    lesson      a lesson's file, parsed into its parts
+    execute     runs the cells: what they print, show and draw
+    checking    `check(answer)`: what is wrong with the answer to an exercise
+    checks/     the exercises of each lesson
+"""
+
+from __future__ import annotations
+
+from heedful.lessons.checking import Wrong, check
+from heedful.lessons.lesson import Lesson, lesson_names, read_lesson
+
+__all__ = ["Lesson", "Wrong", "check", "lesson_names", "read_lesson"]

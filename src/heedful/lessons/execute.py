@@ -1,0 +1,75 @@
+"""Runs a lesson's cells: what they print, the value of their last expression, the figures that they draw.
+
+The cells are the package's own, or what a student types as the answer to an exercise on their own machine.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import linecache
+import traceback
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CellOutput:
+    """What a cell printed and showed (`text`), its figures as PNG files, and the traceback if it failed."""
+
+    text: str = ""
+    figures: tuple[bytes, ...] = ()
+    error: str = ""
+
+
+class CellRunner:
+    """Runs cells one after another in one namespace, as a notebook does."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.n_run = 0
+
+    def run(self, source: str) -> CellOutput:
+        """Run a cell; an exception becomes its `error`."""
+        import matplotlib
+
+        matplotlib.use("agg")
+        self.n_run += 1
+        name = f"<cell {self.n_run}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
+        printed = io.StringIO()
+        error = ""
+        with redirect_stdout(printed):
+            try:
+                value = self._execute(source, name)
+                if value is not None:
+                    print(repr(value))
+            except Exception as problem:
+                frames = traceback.extract_tb(problem.__traceback__)
+                own = [frame for frame in frames if frame.filename.startswith("<cell")]
+                error = "".join([*traceback.format_list(own), *traceback.format_exception_only(problem)]).rstrip()
+        return CellOutput(printed.getvalue(), take_figures(), error)
+
+    def _execute(self, source: str, name: str) -> Any:
+        """Run the statements; the value of the last one if it is an expression and no semicolon follows it."""
+        tree = ast.parse(source, name)
+        last = tree.body[-1] if tree.body else None
+        if not isinstance(last, ast.Expr) or source.rstrip().endswith(";"):
+            exec(compile(tree, name, "exec"), self.namespace)
+            return None
+        exec(compile(ast.Module(tree.body[:-1], []), name, "exec"), self.namespace)
+        return eval(compile(ast.Expression(last.value), name, "eval"), self.namespace)
+
+
+def take_figures() -> tuple[bytes, ...]:
+    """The open figures of matplotlib as PNG files; they are closed."""
+    from matplotlib import pyplot
+
+    figures = []
+    for number in pyplot.get_fignums():
+        file = io.BytesIO()
+        pyplot.figure(number).savefig(file, format="png", dpi=110, bbox_inches="tight")
+        figures.append(file.getvalue())
+    pyplot.close("all")
+    return tuple(figures)
