@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import io
+import os
+import random
 import re
+import tempfile
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+import matplotlib
+import numpy
+import torch
 
 from heedful.lessons import check, read_lesson
 from heedful.lessons.execute import CellOutput, CellRunner
@@ -24,6 +31,7 @@ class Executed:
     outputs: tuple[CellOutput, ...]
     names: dict[str, Any]
     stderr: str
+    files: tuple[str, ...]  # that the cells left in the working folder
 
     @property
     def text(self) -> str:
@@ -33,19 +41,56 @@ class Executed:
 
 @cache
 def executed(name: str) -> Executed:
-    """A lesson with its cells run in order, in a namespace of its own; warnings go to stderr, as in a notebook."""
+    """A lesson with its cells run in order, in a namespace and a folder of its own; warnings go to stderr, as in a
+    notebook."""
     cells = tuple(cell for cell in read_lesson(name).cells if "exercise" not in cell.tags)
-    runner, stderr = CellRunner(), io.StringIO()
-    with redirect_stderr(stderr), warnings.catch_warnings():
+    runner, before = CellRunner(), os.getcwd()
+    with tempfile.TemporaryDirectory() as folder, _kept_state(), _captured_stderr() as stderr:
+        os.chdir(folder)
+        try:
+            outputs = tuple(runner.run(cell.text) for cell in cells)
+            files = tuple(sorted(os.listdir(folder)))
+        finally:
+            os.chdir(before)
+    return Executed(cells, outputs, runner.namespace, stderr.getvalue(), files)
+
+
+@contextmanager
+def _captured_stderr() -> Iterator[io.StringIO]:
+    """What is written to stderr, and warnings, which pytest would keep for itself."""
+    written = io.StringIO()
+    with redirect_stderr(written), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        outputs = tuple(runner.run(cell.text) for cell in cells)
-    return Executed(cells, outputs, runner.namespace, stderr.getvalue())
+        yield written
+    written.writelines(f"{warning.category.__name__}: {warning.message}\n" for warning in caught)
+
+
+@contextmanager
+def _kept_state() -> Iterator[None]:
+    """A lesson seeds generators and sets options, which other tests must not notice."""
+    seeds = random.getstate(), numpy.random.get_state()
+    grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    options = vars(torch._tensor_str.PRINT_OPTS).copy()
+    with torch.random.fork_rng(devices=[]), matplotlib.rc_context(), numpy.printoptions():
+        yield
+    random.setstate(seeds[0])
+    numpy.random.set_state(seeds[1])
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
+    torch.set_printoptions(**options)
 
 
 def exercises(name: str) -> list[str]:
     """The functions that a lesson's exercises ask for."""
-    cells = [cell.text for cell in read_lesson(name).cells if "exercise" in cell.tags]
-    return [re.search(r"check\((\w+)\)\s*$", text)[1] for text in cells]
+    return [answered(cell) for cell in read_lesson(name).cells if "exercise" in cell.tags]
+
+
+def answered(cell: Part) -> str:
+    """The function that an exercise or a solution hands to `check` in its last line."""
+    found = re.search(r"^check\((\w+)\)\s*\Z", cell.text, re.MULTILINE)
+    assert found, f"this cell does not end with check(NAME): {cell.text}"
+    return found[1]
 
 
 def verdict(answer: Callable[..., Any], capsys: Any, *, name: str = "") -> str:

@@ -23,22 +23,40 @@ class Wrong(Exception):
     """What is wrong with an answer; the message is for the student."""
 
 
-def check(answer: Callable[..., Any]) -> bool:
-    """Whether an answer to an exercise is right; prints what is wrong with it otherwise."""
+class Verdict:
+    """Whether an answer is right, true or false. A notebook shows nothing of it, since `check` has printed it."""
+
+    def __init__(self, right: bool) -> None:
+        self.right = right
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __repr__(self) -> str:
+        return ""
+
+    def _ipython_display_(self) -> None:
+        """Without this, a notebook would show an empty result under a cell that ends with `check(...)`."""
+
+
+def check(answer: Callable[..., Any]) -> Verdict:
+    """Whether an answer to an exercise is right; prints so, or what is wrong with it."""
     name = answer.__name__
+    problem = _problem_with(answer, found_check(name))
+    print(f"✗ {name}: {problem}" if problem else f"✓ {name}: right")
+    return Verdict(not problem)
+
+
+def _problem_with(answer: Callable[..., Any], judge: Callable[[Callable[..., Any]], None]) -> str:
     try:
-        found_check(name)(answer)
+        judge(answer)
     except Wrong as problem:
-        print(f"✗ {name}: {problem}")
-        return False
+        return str(problem)
     except NotImplementedError:
-        print(f"✗ {name}: not written yet")
-        return False
+        return "not written yet"
     except Exception as problem:
-        print(f"✗ {name}: it raised {type(problem).__name__}: {problem}")
-        return False
-    print(f"✓ {name}: right")
-    return True
+        return f"it raised {type(problem).__name__}: {problem}"
+    return ""
 
 
 def found_check(name: str) -> Callable[[Callable[..., Any]], None]:

@@ -43,8 +43,8 @@ class CellRunner:
         with redirect_stdout(printed):
             try:
                 value = self._execute(source, name)
-                if value is not None:
-                    print(repr(value))
+                if value is not None and (shown := repr(value)):
+                    print(shown)
             except Exception as problem:
                 frames = traceback.extract_tb(problem.__traceback__)
                 own = [frame for frame in frames if frame.filename.startswith("<cell")]
