@@ -31,7 +31,12 @@ def test_a_random_token_is_not_simply_believed(names):
 
 
 def test_the_words_on_both_sides_decide(names):
-    sentences = ("She drank a glass of _.", "She ate a slice of _.", "The _ shone all day.", "The _ sailed across the sea.")
+    sentences = (
+        "She drank a glass of _.",
+        "She ate a slice of _.",
+        "The _ shone all day.",
+        "The _ sailed across the sea.",
+    )
     best = [names["bert"].fill(sentence).top(k=1)[0][0] for sentence in sentences]
     assert best == ["wine", "bread", "sun", "ship"]
 

@@ -25,11 +25,16 @@ def check_corrupted(answer: Callable[..., Any]) -> None:
     made = answer(ids, chosen, fate, random_ids, mask_id)
     require(isinstance(made, tuple) and len(made) == 2, "return two tensors: the input and the targets")
     require(torch.equal(ids, before), "it changes the `ids` that it is given: work on a copy, or use torch.where")
-    inputs, targets = (require_tensor(x, (6, 40), name) for x, name in zip(made, ("the input", "the targets"), strict=True))
-    require(torch.equal(inputs[~chosen], ids[~chosen]), "a token that was not chosen is changed: only `chosen` ones may be")
+    inputs, targets = (
+        require_tensor(x, (6, 40), name) for x, name in zip(made, ("the input", "the targets"), strict=True)
+    )
+    require(
+        torch.equal(inputs[~chosen], ids[~chosen]), "a token that was not chosen is changed: only `chosen` ones may be"
+    )
     require(bool((targets[~chosen] == NO_TARGET).all()), "a token that was not chosen has a target: it must be -100")
     require(
-        not torch.equal(targets[chosen], inputs[chosen]), "the targets are the tokens after hiding: they are the true ones"
+        not torch.equal(targets[chosen], inputs[chosen]),
+        "the targets are the tokens after hiding: they are the true ones",
     )
     require(torch.equal(targets[chosen], ids[chosen]), "a chosen token's target is the token that stood there before")
     kinds = {
@@ -56,8 +61,14 @@ def check_masked_loss(answer: Callable[..., Any]) -> None:
         return bool((loss - other).abs() < 1e-4)
 
     require(not near(expected * n), "that is the sum over the targets: divide by how many there are")
-    require(not near(expected * n / targets.numel()), "that is the sum over the targets divided by all positions: divide by the targets alone")
+    require(
+        not near(expected * n / targets.numel()),
+        "that is the sum over the targets divided by all positions: divide by the targets alone",
+    )
     shifted = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten(), ignore_index=NO_TARGET)
-    require(not near(shifted), "that compares each position with the next token, as GPT does: BERT's targets stand in their own place")
+    require(
+        not near(shifted),
+        "that compares each position with the next token, as GPT does: BERT's targets stand in their own place",
+    )
     require(not near(-expected), "the sign is wrong: a loss is minus the log-probability")
     require_close(loss, expected, "it is not the mean of -log p(target) over the positions with a target")
