@@ -79,6 +79,9 @@ def test_cells_share_names_and_show_what_they_compute():
     assert runner.run("x.sum();").text == ""
     shown = runner.run("from matplotlib import pyplot as plt\nplt.plot([1, 2]);")
     assert [figure[:4] for figure in shown.figures] == [b"\x89PNG"]
+    returned = runner.run("from matplotlib.figure import Figure\nFigure()")
+    assert [figure[:4] for figure in returned.figures] == [b"\x89PNG"] and not returned.text
+    assert len(runner.run("plt.figure()").figures) == 1
     failed = runner.run("y = 1\nx / 'a'")
     assert "TypeError" in failed.error and "x / 'a'" in failed.error and "execute.py" not in failed.error
     assert "SyntaxError" in runner.run("def").error

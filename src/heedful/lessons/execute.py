@@ -40,16 +40,17 @@ class CellRunner:
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # for tracebacks
         printed = io.StringIO()
         error = ""
+        value = None
         with redirect_stdout(printed):
             try:
                 value = self._execute(source, name)
-                if value is not None and (shown := repr(value)):
+                if value is not None and not is_figure(value) and (shown := repr(value)):
                     print(shown)
             except Exception as problem:
                 frames = traceback.extract_tb(problem.__traceback__)
                 own = [frame for frame in frames if frame.filename.startswith("<cell")]
                 error = "".join([*traceback.format_list(own), *traceback.format_exception_only(problem)]).rstrip()
-        return CellOutput(printed.getvalue(), take_figures(), error)
+        return CellOutput(printed.getvalue(), take_figures(value), error)
 
     def _execute(self, source: str, name: str) -> Any:
         """Run the statements; the value of the last one if it is an expression and no semicolon follows it."""
@@ -62,14 +63,24 @@ class CellRunner:
         return eval(compile(ast.Expression(last.value), name, "eval"), self.namespace)
 
 
-def take_figures() -> tuple[bytes, ...]:
-    """The open figures of matplotlib as PNG files; they are closed."""
+def is_figure(value: Any) -> bool:
+    """Whether a cell's value is a figure, which is shown and not printed."""
+    from matplotlib.figure import Figure
+
+    return isinstance(value, Figure)
+
+
+def take_figures(value: Any = None) -> tuple[bytes, ...]:
+    """The open figures of matplotlib, and the cell's value if it is another one, as PNG files; they are closed."""
     from matplotlib import pyplot
 
-    figures = []
-    for number in pyplot.get_fignums():
+    figures = [pyplot.figure(number) for number in pyplot.get_fignums()]
+    if is_figure(value) and not any(figure is value for figure in figures):
+        figures.append(value)
+    files = []
+    for figure in figures:
         file = io.BytesIO()
-        pyplot.figure(number).savefig(file, format="png", dpi=110, bbox_inches="tight")
-        figures.append(file.getvalue())
+        figure.savefig(file, format="png", dpi=110, bbox_inches="tight")
+        files.append(file.getvalue())
     pyplot.close("all")
-    return tuple(figures)
+    return tuple(files)
