@@ -39,7 +39,7 @@ EDGES: dict[str, set[str]] = {
     "recipes": {"models", "text", "weights", "data", "train", "tasks", "loaded", "paths"},
     "serve": {
         "nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "evaluate", "tasks", "loaded",
-        "zoo",
+        "zoo", "lessons",
     },
     "cli": {
         "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "tasks",

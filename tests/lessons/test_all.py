@@ -11,7 +11,7 @@ import pytest
 from heedful.lessons import lesson_names, read_lesson
 from heedful.lessons.checking import found_check
 from heedful.lessons.execute import CellRunner
-from lessons.support import answered, executed, exercises
+from lessons.support import executed, exercises
 
 NAMES = lesson_names()
 CHAPTERS = {  # by the first order of their lessons
@@ -61,14 +61,12 @@ def test_solutions_are_right_and_stubs_are_not_written_yet(name):
 @every_lesson
 def test_exercises_say_what_to_write_and_have_a_check(name):
     lesson = read_lesson(name)
-    solutions = [cell for cell in lesson.cells if "solution" in cell.tags]
-    assert [answered(cell) for cell in solutions] == exercises(name)
-    assert all("hide-input" in cell.tags for cell in solutions)
-    for cell in lesson.cells:
-        if "exercise" in cell.tags:
-            written = [node for node in ast.parse(cell.text).body if isinstance(node, ast.FunctionDef)]
-            assert ast.get_docstring(next(node for node in written if node.name == answered(cell)))
-            assert found_check(answered(cell)).__module__ == f"heedful.lessons.checks.{name.replace('-', '_')}"
+    assert list(lesson.solutions) == list(lesson.exercises)
+    assert all("hide-input" in cell.tags for cell in lesson.solutions.values())
+    for function, cell in lesson.exercises.items():
+        written = [node for node in ast.parse(cell.text).body if isinstance(node, ast.FunctionDef)]
+        assert ast.get_docstring(next(node for node in written if node.name == function))
+        assert found_check(function).__module__ == f"heedful.lessons.checks.{name.replace('-', '_')}"
 
 
 @every_lesson

@@ -102,7 +102,7 @@ def test_responses_are_as_the_models_say(page, path):
         validated("POST", f"/api/{path}", response.content)
 
 
-@pytest.mark.parametrize("path", ["models", "images", "runs", "runs/one"])
+@pytest.mark.parametrize("path", ["models", "images", "runs", "runs/one", "lessons"])
 def test_responses_to_get_are_as_the_models_say(page, path):
     template = "runs/{name}" if path.startswith("runs/") else path
     assert validated("GET", f"/api/{template}", page.get(f"/api/{path}").content)
@@ -118,5 +118,6 @@ def test_the_events_of_a_stream_are_as_the_model_says(page):
 
 def test_no_route_is_forgotten_here():
     tried = {("POST", f"/api/{path}") for path in {*BODIES, *ELSEWHERE, "image/complete"}}
-    tried |= {("GET", f"/api/{path}") for path in ("models", "images", "runs", "runs/{name}")}
+    tried |= {("GET", f"/api/{path}") for path in ("models", "images", "runs", "runs/{name}", "lessons")}
+    tried |= {("GET", "/api/lessons/{name}")}  # test_playground_lessons.py
     assert tried == set(response_models())

@@ -11,7 +11,20 @@ a page of the documentation, a Jupyter notebook, a lesson in the terminal (`heed
 
 from __future__ import annotations
 
-from heedful.lessons.checking import Wrong, check
+from typing import TYPE_CHECKING, Any
+
 from heedful.lessons.lesson import Lesson, lesson_names, read_lesson
 
+if TYPE_CHECKING:
+    from heedful.lessons.checking import Wrong, check
+
 __all__ = ["Lesson", "Wrong", "check", "lesson_names", "read_lesson"]
+
+
+def __getattr__(name: str) -> Any:
+    """`check` and `Wrong` need PyTorch, which the list of lessons does not."""
+    if name in ("Wrong", "check"):
+        from heedful.lessons import checking
+
+        return getattr(checking, name)
+    raise AttributeError(f"heedful.lessons has no {name!r}; it has {', '.join(__all__)}")

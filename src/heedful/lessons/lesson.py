@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qs
 
 FOLDER = Path(__file__).parent
 FENCE = re.compile(
@@ -81,6 +82,30 @@ class Lesson:
     def cells(self) -> list[Part]:
         """The code cells, in order."""
         return [part for part in self.parts if part.kind == "code"]
+
+    @property
+    def exercises(self) -> dict[str, Part]:
+        """The cells that are exercises, by the name of the function to write."""
+        return {exercise_name(cell): cell for cell in self.cells if "exercise" in cell.tags}
+
+    @property
+    def solutions(self) -> dict[str, Part]:
+        """The cells that solve the exercises, by the name of the function."""
+        return {exercise_name(cell): cell for cell in self.cells if "solution" in cell.tags}
+
+    @property
+    def models(self) -> list[str]:
+        """The models that its views open, in their order."""
+        queries = [parse_qs(part.title.partition("?")[2]) for part in self.parts if part.kind == "view"]
+        return list(dict.fromkeys(name for query in queries for name in query.get("model", [])))
+
+
+def exercise_name(cell: Part) -> str:
+    """The function that an exercise or a solution hands to `check` in its last line."""
+    found = re.search(r"^check\((\w+)\)\s*\Z", cell.text, re.MULTILINE)
+    if not found:
+        raise ValueError(f"an exercise ends with check(NAME), and this one does not:\n{cell.text}")
+    return found[1]
 
 
 @cache

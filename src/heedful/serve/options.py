@@ -38,6 +38,7 @@ class Options:
     drain: float = 30.0  # seconds that running requests have to finish when the server is stopped
     runs: str = "runs"  # the folder whose training runs the playground shows
     allow_training: bool = False  # train from the playground even where other machines can reach this server
+    exercises: bool = False  # run the answers to a lesson's exercises, which are Python code
     lazy: bool = False  # load the first model on first use, not at the start
     verbose: bool = False  # a line per request
     open: bool = False  # open the playground in a browser
@@ -68,6 +69,14 @@ class Options:
     def may_train(self) -> bool:
         """Whether the playground may train, and serve the runs of its folder: on this machine alone, or if allowed."""
         return self.allow_training or is_local_only(self.host)
+
+    def check_exercises(self) -> None:
+        """ValueError where answers to exercises would be run for anybody."""
+        if self.exercises and not self.api_keys and not is_local_only(self.host):
+            raise ValueError(
+                f"--exercises runs Python code that clients send, and others can reach {self.host}: set an API key "
+                "(HEEDFUL_API_KEY or --api-key-file), or stay with --host 127.0.0.1"
+            )
 
     def check_public(self) -> None:
         """ValueError for an address that other machines can reach, unless there is an API key."""

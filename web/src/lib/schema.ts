@@ -784,6 +784,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/lessons": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Lessons
+         * @description All lessons, in the order of the course.
+         */
+        get: operations["get_lessons_api_lessons_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/lessons/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Lesson
+         * @description One lesson, with its parts.
+         */
+        get: operations["get_lesson_api_lessons__name__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -2830,6 +2870,91 @@ export interface components {
             top: components["schemas"]["TokenProbability"][][][];
         };
         /**
+         * LessonPart
+         * @description A piece of a lesson. text: Markdown with formulas. code: a cell, with its tags (exercise, solution, hide-input).
+         *     view: `title` is an address of this page, `text` what to see there. question: `title` asks, `text` answers.
+         */
+        LessonPart: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "text" | "code" | "view" | "question";
+            /** Text */
+            text: string;
+            /** Title */
+            title: string;
+            /** Tags */
+            tags: string[];
+        };
+        /**
+         * LessonResponse
+         * @description A lesson with all its parts, in the order of the page.
+         */
+        LessonResponse: {
+            /** Name */
+            name: string;
+            /** Title */
+            title: string;
+            /** Chapter */
+            chapter: string;
+            /** About */
+            about: string;
+            /** N Exercises */
+            n_exercises: number;
+            /**
+             * Models
+             * @description Those that its views open
+             */
+            models: string[];
+            /** Parts */
+            parts: components["schemas"]["LessonPart"][];
+            /**
+             * Exercises
+             * @description The functions to write, in the order of the exercises
+             */
+            exercises: string[];
+        };
+        /**
+         * LessonSummary
+         * @description A lesson, its chapter, and what it is about.
+         */
+        LessonSummary: {
+            /** Name */
+            name: string;
+            /** Title */
+            title: string;
+            /** Chapter */
+            chapter: string;
+            /** About */
+            about: string;
+            /** N Exercises */
+            n_exercises: number;
+            /**
+             * Models
+             * @description Those that its views open
+             */
+            models: string[];
+        };
+        /**
+         * LessonsResponse
+         * @description All lessons, in the order of the course.
+         */
+        LessonsResponse: {
+            /** Lessons */
+            lessons: components["schemas"]["LessonSummary"][];
+            /**
+             * Exercises
+             * @description Whether this server runs answers to exercises
+             */
+            exercises: boolean;
+            /**
+             * Reason
+             * @description Why not; empty if it does
+             */
+            reason: string;
+        };
+        /**
          * LinearParameters
          * @description A linear map.
          */
@@ -4745,6 +4870,48 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TrainingState"];
+                };
+            };
+        };
+    };
+    get_lessons_api_lessons_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LessonsResponse"];
+                };
+            };
+        };
+    };
+    get_lesson_api_lessons__name__get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LessonResponse"];
                 };
             };
         };

@@ -13,6 +13,7 @@
     images      classify and complete images
     runs        training runs on this machine
     training    a training that is started from the page
+    lessons     lessons: their text, their cells run, answers to exercises
     page        the built page
     inspection  jobs in the model's thread, float32 copies, the cache
     wire        shared request fields and response models, the encoding of arrays
@@ -31,6 +32,7 @@ from heedful.serve.playground import (
     chat_prompt,
     fill,
     images,
+    lessons,
     models,
     neighbours,
     page,
@@ -44,7 +46,7 @@ from heedful.serve.playground import (
 
 API_MODULES = (
     *(models, text, chat_prompt, fill, bias, attention, steps, steps_map, tasks, neighbours, images),
-    *(runs, training),
+    *(runs, training, lessons),
 )
 
 router = APIRouter()
