@@ -41,7 +41,7 @@ def check_best_answer(answer: Callable[..., Any]) -> None:
 
 def check_entities_of(answer: Callable[..., Any]) -> None:
     """Entities of B-, I- and O tags, by CoNLL-2003's rule."""
-    cases = (
+    cases: tuple[tuple[str, list[tuple[str, int, int]], str], ...] = (
         ("O B-PER O", [("PER", 1, 1)], ""),
         ("B-PER I-PER O B-LOC", [("PER", 0, 1), ("LOC", 3, 3)], "`last` is the entity's own last token"),
         ("O O B-ORG I-ORG I-ORG", [("ORG", 2, 4)], "an entity may end with the sentence"),
