@@ -1,6 +1,7 @@
 # make play    installs, builds the page and opens it: everything there is to play with
 # make page    builds the playground's page (web/) where it is missing or old
 # make screenshots   pictures of every tab, into docs/images (needs chromium)
+# make docs    builds the documentation into docs/_build/html, runs the lessons, checks the links
 # make test    installs, then runs the tests
 # make check   tests, lint and types: what CI runs
 # make real    fetches real weights (300 MB), for the tests that skip without them
@@ -10,12 +11,17 @@ BIN := .venv/bin
 # would compile all of torch and transformers that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: play page screenshots test check lint types web real parity clean
+.PHONY: play page docs screenshots test check lint types web real parity clean
 play: .venv/ready page
 	$(BIN)/heedful serve --open
 
 page: .venv/ready
 	$(BIN)/python hatch_build.py
+
+# A page that did not change is not built again, nor is a lesson run again. HEEDFUL_LESSONS=off runs none.
+docs: .venv/ready
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs docs/_build/html
+	$(BIN)/python docs/check_links.py docs/_build/html
 
 screenshots: .venv/ready page
 	$(BIN)/python docs/screenshots.py
@@ -57,4 +63,4 @@ parity: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv dist build docs/_build
