@@ -1,13 +1,13 @@
 """What the documentation needs beside Sphinx, MyST-NB and Furo.
 
-    pages      pages that are written from other files: the lessons, the root's documents, the references
-    source     {src}`models/gpt.py::GPT.hidden`: a link to the line where that is now, and the pages it leads to
-    tables     {parity}: a family's rows of RESULTS.md; {sizes}: its published sizes
-    charts     {chart}: a table of RESULTS.md, drawn
-    view       {view}: an address of the playground, in lessons
-    mathml     formulas as MathML, which browsers show without a script
-    docstrings docstrings as reStructuredText
-    scripts    no scripts inside the pages, so that the server's content security policy needs no exception
+pages      pages that are written from other files: the lessons, the root's documents, the references
+source     {src}`models/gpt.py::GPT.hidden`: a link to the line where that is now, and the pages it leads to
+tables     {parity}: a family's rows of RESULTS.md; {sizes}: its published sizes
+charts     {chart}: a table of RESULTS.md, drawn
+view       {view}: an address of the playground, in lessons
+mathml     formulas as MathML, which browsers show without a script
+docstrings docstrings as reStructuredText
+scripts    no scripts inside the pages, so that the server's content security policy needs no exception
 """
 
 from __future__ import annotations

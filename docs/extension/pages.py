@@ -1,8 +1,8 @@
 """Pages that are written from other files when Sphinx starts: one source each, never a copy in git.
 
-    project/    the documents in the root of the repository
-    lessons/    src/heedful/lessons/*.md, and their contents by chapter
-    reference/  commands from argparse, recipes and models from their files
+project/    the documents in the root of the repository
+lessons/    src/heedful/lessons/*.md, and their contents by chapter
+reference/  commands from argparse, recipes and models from their files
 """
 
 from __future__ import annotations

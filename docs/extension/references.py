@@ -29,8 +29,11 @@ def cell(value: object) -> str:
 def commands() -> str:
     """Every command with its usage and options, as `heedful COMMAND --help` has them."""
     os.environ["COLUMNS"] = "100"
-    text = "# Commands\n\n`heedful COMMAND --help` prints the same. Exit codes: 0 done, 1 the machine failed, 2 a mistake of the user's.\n\n"
-    text += table(["command", ""], ([f"[`heedful {name}`](#heedful-{name})", about] for name, about in COMMANDS.items()))
+    text = "# Commands\n\n`heedful COMMAND --help` prints the same. Exit codes: 0 done, 1 the machine failed, 2 a mistake "
+    text += "of the user's.\n\n"
+    text += table(
+        ["command", ""], ([f"[`heedful {name}`](#heedful-{name})", about] for name, about in COMMANDS.items())
+    )
     for name, about in COMMANDS.items():
         parser = argparse.ArgumentParser(prog=f"heedful {name}", description=about)
         if hasattr(parser, "color"):
@@ -41,7 +44,9 @@ def commands() -> str:
         formatter = parser._get_formatter()
         actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
         told = (action for action in actions if action.help != argparse.SUPPRESS)
-        text += table(["argument", ""], ([argument(a), plain(formatter._expand_help(a) if a.help else "")] for a in told))
+        text += table(
+            ["argument", ""], ([argument(a), plain(formatter._expand_help(a) if a.help else "")] for a in told)
+        )
     return text
 
 

@@ -64,7 +64,9 @@ def found(file: str, name: str) -> Any:
     """The node of the syntax tree that defines a dotted name."""
     node: Any = parsed(file)
     for part in name.split("."):
-        inner = [one for one in ast.walk(node) if part in names(one)] if isinstance(node, ast.FunctionDef) else node.body
+        inner = (
+            [one for one in ast.walk(node) if part in names(one)] if isinstance(node, ast.FunctionDef) else node.body
+        )
         node = next((one for one in inner if part in names(one)), None)
         if node is None:
             raise LookupError(f"{file} has no {name}")
