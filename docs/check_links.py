@@ -42,7 +42,7 @@ def read(path: Path) -> Page:
 
 
 def problems(folder: Path) -> tuple[list[str], dict[str, set[str]]]:
-    """What is wrong with the links of a folder of pages, and the addresses of other hosts with the pages they are on."""
+    """What is wrong with the links of a folder of pages, and the addresses of other hosts with their pages."""
     wrong: list[str] = []
     elsewhere: dict[str, set[str]] = defaultdict(set)
     for path in sorted(folder.rglob("*.html")):

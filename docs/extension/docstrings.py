@@ -19,7 +19,7 @@ def as_rst(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: lis
 
 def joined(lines: list[str]) -> list[str]:
     """The lines; an empty one between two indented ones belongs to their block."""
-    around = zip([""] + lines[:-1], lines, lines[1:] + [""], strict=True)
+    around = zip(["", *lines[:-1]], lines, [*lines[1:], ""], strict=True)
     return ["    " if not b.strip() and a.startswith("    ") and c.startswith("    ") else b for a, b, c in around]
 
 

@@ -29,8 +29,8 @@ def cell(value: object) -> str:
 def commands() -> str:
     """Every command with its usage and options, as `heedful COMMAND --help` has them."""
     os.environ["COLUMNS"] = "100"
-    text = "# Commands\n\n`heedful COMMAND --help` prints the same. Exit codes: 0 done, 1 the machine failed, 2 a mistake "
-    text += "of the user's.\n\n"
+    text = "# Commands\n\n`heedful COMMAND --help` prints the same. Exit codes: 0 done, 1 the machine failed, 2 a "
+    text += "mistake of the user's.\n\n"
     text += table(
         ["command", ""], ([f"[`heedful {name}`](#heedful-{name})", about] for name, about in COMMANDS.items())
     )
