@@ -1,10 +1,10 @@
 """Four tasks as text to text, for the recipe t5-tasks (Raffel et al. 2020, section 2.4): what a model shall do is said
 by the begin of its source.
 
-    python benchmarks/zoo_data/tasks.py --texts ../shared/data --out DATA        (then HEEDFUL_DATA=DATA)
+    python benchmarks/zoo_data/tasks.py --texts ../shared/data --reviews DATA/praise --out DATA   (HEEDFUL_DATA=DATA)
 
     translate German to English: Ein Hund rennt.           A dog is running.       the grammar of captions.py
-    sentiment: a dull film                                 negative                SST-2
+    sentiment: a dull film                                 negative                reviews.py; SST-2 to test
     question: Who ran?  context: A dog ran home.           A dog                   the grammar, and the SQuAD sample
     correct: Teh king wass old.                            The king was old.       sentences of old books, with mistakes
 
@@ -35,7 +35,8 @@ from german import be
 
 NOBODY = Phrase("wer", "who")
 PARTS = ("test", "validation", "train")  # what is measured on is no part of the training data
-REPEATED = {"sentiment": 4, "question": 4}  # in training
+REPEATED = {"question": 4}  # in training
+N_SENTIMENTS = 60_000  # at most
 N_SENTENCES = {"train": 90_000, "validation": 500, "test": 1000}  # to correct
 N_GRAMMAR = {"train": 110_000, "validation": 1000, "test": 1000}  # to translate; half as many to ask about
 SHARD = 1000
@@ -73,9 +74,9 @@ def grammar_questions(part: str, rng: random.Random) -> Iterator[Pair]:
         yield f"question: {tidy(question)} context: {passage}", answer
 
 
-def sentiments(texts: Path, part: str) -> Iterator[Pair]:
-    name = {"train": "train", "validation": "dev", "test": "test"}[part]
-    for line in (texts / f"sst2/{name}.tsv").read_text(encoding="utf-8").splitlines():
+def sentiments(texts: Path, reviews: Path, part: str) -> Iterator[Pair]:
+    path = texts / "sst2/test.tsv" if part == "test" else reviews / f"{part}.tsv"
+    for line in path.read_text(encoding="utf-8").splitlines()[:N_SENTIMENTS]:
         text, label = line.split("\t")
         yield f"sentiment: {text}", "positive" if label == "1" else "negative"
 
@@ -128,7 +129,8 @@ def slip(word: str, rng: random.Random) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=Path, required=True, help="the folder with sst2, squad and books")
+    parser.add_argument("--texts", type=Path, required=True, help="the folder with squad and books, and sst2's test")
+    parser.add_argument("--reviews", type=Path, required=True, help="the folder that reviews.py wrote")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     folder = options.out / "tasks"
@@ -139,7 +141,7 @@ def main() -> None:
         book = book_sentences(options.texts, part, rng)
         tasks = {
             "translate": list(dict(translations(part)).items()),
-            "sentiment": list(sentiments(options.texts, part)),
+            "sentiment": list(sentiments(options.texts, options.reviews, part)),
             "question": list(questions(options.texts, part, rng)),
             "grammar questions": list(grammar_questions(part, rng)),
             "correct": [(f"correct: {misspelt(s, rng)}", s) for s in book],
