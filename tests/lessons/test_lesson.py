@@ -85,6 +85,7 @@ def test_cells_share_names_and_show_what_they_compute():
     failed = runner.run("y = 1\nx / 'a'")
     assert "TypeError" in failed.error and "x / 'a'" in failed.error and "execute.py" not in failed.error
     assert "SyntaxError" in runner.run("def").error
+    assert "NameError" in runner.run("def f(x: Missing): ...").error  # as a notebook has it
     assert runner.run("y").text == "1\n"
 
 

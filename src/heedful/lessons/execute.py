@@ -53,14 +53,17 @@ class CellRunner:
         return CellOutput(printed.getvalue(), take_figures(value), error)
 
     def _execute(self, source: str, name: str) -> Any:
-        """Run the statements; the value of the last one if it is an expression and no semicolon follows it."""
+        """Run the statements; the value of the last one if it is an expression and no semicolon follows it.
+
+        Without this module's own __future__ imports: a name that is missing in an annotation fails in a notebook too.
+        """
         tree = ast.parse(source, name)
         last = tree.body[-1] if tree.body else None
         if not isinstance(last, ast.Expr) or source.rstrip().endswith(";"):
-            exec(compile(tree, name, "exec"), self.namespace)
+            exec(compile(tree, name, "exec", dont_inherit=True), self.namespace)
             return None
-        exec(compile(ast.Module(tree.body[:-1], []), name, "exec"), self.namespace)
-        return eval(compile(ast.Expression(last.value), name, "eval"), self.namespace)
+        exec(compile(ast.Module(tree.body[:-1], []), name, "exec", dont_inherit=True), self.namespace)
+        return eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), self.namespace)
 
 
 def is_figure(value: Any) -> bool:
