@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from support.playground import validated
-from support.sample_lesson import lessons_in
-from support.serving import ThreadServer, assert_error, serving
+from heedful.cli import main
+from heedful.lessons import read_lesson
+from heedful.lessons.results import keep_results, kept_results, results_file
+from heedful.serve.options import Options
+from heedful.serve.playground import lesson_process
+from support.playground import response_models, validated
+from support.sample_lesson import CHILD, lessons_in
+from support.serving import PATIENCE, ThreadServer, assert_error, events, serving
+
+
+@pytest.fixture(scope="module", autouse=True)
+def child() -> Iterator[None]:
+    """The check of the sample is in the child processes too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lesson_process, "COMMAND", (sys.executable, "-c", CHILD))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +56,259 @@ def test_the_list_and_a_lesson(page):
 @pytest.mark.parametrize("name", ["nothing", "..", "%2e%2e%2flesson", "..%2f..%2f..%2fREADME", "sample.md", "a%00b"])
 def test_another_name_is_not_found(page, name):
     assert_error(page.get(f"/api/lessons/{name}"), 404)
+
+
+# --- the lesson's own cells -------------------------------------------------------------------------------------------
+
+
+def lesson_of(*cells: str) -> str:
+    """A lesson of these cells."""
+    text = "".join(f"```{{code-cell}} python\n{cell}\n```\n" for cell in cells)
+    return f"---\ntitle: T\nchapter: C\norder: 1\nabout: a\n---\n# T\n{text}"
+
+
+def run_lesson(page: ThreadServer, name: str) -> list[dict[str, Any]]:
+    with page.http.stream("POST", f"/api/lessons/{name}/run") as response:
+        assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
+        found = events(b"".join(response.iter_raw()))
+    for event in found:
+        response_models()["POST", "/api/lessons/{name}/run"].validate_python(event, strict=True)
+    return found
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "heedful" / "lessons"
+
+
+def test_a_lesson_is_run_once_and_then_kept(page, cache, monkeypatch):
+    found = run_lesson(page, "sample")
+    *shown, end = found
+    assert end == {"done": True, "error": ""}
+    assert [(event["cell"], event["text"], event["error"]) for event in shown] == [
+        (1, "hello from the cell\n", ""),
+        (3, "", ""),
+        (8, "42\n", ""),  # the exercise is left out, the solution shows nothing
+    ]
+    (picture,) = shown[1]["figures"]
+    assert base64.b64decode(picture).startswith(b"\x89PNG")
+    (file,) = cache.iterdir()
+    assert file.name.startswith("sample.")
+    monkeypatch.setattr(lesson_process, "COMMAND", ("nothing-to-run",))
+    assert run_lesson(page, "sample") == found
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]\n", '{"n": 0}\n{"n": 1}\n', '{"cell": "x"}\n{"n": 1}\n', "\0" * 50])
+def test_damaged_results_are_made_anew(cache, tmp_path, damage):
+    with lessons_in(tmp_path / "lessons"):
+        lesson = read_lesson("sample")
+        events = [{"cell": 1, "text": "x", "figures": [], "error": ""}]
+        keep_results(lesson, events)
+        assert kept_results(lesson) == events
+        results_file(lesson).write_text(damage)
+        assert kept_results(lesson) is None
+        keep_results(lesson, events)
+        assert kept_results(lesson) == events
+
+
+def test_results_of_another_version_of_a_lesson_are_replaced(cache, tmp_path):
+    for text in ("1", "2"):
+        with lessons_in(tmp_path / "lessons", sample=lesson_of(text)):
+            assert kept_results(read_lesson("sample")) is None
+            keep_results(read_lesson("sample"), [])
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    tmp_path.joinpath("file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with lessons_in(tmp_path / "lessons"):
+        keep_results(read_lesson("sample"), [])
+        assert kept_results(read_lesson("sample")) is None
+
+
+def test_cells_that_fail_print_too_much_or_never_end(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(lesson_process, "LESSON_SECONDS", 4)
+    cells = ["print('x' * 10**8)", "1 / 0", "import os; os.write(1, b'not json')", "2 + 2", "while True: pass"]
+    with lessons_in(tmp_path / "lessons", bad=lesson_of(*cells)), serving("tiny") as page:
+        *shown, end = run_lesson(page, "bad")
+    assert len(shown[0]["text"]) < 101_000 and "99,900,001 more characters" in shown[0]["text"]
+    assert "ZeroDivisionError" in shown[1]["error"] and shown[3]["text"] == "4\n"
+    assert end["done"] and "stopped after 4 seconds" in end["error"]
+    assert not cache.exists()  # what has failed is not kept
+
+
+def test_the_cells_stop_when_the_client_disconnects(cache, tmp_path):
+    """With all that they have started."""
+    mark = tmp_path / "pids"
+    fork = f"import os, pathlib\nif os.fork(): pathlib.Path({str(mark)!r}).write_text(f'{{os.getpid()}}')"
+    cells = [fork, "import time", "while True: time.sleep(0.1)"]
+    with lessons_in(tmp_path / "lessons", endless=lesson_of(*cells)), serving("tiny") as page:
+        sock = page.open("/api/lessons/endless/run", {})
+        wait_for(lambda: mark.exists() and mark.read_text())
+        group = os.getpgid(int(mark.read_text()))
+        assert group != os.getpgid(0)
+        sock.close()
+        wait_for(lambda: not group_alive(group))
+        assert page.get("/health").status_code == 200
+
+
+def test_the_cells_stop_with_the_server(cache, tmp_path):
+    mark = tmp_path / "pid"
+    cell = f"import os, pathlib\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\nwhile True: pass"
+    server = f"""
+import asyncio, os, pathlib, sys
+from heedful.serve.playground.lesson_process import LessonProcesses
+
+async def main():
+    async with LessonProcesses().lesson([{{"cell": 0, "source": {cell!r}, "shown": True}}]) as events:
+        while not pathlib.Path({str(mark)!r}).exists():
+            await asyncio.sleep(0.01)
+        os._exit(0)  # as if it were killed
+
+asyncio.run(main())
+"""
+    subprocess.run([sys.executable, "-c", server], check=True)
+    wait_for(lambda: not group_alive(int(mark.read_text())))
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def group_alive(group: int) -> bool:
+    """Whether a process group has a process that is not a zombie."""
+    return any(
+        process.info["status"] != psutil.STATUS_ZOMBIE and group_of(process.pid) == group
+        for process in psutil.process_iter(["status"])
+    )
+
+
+def group_of(number: int) -> int | None:
+    try:
+        return os.getpgid(number)
+    except ProcessLookupError:
+        return None
+
+
+# --- answers to exercises ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def school(tmp_path_factory) -> Iterator[ThreadServer]:
+    """A server that runs answers."""
+    with lessons_in(tmp_path_factory.mktemp("lessons")), serving("tiny", exercises=True) as found:
+        yield found
+
+
+def answer(school: ThreadServer, source: str, exercise: str = "doubled_in_tests") -> dict[str, Any]:
+    response = school.post("/api/lessons/sample/check", {"exercise": exercise, "source": source})
+    assert response.status_code == 200, response.text
+    return validated("POST", "/api/lessons/{name}/check", response.content)
+
+
+def body_of(statement: str) -> str:
+    return f"def doubled_in_tests(x):\n    {statement}\n\ncheck(doubled_in_tests)"
+
+
+# What an answer must not do, and what it is told: all in one answer, since a process takes seconds to start.
+FORBIDDEN = {
+    "os.fork()": "starts no other processes",
+    "subprocess.run(['true'])": "starts no other processes",
+    "os.system('true')": "starts no other processes",
+    "open('/tmp/of-an-answer', 'w')": "changes no files outside",
+    "open('../of-an-answer', 'w')": "changes no files outside",
+    "os.remove('/etc/hostname')": "changes no files outside",
+    "os.rename('/etc/hostname', 'here')": "changes no files outside",
+    "[0] * 10**10": "MemoryError",
+    "os.environ['HEEDFUL_API_KEY']": "KeyError",
+}
+TRYING = """
+import os, subprocess
+for code in {codes!r}:
+    try:
+        eval(code)
+        print("allowed", code)
+    except Exception as problem:
+        print(type(problem).__name__, problem)
+open("here", "w").write("x" * 10)
+print("x" * 10**8)
+
+def doubled_in_tests(x):
+    return half(4 * x) + 0 * SIZE * math.pi
+
+check(doubled_in_tests)
+"""
+
+
+def test_an_answer_is_checked_and_does_no_harm(school, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEEDFUL_API_KEY", "secret")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = answer(school, TRYING.format(codes=list(FORBIDDEN)))
+    lines = found["text"].splitlines()
+    assert found["right"] and lines[-1] == "✓ doubled_in_tests: right", found["text"][-500:]
+    for (code, said), line in zip(FORBIDDEN.items(), lines, strict=False):
+        assert said in line, code
+    assert len(found["text"]) < 101_000 and "more characters" in lines[-2]
+    assert list(tmp_path.iterdir()) == []  # its folder is gone
+    assert not Path("/tmp/of-an-answer").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (body_of("return x"), "✗ doubled_in_tests: twice 2 is 4, not 2\n"),
+        (body_of("while True: print('x' * 10**6)"), "stopped after 3 seconds"),
+        ("import os; os._exit(0)", "ended without a word"),
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
+    ],
+)
+def test_a_wrong_answer_is_told_what_is_wrong(school, monkeypatch, source, said):
+    monkeypatch.setattr(lesson_process, "ANSWER_SECONDS", 3)
+    found = answer(school, source)
+    assert not found["right"] and said in found["text"], found["text"][-2000:]
+
+
+def test_a_wrong_question_is_refused(school):
+    source = body_of("return 2 * x")
+    path = "/api/lessons/sample/check"
+    assert_error(school.post(path, {"exercise": "half", "source": source}), 400, param="exercise")
+    assert_error(school.post(path, {"exercise": "doubled_in_tests", "source": "x" * 20_001}), 400, param="source")
+    assert_error(school.post(path, {"exercise": "doubled_in_tests"}), 400, param="source")
+    assert_error(school.post("/api/lessons/../check", {"exercise": "x", "source": source}), 404)
+    assert_error(school.post("/api/lessons/other/check", {"exercise": "x", "source": source}), 404)
+
+
+def test_answers_are_run_only_where_that_was_asked_for(page, school):
+    assert school.get("/api/lessons").json()["exercises"] is True
+    told = page.get("/api/lessons").json()
+    assert told["exercises"] is False and "--exercises" in told["reason"]
+    body = {"exercise": "doubled_in_tests", "source": "x = 1"}
+    said = assert_error(page.post("/api/lessons/sample/check", body), 403, code="exercises_not_allowed")
+    assert "heedful learn NAME --page" in said
+    with pytest.raises(ValueError, match="--exercises runs Python code"):
+        Options(exercises=True, host="0.0.0.0").check_exercises()
+    Options(exercises=True, host="0.0.0.0", api_keys=("k",)).check_exercises()
+    Options(exercises=True).check_exercises()
+    assert main(["serve", "tiny", "--exercises", "--host", "0.0.0.0", "--port", "0"]) == 2
+
+
+def test_few_may_wait(school, monkeypatch):
+    monkeypatch.setattr(lesson_process, "MAX_WAITING", 0)
+    body = {"exercise": "doubled_in_tests", "source": "x = 1"}
+    for path in ("run", "check"):
+        assert_error(school.post(f"/api/lessons/sample/{path}", body), 429)
+
+
+def test_an_answer_stops_when_the_client_disconnects(school):
+    body = {"exercise": "doubled_in_tests", "source": body_of("while True: pass")}
+    sock = school.open("/api/lessons/sample/check", body)
+    processes = school.app.state.lesson_processes
+    wait_for(lambda: processes._places["answer"].locked())
+    sock.close()
+    wait_for(lambda: not processes._places["answer"].locked())
+    assert answer(school, body_of("return 2 * x"))["right"]

@@ -119,5 +119,6 @@ def test_the_events_of_a_stream_are_as_the_model_says(page):
 def test_no_route_is_forgotten_here():
     tried = {("POST", f"/api/{path}") for path in {*BODIES, *ELSEWHERE, "image/complete"}}
     tried |= {("GET", f"/api/{path}") for path in ("models", "images", "runs", "runs/{name}", "lessons")}
-    tried |= {("GET", "/api/lessons/{name}")}  # test_playground_lessons.py
+    in_lessons = {("GET", ""), ("POST", "/run"), ("POST", "/check")}  # test_playground_lessons.py
+    tried |= {(method, f"/api/lessons/{{name}}{end}") for method, end in in_lessons}
     assert tried == set(response_models())

@@ -16,6 +16,7 @@ import heedful
 from heedful.loaded import Loaded
 from heedful.serve.playground import API_MODULES
 from heedful.serve.playground.images import PixelEvent
+from heedful.serve.playground.lessons import CellEvent, LessonEnd
 from support.serving import Client
 
 TEXTS = {
@@ -50,11 +51,17 @@ def same(found: Any, expected: Any, *, atol: float = 2e-5) -> None:
     torch.testing.assert_close(found, torch.as_tensor(expected).float(), atol=atol, rtol=1e-4)
 
 
+STREAMS = {  # the events of routes that have no response model
+    "/api/image/complete": PixelEvent,
+    "/api/lessons/{name}/run": CellEvent | LessonEnd,
+}
+
+
 @cache
 def response_models() -> dict[tuple[str, str], Any]:
     """The response model of every route under /api, by method and path."""
     routes: list[Any] = [route for module in API_MODULES for route in module.router.routes]
-    models = [route.response_model or PixelEvent for route in routes]  # a stream has none
+    models = [route.response_model or STREAMS[route.path] for route in routes]
     return {
         (method, route.path): TypeAdapter(model)
         for route, model in zip(routes, models, strict=True)

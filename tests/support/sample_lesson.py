@@ -75,11 +75,16 @@ Because of $x_1$.
 ## Read on
 A paper, section 3.
 '''
-CHECK = """
-from heedful.lessons.checking import require
+# A child process of the server that knows the check of the sample.
+CHILD = """
+import os
+from heedful.lessons import checking, child
 
 def check_doubled_in_tests(answer):
-    require(answer(2) == 4, f"twice 2 is 4, not {answer(2)}")
+    checking.require(answer(2) == 4, f"twice 2 is 4, not {answer(2)}")
+
+checking.found_check = lambda name: check_doubled_in_tests
+os._exit(child.main())
 """
 
 

@@ -52,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-training", action="store_true",
         help="let the page train models although other machines can reach this server (on this machine alone it may)",
     )  # fmt: skip
+    add(
+        "--exercises", action="store_true",
+        help="run answers to the exercises of lessons, which are Python code from the page; on this machine alone, or "
+        "for those who have an API key",
+    )  # fmt: skip
     add("--lazy", action="store_true", help="load the first model, too, when it is asked for")
     add("--verbose", action="store_true", help="a line per request, on stderr")
     add("--open", action="store_true", help="open the playground in the browser")
@@ -72,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     keys, source = _api_keys(given.pop("api_key"), given.pop("api_key_file"))
     given |= {"models": tuple(options.models), "allow_origins": tuple(given.pop("allow_origin"))}
     settings = Options(**given, api_keys=keys, key_source=source)
+    settings.check_exercises()
     settings.check_public()
     # Threads of a model that wait for each other give way soon, since the event loop wants a core as well; but not at
     # once, as OpenMP lets them where it counts more threads than cores: those of the thread that loaded a model, and of

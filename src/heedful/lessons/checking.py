@@ -54,7 +54,7 @@ def _problem_with(answer: Callable[..., Any], judge: Callable[[Callable[..., Any
         return str(problem)
     except NotImplementedError:
         return "not written yet"
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         return f"it raised {type(problem).__name__}: {problem}"
     return ""
 

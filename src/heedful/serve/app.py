@@ -17,6 +17,7 @@ from heedful.serve.middleware import OPEN_PATHS, RequestMiddleware
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
 from heedful.serve.playground.inspection import Inspectors
+from heedful.serve.playground.lesson_process import LessonProcesses
 from heedful.serve.playground.training import TrainingProcess
 
 ABOUT = "OpenAI's API on models of the whole Transformer family."
@@ -31,6 +32,7 @@ def create_app(manager: ModelManager, options: Options) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         await app.state.training.stop()
+        await app.state.lesson_processes.stop()
         await manager.stop()
 
     app = FastAPI(
@@ -46,6 +48,7 @@ def create_app(manager: ModelManager, options: Options) -> FastAPI:
     )
     app.state.manager, app.state.options, app.state.metrics = manager, options, manager.metrics
     app.state.inspectors, app.state.training = Inspectors(), TrainingProcess(options)
+    app.state.lesson_processes = LessonProcesses()
     for module in (completions, chat, embeddings, models, tokenize, metrics, playground):
         app.include_router(module.router)
     app.add_exception_handler(errors.ApiError, errors.api_error_handler)

@@ -35,6 +35,7 @@ ERROR_DELIVERY = 5.0  # seconds for the errors of unfinished requests to reach t
 
 def serve(options: Options) -> int:
     """Serve until a signal; the exit code. ValueError for what cannot be served, before anything is loaded."""
+    options.check_exercises()
     options.check_public()
     set_up_logging(verbose=options.verbose)
     manager = ModelManager(options.models, options, Metrics())

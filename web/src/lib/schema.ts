@@ -824,6 +824,47 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/lessons/{name}/run": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Lesson Run
+         * @description A stream of what the lesson's own cells show, each as it ends. Exercises are left out; solutions are run, and
+         *     show nothing. What was run once is kept on the disk.
+         */
+        post: operations["post_lesson_run_api_lessons__name__run_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/lessons/{name}/check": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Post Lesson Check
+         * @description Check an answer to an exercise. It is run after the imports and definitions of the lesson.
+         */
+        post: operations["post_lesson_check_api_lessons__name__check_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -876,18 +917,14 @@ export interface components {
             probability: number;
         };
         /**
-         * AnswerRequest
-         * @description A question, and the passage in which its answer is.
+         * AnswerResponse
+         * @description Whether an answer is right, and what it and its check printed.
          */
-        AnswerRequest: {
-            /** Model */
-            model: string;
-            /** Question */
-            question: string;
-            /** Passage */
-            passage: string;
-        } & {
-            [key: string]: unknown;
+        AnswerResponse: {
+            /** Right */
+            right: boolean;
+            /** Text */
+            text: string;
         };
         /**
          * AnswersResponse
@@ -3928,6 +3965,32 @@ export interface components {
             /** Similarity */
             similarity: number;
         };
+        /**
+         * AnswerRequest
+         * @description An answer to an exercise: Python code with the function that the exercise asks for.
+         */
+        heedful__serve__playground__lessons__AnswerRequest: {
+            /** Exercise */
+            exercise: string;
+            /** Source */
+            source: string;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * AnswerRequest
+         * @description A question, and the passage in which its answer is.
+         */
+        heedful__serve__playground__tasks__AnswerRequest: {
+            /** Model */
+            model: string;
+            /** Question */
+            question: string;
+            /** Passage */
+            passage: string;
+        } & {
+            [key: string]: unknown;
+        };
     };
     responses: never;
     parameters: never;
@@ -4646,7 +4709,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["AnswerRequest"];
+                "application/json": components["schemas"]["heedful__serve__playground__tasks__AnswerRequest"];
             };
         };
         responses: {
@@ -4912,6 +4975,77 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["LessonResponse"];
+                };
+            };
+        };
+    };
+    post_lesson_run_api_lessons__name__run_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Server-sent events: the data of each is a CellEvent, at last a LessonEnd and `[DONE]` */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": {
+                        /**
+                         * Cell
+                         * @description The cell's index among the parts of the lesson
+                         */
+                        cell: number;
+                        /** Text */
+                        text: string;
+                        /** Figures */
+                        figures: string[];
+                        /** Error */
+                        error: string;
+                    } | {
+                        /**
+                         * Done
+                         * @constant
+                         */
+                        done: true;
+                        /**
+                         * Error
+                         * @description Why it was stopped; empty if all cells have run
+                         */
+                        error: string;
+                    };
+                };
+            };
+        };
+    };
+    post_lesson_check_api_lessons__name__check_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["heedful__serve__playground__lessons__AnswerRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AnswerResponse"];
                 };
             };
         };
