@@ -84,7 +84,7 @@ def check_doubled_in_tests(answer):
     checking.require(answer(2) == 4, f"twice 2 is 4, not {answer(2)}")
 
 checking.found_check = lambda name: check_doubled_in_tests
-os._exit(child.main())
+os._exit(child.do_job())
 """
 
 

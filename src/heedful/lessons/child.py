@@ -27,7 +27,7 @@ from heedful.lessons.execute import CellRunner
 from heedful.lessons.limits import forbid_side_effects, limit_process
 
 
-def main() -> int:
+def do_job() -> int:
     """Do one job; 0 if it came to its end."""
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -87,6 +87,6 @@ def run_answer(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    code = main()
+    code = do_job()
     sys.stderr.flush()
     os._exit(code)  # threads that cells have left do not hold it up

@@ -917,14 +917,18 @@ export interface components {
             probability: number;
         };
         /**
-         * AnswerResponse
-         * @description Whether an answer is right, and what it and its check printed.
+         * AnswerRequest
+         * @description A question, and the passage in which its answer is.
          */
-        AnswerResponse: {
-            /** Right */
-            right: boolean;
-            /** Text */
-            text: string;
+        AnswerRequest: {
+            /** Model */
+            model: string;
+            /** Question */
+            question: string;
+            /** Passage */
+            passage: string;
+        } & {
+            [key: string]: unknown;
         };
         /**
          * AnswersResponse
@@ -2478,6 +2482,28 @@ export interface components {
             [key: string]: unknown;
         };
         /**
+         * ExerciseRequest
+         * @description An answer to an exercise: Python code with the function that the exercise asks for.
+         */
+        ExerciseRequest: {
+            /** Exercise */
+            exercise: string;
+            /** Source */
+            source: string;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * ExerciseResponse
+         * @description Whether an answer is right, and what it and its check printed.
+         */
+        ExerciseResponse: {
+            /** Right */
+            right: boolean;
+            /** Text */
+            text: string;
+        };
+        /**
          * FillResponse
          * @description Log-probabilities of words in the blanks of several sentences.
          */
@@ -3965,32 +3991,6 @@ export interface components {
             /** Similarity */
             similarity: number;
         };
-        /**
-         * AnswerRequest
-         * @description An answer to an exercise: Python code with the function that the exercise asks for.
-         */
-        heedful__serve__playground__lessons__AnswerRequest: {
-            /** Exercise */
-            exercise: string;
-            /** Source */
-            source: string;
-        } & {
-            [key: string]: unknown;
-        };
-        /**
-         * AnswerRequest
-         * @description A question, and the passage in which its answer is.
-         */
-        heedful__serve__playground__tasks__AnswerRequest: {
-            /** Model */
-            model: string;
-            /** Question */
-            question: string;
-            /** Passage */
-            passage: string;
-        } & {
-            [key: string]: unknown;
-        };
     };
     responses: never;
     parameters: never;
@@ -4709,7 +4709,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["heedful__serve__playground__tasks__AnswerRequest"];
+                "application/json": components["schemas"]["AnswerRequest"];
             };
         };
         responses: {
@@ -5035,7 +5035,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["heedful__serve__playground__lessons__AnswerRequest"];
+                "application/json": components["schemas"]["ExerciseRequest"];
             };
         };
         responses: {
@@ -5045,7 +5045,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["AnswerResponse"];
+                    "application/json": components["schemas"]["ExerciseResponse"];
                 };
             };
         };

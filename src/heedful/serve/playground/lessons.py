@@ -83,14 +83,14 @@ class LessonEnd(PlaygroundModel):
     error: str = Field(description="Why it was stopped; empty if all cells have run")
 
 
-class AnswerRequest(RequestBody):
+class ExerciseRequest(RequestBody):
     """An answer to an exercise: Python code with the function that the exercise asks for."""
 
     exercise: Annotated[Text, Field(max_length=200)]
     source: ShortText
 
 
-class AnswerResponse(PlaygroundModel):
+class ExerciseResponse(PlaygroundModel):
     """Whether an answer is right, and what it and its check printed."""
 
     right: bool
@@ -135,8 +135,8 @@ async def post_lesson_run(http: HttpRequest, name: str) -> Response:
     return LessonStream(find_lesson(name), processes)
 
 
-@router.post("/api/lessons/{name}/check", response_model=AnswerResponse)
-async def post_lesson_check(http: HttpRequest, name: str, body: AnswerRequest) -> Response:
+@router.post("/api/lessons/{name}/check", response_model=ExerciseResponse)
+async def post_lesson_check(http: HttpRequest, name: str, body: ExerciseRequest) -> Response:
     """Check an answer to an exercise. It is run after the imports and definitions of the lesson."""
     if reason := exercises_refusal(http):
         raise ApiError(403, reason, code="exercises_not_allowed")
@@ -151,8 +151,8 @@ async def post_lesson_check(http: HttpRequest, name: str, body: AnswerRequest) -
     return Response(status_code=CLIENT_CLOSED_REQUEST) if judged is None else await encode_response(http, judged)
 
 
-async def check_answer(processes: LessonProcesses, lesson: Lesson, body: AnswerRequest) -> dict[str, Any]:
-    """An AnswerResponse."""
+async def check_answer(processes: LessonProcesses, lesson: Lesson, body: ExerciseRequest) -> dict[str, Any]:
+    """An ExerciseResponse."""
     async with processes.place("answer"):
         try:
             return await processes.check_answer(body.exercise, body.source, context_of(lesson, body.exercise))
