@@ -43,7 +43,7 @@ EDGES: dict[str, set[str]] = {
     },
     "cli": {
         "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "tasks",
-        "serve", "loaded", "zoo",
+        "serve", "loaded", "zoo", "lessons",
     },
     "lessons": {"paths"},
     "__main__": {"cli"},

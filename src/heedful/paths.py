@@ -19,6 +19,17 @@ def cache_folder() -> Path:
         return Path(_temporary_cache().name)
 
 
+def user_folder() -> Path:
+    """Where what the user has done is kept, such as progress in lessons: ~/.local/share/heedful, or under
+    XDG_DATA_HOME. Without a home folder it is a temporary one, as of the cache."""
+    if given := os.environ.get("XDG_DATA_HOME"):
+        return Path(given) / "heedful"
+    try:
+        return Path.home() / ".local" / "share" / "heedful"
+    except RuntimeError:
+        return Path(_temporary_cache().name)
+
+
 @cache
 def _temporary_cache() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="heedful-", ignore_cleanup_errors=True)

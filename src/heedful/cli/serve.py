@@ -79,14 +79,19 @@ def run(options: argparse.Namespace) -> int:
     settings = Options(**given, api_keys=keys, key_source=source)
     settings.check_exercises()
     settings.check_public()
-    # Threads of a model that wait for each other give way soon, since the event loop wants a core as well; but not at
-    # once, as OpenMP lets them where it counts more threads than cores: those of the thread that loaded a model, and of
-    # other models. On two cores that took 20 % of a fast model's tokens. Read when PyTorch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "active")
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    prepare_threads()
     from heedful.serve.server import serve
 
     return serve(settings)
+
+
+def prepare_threads() -> None:
+    """Tell OpenMP how threads wait, before PyTorch is loaded and reads it."""
+    # Threads of a model that wait for each other give way soon, since the event loop wants a core as well; but not at
+    # once, as OpenMP lets them where it counts more threads than cores: those of the thread that loaded a model, and of
+    # other models. On two cores that took 20 % of a fast model's tokens.
+    os.environ.setdefault("OMP_WAIT_POLICY", "active")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _api_keys(given: list[str], file: Path | None) -> tuple[tuple[str, ...], str]:

@@ -42,6 +42,7 @@ class Options:
     lazy: bool = False  # load the first model on first use, not at the start
     verbose: bool = False  # a line per request
     open: bool = False  # open the playground in a browser
+    page: str = ""  # where in the playground, as "#/learn?lesson=bert"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:

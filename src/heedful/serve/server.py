@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
         assert sockets is not None
         print(greeting(self.manager, self.options, sockets[0].getsockname()), flush=True)
         if self.options.open:
-            open_page(sockets[0].getsockname())
+            open_page(sockets[0].getsockname(), self.options.page)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests, and end those that take longer than `drain`."""
@@ -139,11 +139,11 @@ def set_up_logging(*, verbose: bool) -> None:
         logger.setLevel(level)
 
 
-def open_page(address: tuple[str, int]) -> None:
+def open_page(address: tuple[str, int], page: str = "") -> None:
     """Open the playground in a graphical browser; a text browser would take over the terminal."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(os.environ):
         return
-    url = f"http://{url_host(reachable_host(address[0]))}:{address[1]}/"
+    url = f"http://{url_host(reachable_host(address[0]))}:{address[1]}/{page}"
     # In a thread, since some browsers block; if it fails, the greeting has the address.
     threading.Thread(target=lambda: webbrowser.open(url), name="browser", daemon=True).start()
 
@@ -161,6 +161,8 @@ def url_host(host: str) -> str:
 def greeting(manager: ModelManager, options: Options, address: tuple[str, int]) -> str:
     """The line at the start: what is served, where, who may use it, and a curl command to try it."""
     url = f"http://{url_host(address[0])}:{address[1]}"
+    if options.page:
+        return f"{url}/{options.page} is the page (for this machine only). Ctrl-C stops the server."
     first = manager.names[0]
     can = manager.info(first).abilities or ("generate",)
     if "generate" in can:
