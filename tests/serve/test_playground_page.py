@@ -42,7 +42,8 @@ def built(tmp_path, monkeypatch) -> Path:
 def check_safe(response) -> None:
     policy = dict(part.strip().split(" ", 1) for part in response.headers["content-security-policy"].split(";"))
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    assert policy["default-src"] == policy["object-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
+    assert policy["default-src"] == policy["object-src"] == policy["base-uri"] == "'none'"
+    assert policy["frame-src"] == policy["frame-ancestors"] == "'self'"  # a lesson shows the page's own views
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
 

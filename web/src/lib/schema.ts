@@ -3016,6 +3016,11 @@ export interface components {
              * @description Why not; empty if it does
              */
             reason: string;
+            /**
+             * Command
+             * @description What starts a server that does, typed where this one was started
+             */
+            command: string;
         };
         /**
          * LinearParameters

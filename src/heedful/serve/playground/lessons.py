@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter
@@ -48,6 +51,7 @@ class LessonsResponse(PlaygroundModel):
     lessons: list[LessonSummary]
     exercises: bool = Field(description="Whether this server runs answers to exercises")
     reason: str = Field(description="Why not; empty if it does")
+    command: str = Field(description="What starts a server that does, typed where this one was started")
 
 
 class LessonPart(PlaygroundModel):
@@ -112,7 +116,9 @@ async def get_lessons(http: HttpRequest) -> Response:
     """All lessons, in the order of the course."""
     lessons = [summarize_lesson(read_lesson(name)) for name in lesson_names()]
     reason = exercises_refusal(http)
-    return await encode_response(http, {"lessons": lessons, "exercises": not reason, "reason": reason})
+    return await encode_response(
+        http, {"lessons": lessons, "exercises": not reason, "reason": reason, "command": exercises_command()}
+    )
 
 
 @router.get("/api/lessons/{name}", response_model=LessonResponse)
@@ -256,3 +262,10 @@ def exercises_refusal(http: HttpRequest) -> str:
     if options.exercises:
         return ""
     return "this server runs no answers to exercises: start it with --exercises, or use `heedful learn NAME --page`"
+
+
+def exercises_command() -> str:
+    """What starts a server that runs answers, by the path that this one was started by, as in .venv/bin/heedful."""
+    program = Path(sys.argv[0])  # absolute where a shell has found it by its name
+    typed = program.name == "heedful" and not program.is_absolute()
+    return f"{shlex.quote(str(program)) if typed else 'heedful'} serve --exercises --open"

@@ -34,10 +34,11 @@ MEDIA_TYPES = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-# Neither scripts nor styles are inline. Images are saved through blob: and data: URLs.
+# Neither scripts nor styles are inline. Images are saved through blob: and data: URLs. The page shows itself in frames:
+# the live views of a lesson.
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-    "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "frame-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
 SECURITY_HEADERS = {  # besides those that the middleware adds to every response
     "content-security-policy": CONTENT_SECURITY_POLICY,
