@@ -1,12 +1,13 @@
 # make play    installs, builds the page and opens it: everything there is to play with
 # make page    builds the playground's page (web/) where it is missing or old
 # make screenshots   pictures of every tab, into docs/images (needs chromium)
-# make docs    builds the documentation into docs/_build/html, runs the lessons, checks the links
+# make docs    builds the documentation, which `heedful serve` then has at /docs/: runs the lessons, checks the links
 # make test    installs, then runs the tests
 # make check   tests, lint and types: what CI runs
 # make real    fetches real weights (300 MB), for the tests that skip without them
 PYTHON ?= python3
 BIN := .venv/bin
+SITE := src/heedful/serve/documentation
 # Compiled modules are kept even where the environment says otherwise: the tests start a hundred processes, and each
 # would compile all of torch and transformers that it imports.
 export PYTHONDONTWRITEBYTECODE :=
@@ -20,8 +21,10 @@ page: .venv/ready
 
 # A page that did not change is not built again, nor is a lesson run again. HEEDFUL_LESSONS=off runs none.
 docs: .venv/ready
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs docs/_build/html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 -d docs/_build/doctrees docs docs/_build/html
 	$(BIN)/python docs/check_links.py docs/_build/html
+	rm -rf $(SITE)
+	cp -r docs/_build/html $(SITE)
 
 screenshots: .venv/ready page
 	$(BIN)/python docs/screenshots.py
@@ -63,4 +66,4 @@ parity: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv dist build docs/_build
+	rm -rf .venv dist build docs/_build $(SITE)

@@ -1,7 +1,8 @@
-"""The links of the built documentation: `python docs/check_links.py docs/_build/html`, the last step of `make docs`.
+"""The links of the built documentation: `python docs/check_links.py FOLDER`, the last step of `make docs`.
 
-Every link inside the site must lead to a file and, if it names one, to an element there; nothing that a page needs may
-come from another host. Links to other hosts are listed with --list, not followed: the check needs no network.
+Every link inside the site must lead to a file and, if it names one, to an element there. Nothing that a page needs may
+come from another host, and scripts and styles may not stand inside a page, where `heedful serve` forbids them. Links to
+other hosts are listed with --list, not followed: the check needs no network.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 NEEDED = {"script": "src", "img": "src", "source": "src", "iframe": "src", "link": "href"}  # what a page loads
+INLINE = {"style", "onclick", "onload", "onerror", "onsubmit", "onchange"}
 
 
 class Page(HTMLParser):
-    """The targets of a page's links, what it loads, and its elements' ids."""
+    """The targets of a page's links, what it loads, its elements' ids, and the scripts and styles inside it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.needs: list[str] = []
         self.ids: set[str] = set()
+        self.inline: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         given = {key: value for key, value in attributes if value}
         self.ids |= {given[key] for key in ("id", "name") if key in given}
+        if tag == "style" or (tag == "script" and "src" not in given) or any(key in INLINE for key in given):
+            self.inline.append(self.get_starttag_text() or tag)
         if tag == "a" and "href" in given:
             self.links.append(given["href"])
         if tag in NEEDED and NEEDED[tag] in given:
@@ -47,6 +52,7 @@ def problems(folder: Path) -> tuple[list[str], dict[str, set[str]]]:
     elsewhere: dict[str, set[str]] = defaultdict(set)
     for path in sorted(folder.rglob("*.html")):
         name = path.relative_to(folder).as_posix()
+        wrong += [f"{name} has inside it {tag[:100]}" for tag in read(path).inline]
         for target in read(path).needs:
             if urlsplit(target).netloc:
                 wrong.append(f"{name} loads {target}")

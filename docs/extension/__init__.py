@@ -7,7 +7,7 @@ charts     {chart}: a table of RESULTS.md, drawn
 view       {view}: an address of the playground, in lessons
 mathml     formulas as MathML, which browsers show without a script
 docstrings docstrings as reStructuredText
-scripts    no scripts inside the pages, so that the server's content security policy needs no exception
+inline     no scripts and styles inside the pages, so that the server's content security policy needs no exception
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from extension import charts, docstrings, mathml, pages, scripts, source, tables, view
+from extension import charts, docstrings, inline, mathml, pages, source, tables, view
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    for part in (pages, source, tables, charts, view, mathml, docstrings, scripts):
+    for part in (pages, source, tables, charts, view, mathml, docstrings, inline):
         part.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -20,6 +20,10 @@ from heedful.lessons.lesson import lesson_names, read_lesson
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PROJECT = ["ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "RESULTS", "SECURITY"]
+FRONT_MATTER = """\
+file_format: mystnb
+kernelspec: {name: python3, display_name: Python 3, language: python}
+"""
 LINK = re.compile(rf"\]\((?:\.\./)*({'|'.join(PROJECT)})\.md(#[^)]*)?\)")
 
 
@@ -41,8 +45,7 @@ def generated() -> Iterator[tuple[str, str]]:
     for name in PROJECT:
         yield f"project/{name.lower()}.md", project_page(name)
     for name in lesson_names():
-        source = (LESSONS / f"{name}.md").read_text(encoding="utf-8")
-        yield f"lessons/{name}.md", source.replace("---\n", "---\nfile_format: mystnb\n", 1)
+        yield f"lessons/{name}.md", lesson_page(name)
     yield "lessons/index.md", lessons_index()
     yield "reference/commands.md", references.commands()
     yield "reference/recipes.md", references.recipes()
@@ -62,6 +65,14 @@ def linked_functions(found: re.Match[str]) -> str:
     file = found[2]
     linked = ", ".join(f"{{src}}`{file}::{name}`" for name in re.findall(r"`([^`]+)`", found[3]))
     return f"{found[1]}`{file}`: {linked}"
+
+
+def lesson_page(name: str) -> str:
+    """A lesson as MyST-NB reads it: the body of its file below front matter that is YAML."""
+    body = re.split(
+        r"^---[ \t]*$\n", (LESSONS / f"{name}.md").read_text(encoding="utf-8"), maxsplit=2, flags=re.MULTILINE
+    )[2]
+    return f"---\n{FRONT_MATTER}---\n{body}"
 
 
 def lessons_index() -> str:

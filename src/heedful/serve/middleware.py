@@ -34,8 +34,8 @@ from heedful.serve.options import Options
 log = logging.getLogger("heedful.serve")
 access = logging.getLogger("heedful.serve.access")
 
-OPEN_PATHS = frozenset({"/health", "/", "/icon.svg"})  # need no API key
-ASSETS = "/assets/"  # the playground's files need none either; the requests it makes do
+OPEN_PATHS = frozenset({"/health", "/", "/icon.svg", "/docs"})  # need no API key
+OPEN_FOLDERS = ("/assets/", "/docs/")  # files of the playground and of the documentation need none either
 MAX_BODIES = 32  # of the largest size, that may be arriving at once
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -131,7 +131,7 @@ class RequestMiddleware:
         return headers if every else [*headers, (b"vary", b"origin")]
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if not self.keys or path in OPEN_PATHS or path.startswith(ASSETS):
+        if not self.keys or path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
             return
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer" or not given.strip():

@@ -15,6 +15,7 @@
     training    a training that is started from the page
     lessons     lessons: their text, their cells run, answers to exercises
     page        the built page
+    docs        the built documentation, at /docs/
     inspection  jobs in the model's thread, float32 copies, the cache
     wire        shared request fields and response models, the encoding of arrays
 
@@ -30,6 +31,7 @@ from heedful.serve.playground import (
     attention,
     bias,
     chat_prompt,
+    docs,
     fill,
     images,
     lessons,
@@ -52,4 +54,5 @@ API_MODULES = (
 router = APIRouter()
 for part in API_MODULES:
     router.include_router(part.router, tags=["playground"])
-router.include_router(page.router, include_in_schema=False)
+for part in (page, docs):
+    router.include_router(part.router, include_in_schema=False)
