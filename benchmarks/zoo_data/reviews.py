@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--cache", type=int, default=700_000, help="tokens of the KV cache, 23 KB each")
+    parser.add_argument("--cache", type=int, default=1_000_000, help="tokens of the KV cache, 23 KB each")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     begin = time.perf_counter()
