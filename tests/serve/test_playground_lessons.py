@@ -287,7 +287,7 @@ def test_answers_are_run_only_where_that_was_asked_for(page, school):
     assert school.get("/api/lessons").json()["exercises"] is True
     told = page.get("/api/lessons").json()
     assert told["exercises"] is False and "--exercises" in told["reason"]
-    assert told["command"].endswith("heedful serve --exercises --open")
+    assert told["command"].endswith("heedful learn NAME --page")
     body = {"exercise": "doubled_in_tests", "source": "x = 1"}
     said = assert_error(page.post("/api/lessons/sample/check", body), 403, code="exercises_not_allowed")
     assert "heedful learn NAME --page" in said

@@ -6,8 +6,10 @@ import re
 
 import pytest
 
-TABS = ["Start", "Write", "Complete", "Chat", "Fill in", "Attention", "Step by step", "Tasks", "Images", "Runs"]
-IDS = ["start", "write", "complete", "chat", "fill", "attention", "steps", "tasks", "images", "runs"]
+TABS = [
+    "Start", "Learn", "Write", "Complete", "Chat", "Fill in", "Attention", "Step by step", "Tasks", "Images", "Runs",
+]  # fmt: skip
+IDS = ["start", "learn", "write", "complete", "chat", "fill", "attention", "steps", "tasks", "images", "runs"]
 NARROW = {"width": 390, "height": 844}
 
 

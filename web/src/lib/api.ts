@@ -20,6 +20,11 @@ export type StepsLayer = Decoded<Schemas['LayerSteps']>
 export type StepsWeights = Decoded<Schemas['ParametersResponse']>
 export type Affine = Decoded<Schemas['LinearParameters']>
 export type LearnedNorm = Decoded<Schemas['NormParameters']>
+export type LessonList = Schemas['LessonsResponse']
+export type LessonSummary = Schemas['LessonSummary']
+export type Lesson = Schemas['LessonResponse']
+export type LessonPart = Schemas['LessonPart']
+export type Verdict = Schemas['ExerciseResponse']
 export type Run = Schemas['RunSummary']
 export type Training = Schemas['TrainingState']
 export type RunLog = Schemas['RunResponse']
@@ -92,7 +97,8 @@ async function send(path: string, body: unknown, signal?: AbortSignal): Promise<
   )
 }
 
-function sentence(text: string): string {
+/** With a capital letter at its beginning and a full stop at its end. */
+export function sentence(text: string): string {
   const first = text.charAt(0).toUpperCase() + text.slice(1)
   return /[.!?]$/.test(first) ? first : first + '.'
 }
@@ -132,13 +138,14 @@ const post =
 const BROKEN_OFF = 'The connection to the server broke off. Is it still running?'
 
 /** The data of the server-sent events of a route. */
-async function* stream<Data>(path: PostPath, body: unknown, signal?: AbortSignal): AsyncGenerator<Data> {
+async function* stream<Data>(path: string, body: unknown, signal?: AbortSignal): AsyncGenerator<Data> {
   const response = await send(path, body, signal)
   try {
     for await (const data of events(response.body!)) {
       if (data === '[DONE]') return
       const event = JSON.parse(data)
-      if (event.error) throw new ApiError(sentence(event.error.message), 500, event.error.param, event.error.code)
+      if (event.error?.message)
+        throw new ApiError(sentence(event.error.message), 500, event.error.param, event.error.code)
       yield event as Data
     }
   } catch (problem) {
@@ -147,6 +154,8 @@ async function* stream<Data>(path: PostPath, body: unknown, signal?: AbortSignal
   }
   throw new ApiError(BROKEN_OFF, 0)
 }
+
+const lessonPath = (name: string): string => `/api/lessons/${encodeURIComponent(name)}`
 
 export const api = {
   models: get('/api/models'),
@@ -187,6 +196,15 @@ export const api = {
     const query = `after=${after}&samples_after=${samplesAfter}`
     return decode(await send(`/api/runs/${encodeURIComponent(name)}?${query}`, undefined, signal))
   },
+
+  lessons: get('/api/lessons'),
+  lesson: async (name: string, signal?: AbortSignal): Promise<Lesson> =>
+    decode(await send(lessonPath(name), undefined, signal)),
+  /** What a lesson's cells show, each as it ends. Breaking out stops them. */
+  runLesson: (name: string, signal?: AbortSignal) =>
+    stream<EventData<paths['/api/lessons/{name}/run']['post']>>(`${lessonPath(name)}/run`, {}, signal),
+  checkAnswer: async (name: string, body: Schemas['ExerciseRequest'], signal?: AbortSignal): Promise<Verdict> =>
+    decode(await send(`${lessonPath(name)}/check`, body, signal)),
 
   /** The answer to a conversation, as it is written. Breaking out stops the server's work. */
   chat: (body: Schemas['ChatRequest'], signal?: AbortSignal) =>

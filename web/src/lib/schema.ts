@@ -3018,7 +3018,7 @@ export interface components {
             reason: string;
             /**
              * Command
-             * @description What starts a server that does, typed where this one was started
+             * @description What opens the lesson NAME on one that does
              */
             command: string;
         };

@@ -12,6 +12,9 @@ import { examples } from './examples'
 import { tabs, type Tab } from './tabs'
 import { changed, makeHash, parseHash, read, write as written, type Values } from './url'
 
+/** Whether this page is a live view within another: it has no tabs, and remembers nothing. */
+export const embedded = globalThis.location?.search === '?embedded'
+
 const CHOICES = 8 // models that are remembered as chosen
 
 class Page {
@@ -188,8 +191,11 @@ function goTo(hash: string): void {
 const PAUSE = 300
 
 const MEMORY = 'heedful-page'
-const remember = (): void => sessionStorage.setItem(MEMORY, JSON.stringify([page.typed, page.choices]))
+function remember(): void {
+  if (!embedded) sessionStorage.setItem(MEMORY, JSON.stringify([page.typed, page.choices]))
+}
 function recall(): void {
+  if (embedded) return
   try {
     const [typed, choices] = JSON.parse(sessionStorage.getItem(MEMORY) ?? '[null, []]')
     if (typeof typed === 'string') page.typed = typed
@@ -230,12 +236,15 @@ export function begin(): void {
       })
     })
   })
-  // A link to a place of this page goes there without a reload, and the coach stays, unless it brings its own.
+  // A link to a place of this page goes there without a reload, and "back" undoes it. The coach stays, unless it brings
+  // its own.
   addEventListener('click', (event) => {
     const link = event.target instanceof Element ? event.target.closest('a[href^="#/"]') : null
     if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return
     event.preventDefault()
+    write()
     openLink(link.getAttribute('href')!)
+    if (address() !== location.hash) history.pushState(null, '', address())
     document.getElementById('main')?.focus()
     scrollTo(0, 0)
   })

@@ -30,6 +30,14 @@ export const tabs: Tab[] = [
     load: () => import('../tabs/Start.svelte'),
   },
   {
+    id: 'learn',
+    label: 'Learn',
+    fits: () => false,
+    alone: true,
+    wants: '',
+    load: () => import('../tabs/Learn.svelte'),
+  },
+  {
     id: 'write',
     label: 'Write',
     fits: writes,

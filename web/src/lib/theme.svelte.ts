@@ -10,6 +10,12 @@ class Theme {
 
   constructor() {
     system.addEventListener('change', () => (this.#system = system.matches))
+    // chosen in another window, or around this one
+    addEventListener('storage', ({ key, newValue }) => {
+      if (key !== NAME) return
+      this.choice = (newValue as Choice | null) ?? 'system'
+      this.#show()
+    })
     this.#show()
   }
 

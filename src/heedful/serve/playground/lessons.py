@@ -51,7 +51,7 @@ class LessonsResponse(PlaygroundModel):
     lessons: list[LessonSummary]
     exercises: bool = Field(description="Whether this server runs answers to exercises")
     reason: str = Field(description="Why not; empty if it does")
-    command: str = Field(description="What starts a server that does, typed where this one was started")
+    command: str = Field(description="What opens the lesson NAME on one that does")
 
 
 class LessonPart(PlaygroundModel):
@@ -265,7 +265,7 @@ def exercises_refusal(http: HttpRequest) -> str:
 
 
 def exercises_command() -> str:
-    """What starts a server that runs answers, by the path that this one was started by, as in .venv/bin/heedful."""
+    """What opens a lesson on a server that runs answers, by the path that this one was started by: .venv/bin/heedful."""
     program = Path(sys.argv[0])  # absolute where a shell has found it by its name
     typed = program.name == "heedful" and not program.is_absolute()
-    return f"{shlex.quote(str(program)) if typed else 'heedful'} serve --exercises --open"
+    return f"{shlex.quote(str(program)) if typed else 'heedful'} learn NAME --page"
