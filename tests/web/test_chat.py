@@ -89,6 +89,25 @@ def test_what_the_model_reads_and_how_sure_it_was(open_tab, page, problems):
     assert page.get_by_text("<|im_start|>").first.is_visible()
 
 
+def test_a_reply_of_which_nothing_came_can_be_asked_for_again(open_tab, page, problems):
+    open_tab("chat", **SHORT)
+    asked = re.compile("/v1/chat/completions")
+    page.route(asked, lambda route: route.abort())
+    turns = say(page, "a dog", 1)
+    page.get_by_role("alert").get_by_text("The server does not answer").wait_for()
+    page.unroute(asked)
+    page.get_by_role("button", name="Try again").click()
+    assert answered(page, 2).nth(1).locator(".bubble").inner_text()
+    page.route(asked, lambda route: None)  # it does not answer at all
+    page.get_by_role("textbox", name="Message").fill("a cat")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Stop").click()
+    answered(page, 3)
+    assert turns.last.locator(".text").inner_text() == "a cat"
+    assert all("Failed to load resource" in said for said in problems)
+    problems.clear()
+
+
 def test_complete_offers_the_chat_of_a_chat_model(open_tab, page):
     open_tab("complete", model="small", text="a cat")
     page.get_by_role("link", name="Ask it in Chat").click()

@@ -159,8 +159,9 @@ class Reply {
   #end(talk: Talk, index: number): void {
     const turn = talk.turns[index]
     if (turn.content === '' && turn.end !== 'stop' && turn.end !== 'length') {
-      if (index === talk.turns.length - 1) talk.turns.pop() // nothing came: there is no reply
+      // nothing came: there is no reply
       if (path(talk).includes(index)) talk.leaf = turn.parent
+      if (index === talk.turns.length - 1) talk.turns.pop()
     }
     talk.changed = Date.now()
     kept.keep(talk)
