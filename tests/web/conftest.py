@@ -38,9 +38,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """All that ships, and a small chat model, served by a process of its own."""
     if not PAGE.is_file():
         pytest.skip("the playground's page is not built: make page")
-    names = [name for name in ModelManager((), Options(), Metrics()).names if name in shipped_models()]
-    with Server(*names, saved(tmp_path_factory.mktemp("models") / "small")) as started:
+    with Server(*shipped_names(), saved(tmp_path_factory.mktemp("models") / "small")) as started:
         yield started
+
+
+def shipped_names() -> list[str]:
+    """The models that ship, in the order of a server that serves them all."""
+    return [name for name in ModelManager((), Options(), Metrics()).names if name in shipped_models()]
 
 
 @pytest.fixture(scope="package")  # not longer: while it runs, nobody else in this process can use asyncio
