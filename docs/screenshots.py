@@ -61,9 +61,18 @@ def compare(page: Page) -> None:
     page.get_by_role("img", name="Loss").wait_for()
 
 
+def study(page: Page) -> None:
+    """A lesson whose cells have run, with its live view where there is room for one."""
+    page.wait_for_function("() => !document.querySelector('.running')", timeout=300_000)
+    for view in page.frames[1:]:
+        view.get_by_role("heading", level=1).wait_for()
+        view.wait_for_function("busy => !document.querySelector(busy)", arg=BUSY)
+
+
 # What each tab shows: the end of its address, and what to do there before the picture is taken.
 SCENES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "start": ("", nothing),
+    "learn": ("lesson=attention-by-hand&part=5", study),
     "write": ("model=books&length=15&seconds=5", suggest),
     "complete": ("model=books&length=30&n=3&seed=3&probabilities=true", go_on),
     "chat": ("model=smollm2-135m-instruct&length=90&seed=5&tint=true", talk),  # make real
