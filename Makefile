@@ -1,6 +1,6 @@
 # make play    installs, builds the page and opens it: everything there is to play with
 # make page    builds the playground's page (web/) where it is missing or old
-# make screenshots   pictures of every tab, into docs/images (needs chromium)
+# make screenshots   pictures of every tab and the README's animation, into docs/images (needs chromium)
 # make docs    builds the documentation, which `heedful serve` then has at /docs/: runs the lessons, checks the links
 # make test    installs, then runs the tests
 # make check   tests, lint and types: what CI runs
@@ -28,6 +28,7 @@ docs: .venv/ready
 
 screenshots: .venv/ready page
 	$(BIN)/python docs/screenshots.py
+	$(BIN)/python docs/animation.py
 
 # The page is built where npm is; without it the tests in a browser say why they skip.
 test: .venv/ready

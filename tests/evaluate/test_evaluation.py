@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from heedful.evaluate.task import Item
 from heedful.evaluate.tasks import create_task
 from heedful.models.image_gpt import quantize
 from heedful.tasks.answer import AnswerSpan
-from support.documents import blocks, commands
+from support.documents import blocks
 
 TEXT = "ROMEO:\nWhat light through yonder window breaks? It is the east.\n" * 9
 REVIEWS = [("a fine film", 1), ("a dull mess", 0), ("bad", 0), ("warm and funny", 1), ("not good", 0), ("great", 1)]
@@ -312,17 +311,12 @@ def test_the_command_prints_scores_and_info_shows_those_of_a_run(files, tmp_path
     ]
 
 
-def test_the_page_runs(files, tmp_path, capsys, monkeypatch):
-    """docs/evaluation.md: its commands and its Python, with the files that it names."""
-    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    for words in (words for code in blocks("docs/evaluation.md") for words in commands(code)):
-        assert words[0] == "heedful" and words[1] in ("eval", "export")
-        assert main([word.replace("MODEL", "sentiment") for word in words[1:]]) == 0, capsys.readouterr().err
-    exec(compile("\n".join(blocks("docs/evaluation.md", "python")), "docs/evaluation.md", "exec"), {})
+def test_the_page_shows_what_is_saved(files, tmp_path):
+    """docs/evaluation.md has an example of scores.json."""
+    heedful.load("sentiment").evaluate("classification", str(files / "reviews.tsv"), out=str(tmp_path))
     (example,) = blocks("docs/evaluation.md", "json")
-    (scores,) = tmp_path.glob("evaluations/sentiment-*/scores.json")
-    assert all(f'"{key}"' in example for key in json.loads(scores.read_text()))
+    (saved,) = tmp_path.rglob("scores.json")
+    assert all(f'"{key}"' in example for key in json.loads(saved.read_text()))
 
 
 def test_different_windows_are_not_paired(files, tmp_path, capsys, monkeypatch):

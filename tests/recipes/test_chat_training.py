@@ -11,12 +11,11 @@ import pytest
 import torch
 
 import heedful
-from heedful.cli import main, parse_arguments
+from heedful.cli import main
 from heedful.recipes.dry_run import dry_run
 from heedful.recipes.resolve import resolve_recipe
 from support.application import sync_client
 from support.chats import CHATML, CHATS, TALK, write_chat_model
-from support.documents import blocks, commands
 from support.trainings import own_cache
 
 SHORT = [
@@ -115,20 +114,6 @@ def test_what_is_missing_is_told(here, capsys):
     assert "heedful train MODEL DATA" in capsys.readouterr().err
     assert main(["train", "shakespeare", "chats.jsonl"]) == 2
     assert "no chat template" in capsys.readouterr().err
-
-
-def test_the_page_runs(here, run, capsys):
-    """docs/chat.md: its data is read, its commands are commands, its Python runs."""
-    pytest.importorskip("peft", reason="the page uses it")
-    (here / "page.jsonl").write_text("".join(blocks("docs/chat.md", "json")))
-    found = [words for code in blocks("docs/chat.md", "sh") for words in commands(code) if words[0] == "heedful"]
-    assert [words[1] for words in found] == ["train", "generate", "serve", "export", "train"]
-    for words in found:
-        parse_arguments(words[1:])
-    assert main(["train", "base", "page.jsonl", *SHORT, "--set", "train.steps=1", "--quiet"]) == 0
-    assert main(found[1][1:]) == 0
-    exec(compile("\n".join(blocks("docs/chat.md", "python")), "docs/chat.md", "exec"), {})
-    assert "A rose is red.<|im_end|>" in capsys.readouterr().out
 
 
 def test_a_new_model_learns_from_a_chat_model(here, run, capsys):
