@@ -70,9 +70,10 @@ def check_bias_bucket(answer: Callable[[int], int]) -> None:
         require(got[-n] == n, f"the bucket of {-n} is {got[-n]}: distances below 8 have a bucket each, {n}")
     beyond = max(got[-n] for n in range(128, 301))
     require(beyond <= 15, f"300 steps back are in bucket {got[-300]}: there are 16 for each side, 15 is the last")
-    wrong = next((n for n in range(8, 301) if got[-n] != expected[-n]), None)
+    # Where a bucket begins exactly at a distance, rounding may put it into the one before.
+    wrong = next((n for n in range(8, 301) if n not in (16, 32, 64) and got[-n] != expected[-n]), None)
     if wrong is not None:
         told = f"the bucket of {-wrong} is {got[-wrong]}, and should be {expected[-wrong]}"
         require(False, f"{told}: from 8 to 128 steps, 8 buckets on a logarithmic scale, rounded down")
-    wrong = next((n for n in range(1, 301) if got[n] != expected[n]), None)
+    wrong = next((n for n in range(1, 301) if got[n] != 16 + got[-n]), None)
     require(wrong is None, f"the bucket of {wrong} must be 16 more than that of -{wrong}")
