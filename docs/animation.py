@@ -44,7 +44,7 @@ def frames(page: Page, url: str) -> Iterator[Frame]:
     message.press("Enter")
     seen = ""
     while not page.get_by_role("button", name="Retry").is_visible():
-        if (text := page.get_by_label("Conversation").inner_text()) != seen:
+        if (text := page.get_by_role("log").inner_text()) != seen:
             yield page.screenshot(), 150
         seen = text
     yield page.screenshot(), 2500

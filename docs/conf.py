@@ -15,6 +15,11 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 # The kernels that run the lessons: this clone's heedful; one thread each, since two of them run at once.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Their settings: not those of the user, and no warning that they talk without encryption, which is inside this machine.
+os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
+PROFILE = HERE / "_build" / "ipython" / "profile_default"
+PROFILE.mkdir(parents=True, exist_ok=True)
+(PROFILE / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n", encoding="utf-8")
 
 from heedful import __version__  # noqa: E402
 

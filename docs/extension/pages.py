@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from myst_nb.sphinx_ import NbMetadataCollector
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 from extension import references
 from heedful.lessons.lesson import FOLDER as LESSONS
@@ -94,6 +96,25 @@ def lead_to_project(app: Sphinx, docname: str, content: list[str]) -> None:
     content[0] = text.replace("](../src/heedful/lessons)", "](/lessons/index.md)")
 
 
+def spread_lessons(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
+    """Lessons evenly among the other pages: processes read neighbours together, and only lessons take long."""
+    lessons = [name for name in docnames if name.startswith("lessons/")]
+    others = [name for name in docnames if not name.startswith("lessons/")]
+    places = [(i / len(names), name) for names in (lessons, others) for i, name in enumerate(names)]
+    docnames[:] = [name for _, name in sorted(places)]
+
+
+def tell_executed(app: Sphinx, problem: Exception | None) -> None:
+    """How many cells of lessons the pages have run."""
+    found = {name: NbMetadataCollector.get_exec_data(app.env, f"lessons/{name}") for name in lesson_names()}
+    cells = sum(len(read_lesson(name).cells) for name, data in found.items() if data)
+    seconds = sum(data["runtime"] or 0 for data in found.values() if data)
+    if cells:
+        print(f"{sum(map(bool, found.values()))} lessons executed: {cells} cells, {seconds:.0f} seconds")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
+    app.connect("env-before-read-docs", spread_lessons)
     app.connect("source-read", lead_to_project)
+    app.connect("build-finished", tell_executed)

@@ -73,16 +73,18 @@ def recipes() -> str:
         "{src}`train/recipe.py` describes. Where a recipe's data is not at hand, it trains on small data that heedful "
         "makes, and says so.\n\n"
     )
-    rows = []
-    for path in sorted((SOURCE / "recipes").glob("*.toml")):
-        recipe = tomllib.loads(path.read_text(encoding="utf-8"))
-        family = recipe.get("model", {}).get("family") or recipe.get("model", {}).get("init_from", "")
-        steps = recipe.get("train", {}).get("steps") or f"{recipe.get('train', {}).get('epochs', '')} epochs"
-        rows.append(
-            [f"**{path.stem}** {{src}}`recipes/{path.name}`", plain(recipe.get("about", "")), f"`{family}`",
-             f"{steps:,}" if isinstance(steps, int) else steps, plain(recipe.get("expected", ""))]
-        )  # fmt: skip
-    return text + table(["recipe", "what", "model", "steps", "measured"], rows)
+    found = {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted((SOURCE / "recipes").glob("*.toml"))}
+    text += table(
+        ["recipe", "what"], ([f"[`{name}`](#{name})", plain(r.get("about", ""))] for name, r in found.items())
+    )
+    for name, recipe in found.items():
+        train, model = recipe.get("train", {}), recipe.get("model", {})
+        length = f"{train['steps']:,} steps" if "steps" in train else f"{train.get('epochs', '')} epochs"
+        begin = f"`{model['family']}`" if "family" in model else f"from `{model.get('init_from', '')}`"
+        text += f"\n## {name}\n\n{{src}}`recipes/{name}.toml`: {begin}, {length}.\n"
+        if measured := recipe.get("expected"):
+            text += f"\nMeasured: {plain(measured)}\n"
+    return text
 
 
 def models() -> str:
