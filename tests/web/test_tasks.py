@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import runpy
 
+import pytest
+
 from heedful.zoo import cards
 from support.playground import exact
 
@@ -146,6 +148,27 @@ def test_the_language_is_what_the_classifier_says(open_tab, page, tmp_path, caps
     assert page.get_by_text("No classifier of languages is served").count() == 0
     page.get_by_role("button", name="Ask languages instead").click()
     page.locator(".outcome").get_by_text("Spanish", exact=True).wait_for()
+
+
+LONG = "A warm, funny and wise film. " * 30
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "sentiment", "text": LONG},
+        {"task": "language", "sample": LONG, "text": "another"},
+        {"task": "language", "sample": LONG, "detector": "bert-books"},
+    ],
+)
+def test_a_text_that_is_too_long_keeps_its_end(open_tab, page, given):
+    open_tab("tasks", **given)
+    page.get_by_role("alert").get_by_text("are read here: shorten it.").wait_for()
+    assert page.locator(".outcome").count() == 0
+    page.get_by_role("button", name="Keep its end").click()
+    page.locator(".outcome").wait_for()
+    kept = page.get_by_role("textbox", name="Text").input_value()
+    assert LONG.endswith(kept) and 200 < len(kept) < len(LONG)
 
 
 def without(page, server, *names):

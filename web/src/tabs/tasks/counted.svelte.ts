@@ -43,7 +43,7 @@ const unreadable = (model: Model, text: string) =>
   model.reads === 'numbers' &&
   (/[^\d\s,]/.test(text) || text.split(/[\s,]+/).some((number) => Number(number) >= model.vocabulary!))
 
-/** With `anyLength`, a text may be longer than the model's context: it is read in windows, or cut. */
+/** With `anyLength`, a text may be longer than the model's context: it is read in windows. */
 export function counted(given: () => { model: Model; text: string }, { anyLength = false } = {}): Counted {
   const answer = live(
     () => {
