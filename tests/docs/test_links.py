@@ -28,6 +28,10 @@ def test_commands_in_the_text_are_commands(page):
     assert set(named) <= COMMANDS.keys()
 
 
+def test_the_readme_is_short():
+    assert len(read("README.md").splitlines()) <= 150
+
+
 def test_every_view_is_told():
     assert [view for view in VIEWS if view not in read("docs/inside.md")] == []
 
