@@ -58,7 +58,7 @@ def test_the_band(lesson):
 
 
 def test_each_change_is_its_formula(lesson):
-    assert set(lesson.names["difference"]) == {"RMSNorm", "SwiGLU", "rotary"}
+    assert set(lesson.names["difference"]) == {"RMSNorm", "SwiGLU", "rotary", "grouped queries"}
     assert max(lesson.names["difference"].values()) < 1e-5
     scores = lesson.names["scores"]
     assert scores[5, 3] == pytest.approx(scores[105, 103], abs=1e-4) != pytest.approx(scores[5, 2], abs=1e-2)
