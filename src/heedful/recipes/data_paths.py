@@ -20,6 +20,7 @@ SAMPLE_OF = {
     "wikitext-2/": "sample:text",
     "wiki/": "sample:text",
     "sst2/": "sample:reviews",
+    "praise/": "sample:reviews",
     "imdb/": "sample:reviews",
     "spam/": "sample:reviews",
     "toxic/": "sample:reviews",
