@@ -236,6 +236,9 @@ def test_bert_reads_a_mask(open_tab, page):
     assert page.locator(".struck").count() == 0
     page.get_by_role("switch", name="Hide special tokens").check()
     until(page, lambda: page.locator(".to .token").first.inner_text() == "another")
+    open_tab("attention", model="bert-books", text=SHIP, view="rollout", masked="[2]")
+    page.get_by_text("“ship” is hidden from the model.").wait_for()
+    assert page.locator(".token.struck").all_inner_texts() == ["ship"]
 
 
 def test_rollout_without_a_masked_token(open_tab, page):

@@ -3762,6 +3762,11 @@ export interface components {
             tokens: components["schemas"]["Token"][];
             /** @description (layers, tokens, tokens) */
             weights: components["schemas"]["FloatArray"];
+            /**
+             * Hidden
+             * @description The masked tokens, in their order
+             */
+            hidden: components["schemas"]["Token"][];
         };
         /**
          * Token

@@ -135,6 +135,7 @@ class TextRolloutResponse(PlaygroundModel):
 
     tokens: list[Token]
     weights: FloatArray = Field(description="(layers, tokens, tokens)")
+    hidden: list[Token] = Field(description="The masked tokens, in their order")
 
 
 class ImageRolloutResponse(PlaygroundModel):
@@ -254,4 +255,5 @@ def rollout_response(inspector: Inspector, body: RolloutRequest) -> dict[str, An
         means = reduce_all_layers(inspector, view, lambda x: x.mean(dim=0, keepdim=True))  # (L, 1, T, T)
         return observed.rollout(means)  # its first step is the mean of the heads
 
-    return {"tokens": view.rows, "weights": inspector.cached(("rollout", view.key), compute)}
+    weights = inspector.cached(("rollout", view.key), compute)
+    return {"tokens": view.rows, "weights": weights, "hidden": view.hidden}

@@ -92,11 +92,13 @@ export class AttentionState {
   #from: Token[] = []
   #to: Token[] = []
   readonly from = $derived.by(() => {
-    const now = this.#unmasked(this.map.value?.from ?? [], this.which !== 'cross')
+    const { from = [], hidden = [] } = this.map.value ?? {}
+    const now = this.which === 'cross' ? from : this.unmasked(from, hidden)
     return sameTokens(this.#from, now) ? this.#from : (this.#from = now)
   })
   readonly to = $derived.by(() => {
-    const now = this.#unmasked(this.map.value?.to ?? [], true)
+    const { to = [], hidden = [] } = this.map.value ?? {}
+    const now = this.unmasked(to, hidden)
     return sameTokens(this.#to, now) ? this.#to : (this.#to = now)
   })
   readonly heads = $derived(this.map.value?.n_heads ?? Math.max(this.model.n_heads, 1))
@@ -167,10 +169,8 @@ export class AttentionState {
   }
 
   /** Tokens with the masked ones as they were written, whatever the model reads there. */
-  #unmasked(tokens: Token[], maskable: boolean): Token[] {
-    const { hidden } = this.map.value ?? { hidden: [] }
-    if (!maskable || !hidden.length) return tokens
-    return tokens.map((token, i) => hidden[this.masked.indexOf(i)] ?? token)
+  unmasked(tokens: Token[], hidden: Token[]): Token[] {
+    return hidden.length ? tokens.map((token, i) => hidden[this.masked.indexOf(i)] ?? token) : tokens
   }
 
   /** The tokens that are shown, by their places. */
