@@ -3,7 +3,7 @@
 # make screenshots   pictures of every tab and the README's animation, into docs/images (needs chromium)
 # make docs    builds the documentation, which `heedful serve` then has at /docs/: runs the lessons, checks the links
 # make test    installs, then runs the tests
-# make check   tests, lint and types: what CI runs, before it builds the documentation
+# make check   tests, lint and types: what CI runs, after it has built the documentation
 # make real    fetches real weights (300 MB), for the tests that skip without them
 PYTHON ?= python3
 BIN := .venv/bin
