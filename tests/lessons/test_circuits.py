@@ -110,16 +110,3 @@ def put(heads, head, by):
 )
 def test_a_head_removed_wrongly_is_told_why(said, answer, capsys):
     assert said in verdict(answer, capsys, name="without_head")
-
-
-@pytest.mark.parametrize(
-    ("said", "answer"),
-    [
-        ("where patching changed nothing", lambda a, b, p: (a - p) / (a - b)),
-        ("not a share", lambda a, b, p: p - b),
-        ("leaves out the corrupted run", lambda a, b, p: p / a),
-        ("below 0", lambda a, b, p: ((p - b) / (a - b)).clamp(0, 1)),
-    ],
-)
-def test_a_wrong_share_is_told_why(said, answer, capsys):
-    assert said in verdict(answer, capsys, name="recovered")

@@ -63,20 +63,3 @@ def check_without_head(answer: Callable[[Tensor, int], Tensor]) -> None:
     for message, values in wrong.items():
         require(not torch.allclose(one, values.expand(3, 5, 6), atol=1e-5), message)
     require_close(one, before[:, 2].mean(dim=(0, 1)).expand(3, 5, 6), "the mean is wrong")
-
-
-def check_recovered(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-    """0 for the corrupted run, 1 for the clean one, and linear between them."""
-    clean, corrupted, patched = torch.tensor([2.0, 5.0]), torch.tensor([-2.0, 1.0]), torch.tensor([1.0, 0.0])
-    got = require_tensor(answer(clean, corrupted, patched), (2,))
-    require(
-        not torch.allclose(got, 1 - (patched - corrupted) / (clean - corrupted)),
-        "it is 1 where patching changed nothing: measure the way from the corrupted run",
-    )
-    require(
-        not torch.allclose(got, patched - corrupted),
-        "it is a difference, not a share: divide by the way from corrupted to clean",
-    )
-    require(not torch.allclose(got, patched / clean), "it leaves out the corrupted run, where the way begins")
-    require_close(got, torch.tensor([0.75, -0.25]), "the share is wrong; it may be below 0 or above 1")
-    require_close(answer(clean, corrupted, clean), torch.ones(2), "as in the clean run, the share must be 1")
