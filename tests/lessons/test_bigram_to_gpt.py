@@ -56,7 +56,7 @@ def test_the_ladder(lesson):
     assert abs(loss["four heads"] - counted) < 0.06 and loss["four heads"] < loss["one head"] - 0.02
     steps = [loss[name] for name in ("four heads", "+ feed-forward", "+ residual", "+ norm")]
     assert steps[2] < counted - 0.1 and min(range(1, 4), key=lambda i: steps[i] - steps[i - 1]) == 2
-    assert steps[2] < steps[3] < steps[2] + 0.1  # "it costs a little"
+    assert steps[2] - 0.02 < steps[3] < steps[2] + 0.1  # "it gains nothing"
     assert lesson.names["floor"] < loss["heedful's GPT"] < steps[2] - 0.03
 
 
