@@ -239,6 +239,7 @@ def test_bert_reads_a_mask(open_tab, page):
     open_tab("attention", model="bert-books", text=SHIP, view="rollout", masked="[2]")
     page.get_by_text("“ship” is hidden from the model.").wait_for()
     assert page.locator(".token.struck").all_inner_texts() == ["ship"]
+    assert page.locator(".token.struck").evaluate("e => getComputedStyle(e).opacity") == "1"  # to be read, too
 
 
 def test_rollout_without_a_masked_token(open_tab, page):

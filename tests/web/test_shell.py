@@ -94,6 +94,12 @@ def test_a_narrow_screen_does_not_scroll_sideways(visit, open_tab):
         assert chosen["x"] >= 0 and chosen["x"] + chosen["width"] <= NARROW["width"], tab
 
 
+def test_the_picker_leaves_room_for_the_name_on_a_phone(visit, open_tab):
+    page = open_tab("write", on=visit(viewport={"width": 340, "height": 700}))
+    name, picker = page.get_by_text("heedful", exact=True).bounding_box(), page.locator("header select").bounding_box()
+    assert name["x"] + name["width"] < picker["x"] and picker["width"] > 140
+
+
 def test_dark_and_light_by_the_system_and_by_hand(visit, open_tab):
     light = "rgb(253, 252, 250)"
     page = open_tab("write", on=visit(color_scheme="dark"))
