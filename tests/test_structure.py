@@ -45,7 +45,7 @@ EDGES: dict[str, set[str]] = {
         "models", "kernels", "text", "weights", "data", "train", "recipes", "generate", "observe", "evaluate", "tasks",
         "serve", "loaded", "zoo", "lessons",
     },
-    "lessons": {"paths"},
+    "lessons": {"nn", "paths"},
     "__main__": {"cli"},
     "__init__": {"models", "text", "weights", "loaded"},
 }  # fmt: skip

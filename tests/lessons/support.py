@@ -8,29 +8,28 @@ import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy
 import torch
 
+from heedful.cli.lesson_terminal import LessonCells, print_lesson
 from heedful.lessons import check, read_lesson
-from heedful.lessons.execute import CellOutput, CellRunner
-from heedful.lessons.lesson import Part
+from heedful.lessons.execute import CellOutput
 
 
 @dataclass(frozen=True)
 class Executed:
-    """A lesson's cells, exercises left out: what each showed, the names they defined, what came to stderr."""
+    """A lesson in the terminal, as a whole: what its cells showed, exercises and solutions left out, and the names that
+    they defined."""
 
-    cells: tuple[Part, ...]
     outputs: tuple[CellOutput, ...]
     names: dict[str, Any]
-    stderr: str
-    files: tuple[str, ...]  # that the cells left in the working folder
 
     @property
     def text(self) -> str:
@@ -40,18 +39,29 @@ class Executed:
 
 @cache
 def executed(name: str) -> Executed:
-    """A lesson with its cells run in order, in a namespace and a folder of its own; warnings go to stderr, as in a
-    notebook."""
-    cells = tuple(cell for cell in read_lesson(name).cells if "exercise" not in cell.tags)
-    runner, before = CellRunner(), os.getcwd()
+    """A lesson as `heedful learn NAME --all` prints it, in a folder of its own; warnings go to stderr, as in notebooks.
+
+    What every lesson must keep to is asserted here, since a lesson runs for seconds: no cell fails, solutions are
+    right, nothing goes to stderr, and no files are left.
+    """
+    lesson = read_lesson(name)
+    cells, printed, before = LessonCells(lesson), io.StringIO(), os.getcwd()
     with tempfile.TemporaryDirectory() as folder, _kept_state(), _captured_stderr() as stderr:
         os.chdir(folder)
         try:
-            outputs = tuple(runner.run(cell.text) for cell in cells)
-            files = tuple(sorted(os.listdir(folder)))
+            with redirect_stdout(printed):
+                code = print_lesson(lesson, Path("pictures"), cells)
+            files = set(os.listdir(folder)) - {"pictures"}
         finally:
             os.chdir(before)
-    return Executed(cells, outputs, runner.namespace, stderr.getvalue(), files)
+    assert [output.error for output in cells.outputs.values() if output.error] == [] and code == 0
+    assert [function for function in lesson.exercises if f"✓ {function}: right\n" not in printed.getvalue()] == []
+    assert stderr.getvalue() == ""
+    assert files == set(), "files belong into a temporary folder"
+    outputs = tuple(cells.outputs.values())
+    for solution in lesson.solutions.values():  # the functions that tests call; the lesson is over
+        cells.runner.run(solution.text)
+    return Executed(outputs, cells.runner.namespace)
 
 
 @contextmanager

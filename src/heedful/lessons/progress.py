@@ -32,7 +32,7 @@ def read_progress() -> dict[str, Progress]:
     try:
         found = json.loads(progress_file().read_text(encoding="utf-8"))
         return {str(name): _checked(entry) for name, entry in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}
 
 
