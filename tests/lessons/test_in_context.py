@@ -56,6 +56,11 @@ def test_calibration_moves_the_threshold(lesson):
     assert calibrated[4][0] < calibrated[0][0]  # "four are no better than none"
 
 
+def test_fine_tuned(lesson):
+    assert (lesson["tuned"] == lesson["truth"]).float().mean() == pytest.approx(0.9, abs=0.03)
+    assert 134.5 / 6.9 == pytest.approx(20, abs=1)  # "twenty times its size"
+
+
 def test_a_repeated_sequence_is_copied_weakly(lesson):
     assert round(lesson["first"]) == 13 and round(lesson["second"]) == 9
 
