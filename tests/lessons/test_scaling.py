@@ -67,6 +67,7 @@ def test_memory(lesson):
     gpus = {name: math.ceil(n / 80e9) for name, n in holding.items()}
     assert gpus["weights, bfloat16"] == 5 and gpus["training with Adam, 2+2+4+4+4 bytes"] == 35
     assert holding["KV cache of 2,048 tokens"] == pytest.approx(9.7e9, rel=5e-3)
+    assert lesson["traced"] == pytest.approx(8, abs=0.01)  # two float32 numbers
     assert 5 * 3.35e12 / holding["weights, bfloat16"] == pytest.approx(48, abs=0.5)
 
 

@@ -19,7 +19,7 @@ def check_gpt_parameters(answer: Callable[[int, int, int, int], int]) -> None:
             12 * layers * width**2: "only the matrices of the layers are counted",
             right - 13 * layers * width: "the biases and norms of the layers are missing: 13 d for each",
             right - 9 * layers * width: "the biases of the layers are missing: 9 d for each",
-            right - 4 * layers * width: "the two norms of each layer are missing: 4 d",
+            right - 4 * layers * width: "the two norms of each layer are missing: 2 d each, a scale and a shift",
             right - 12 * (layers - 1) * width**2 - 13 * (layers - 1) * width: "one layer is counted, not all",
             right - vocabulary * width: "the token embedding is missing",
             right - context * width: "the embedding of positions is missing",
