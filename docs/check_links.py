@@ -28,6 +28,7 @@ class Page(HTMLParser):
         self.needs: list[str] = []
         self.ids: set[str] = set()
         self.inline: list[str] = []
+        self.unshown = "&lt;Figure size" in text  # a picture's name in its place
         self.feed(text)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -52,6 +53,7 @@ def problems(folder: Path) -> tuple[list[str], dict[str, set[str]]]:
     elsewhere: dict[str, set[str]] = defaultdict(set)
     for path in sorted(folder.rglob("*.html")):
         name = path.relative_to(folder).as_posix()
+        wrong += [f"{name} has a figure that is not shown"] * read(path).unshown
         wrong += [f"{name} has inside it {tag[:100]}" for tag in read(path).inline]
         for target in read(path).needs:
             if urlsplit(target).netloc:

@@ -15,11 +15,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 # The kernels that run the lessons: this clone's heedful; one thread each, since two of them run at once.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Their settings: not those of the user, and no warning that they talk without encryption, which is inside this machine.
+# Their settings, not those of the user: no warning that they talk without encryption, which is inside this machine; a
+# figure is shown as a picture also before pyplot has made one.
 os.environ["IPYTHONDIR"] = str(HERE / "_build" / "ipython")
 PROFILE = HERE / "_build" / "ipython" / "profile_default"
 PROFILE.mkdir(parents=True, exist_ok=True)
-(PROFILE / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n", encoding="utf-8")
+SETTINGS = "c.IPKernelApp.log_level = 40\nc.IPKernelApp.matplotlib = 'inline'\n"
+(PROFILE / "ipython_kernel_config.py").write_text(SETTINGS, encoding="utf-8")
 
 from heedful import __version__  # noqa: E402
 
@@ -46,7 +48,8 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_number_source_lines = False
 nb_ipywidgets_js = {}  # nothing from other hosts
-nb_code_prompt_show = "Show the {type}"
+nb_code_prompt_show = "Show the solution"  # nothing else is hidden
+nb_code_prompt_hide = "Hide the solution"
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

@@ -11,7 +11,7 @@ from heedful.lessons import lesson_names, read_lesson
 from heedful.lessons.notebook import INSTALL, notebook_text
 from support.documents import ROOT
 
-SHORT_LESSON = "tokens"
+SHORT_LESSON, N_PICTURES = "attention-by-hand", 3
 
 
 def code_cells(notebook: nbformat.NotebookNode) -> list[tuple[str, list[str]]]:
@@ -41,4 +41,6 @@ def test_a_notebook_runs(tmp_path):
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert [output for output in outputs if output.get("name") == "stderr" or output.output_type == "error"] == []
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    shown = [output.data for output in outputs if "data" in output]
+    assert sum("image/png" in data for data in shown) == N_PICTURES
+    assert all("image/png" in data for data in shown if "<Figure" in data.get("text/plain", ""))

@@ -18,7 +18,8 @@ INSTALL = """\
 import importlib.util
 
 if importlib.util.find_spec("heedful") is None:
-    %pip install --quiet heedful"""
+    %pip install --quiet heedful
+%matplotlib inline"""
 PLAYGROUND = "http://127.0.0.1:8000/"
 
 
