@@ -265,7 +265,7 @@ def exercises_refusal(http: HttpRequest) -> str:
 
 
 def exercises_command() -> str:
-    """What opens a lesson on a server that runs answers, by the path that this one was started by: .venv/bin/heedful."""
+    """What opens a lesson on a server that runs answers; with a relative path where this one was started by one."""
     program = Path(sys.argv[0])  # absolute where a shell has found it by its name
     typed = program.name == "heedful" and not program.is_absolute()
     return f"{shlex.quote(str(program)) if typed else 'heedful'} learn NAME --page"
