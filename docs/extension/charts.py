@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -84,12 +85,13 @@ def drawn(bars: Bars, unit: str, title: str) -> str:
 
     colours = dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), TEXT)
     with matplotlib.rc_context({**RC_PARAMS, **colours, "font.size": 10, "svg.hashsalt": title}):
-        figure = Figure(figsize=(7.2, 0.6 + 0.34 * len(bars)))
+        labels, values = [textwrap.fill(label, 36) for label, _, _ in bars], [value for _, value, _ in bars]
+        figure = Figure(figsize=(7.2, 0.6 + 0.34 * len(bars) + 0.12 * sum(label.count("\n") for label in labels)))
         axes = figure.subplots()
-        labels, values = [label for label, _, _ in bars], [value for _, value, _ in bars]
         places = range(len(bars))
         drawn = axes.barh(places, values, color=[ACCENT if ours else GREY for _, _, ours in bars], height=0.7)
-        axes.bar_label(drawn, [f"{value:,.4g}" for value in values], padding=4)
+        axes.bar_label(drawn, [f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in values], padding=4)
+        axes.xaxis.set_major_formatter("{x:,g}")
         axes.set_yticks(places, labels)
         axes.invert_yaxis()
         axes.set_xlabel(unit)
