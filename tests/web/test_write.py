@@ -152,6 +152,8 @@ def test_by_touch_on_a_narrow_screen(visit, open_tab):
     box = page.locator(".popup").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 390
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_text("Tap a continuation to take it").wait_for()
+    assert page.locator("kbd:visible").count() == 0  # nothing is said of keys
     options.first.tap()
     assert len(page.get_by_label("Text").input_value()) > len("What light through yonder window breaks")
 
