@@ -20,6 +20,7 @@ from heedful.lessons import read_lesson
 from heedful.lessons.results import keep_results, kept_results, results_file
 from heedful.serve.options import Options
 from heedful.serve.playground import lesson_process
+from heedful.serve.playground.docs import has_documentation
 from support.playground import response_models, validated
 from support.sample_lesson import CHILD, lessons_in
 from support.serving import PATIENCE, ThreadServer, assert_error, events, serving
@@ -288,6 +289,7 @@ def test_answers_are_run_only_where_that_was_asked_for(page, school):
     told = page.get("/api/lessons").json()
     assert told["exercises"] is False and "--exercises" in told["reason"]
     assert told["command"].endswith("heedful learn NAME --page")
+    assert told["documentation"] == has_documentation()
     body = {"exercise": "doubled_in_tests", "source": "x = 1"}
     said = assert_error(page.post("/api/lessons/sample/check", body), 403, code="exercises_not_allowed")
     assert "heedful learn NAME --page" in said

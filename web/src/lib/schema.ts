@@ -3021,6 +3021,11 @@ export interface components {
              * @description What opens the lesson NAME on one that does
              */
             command: string;
+            /**
+             * Documentation
+             * @description Whether the documentation is at /docs/
+             */
+            documentation: boolean;
         };
         /**
          * LinearParameters

@@ -34,6 +34,11 @@ NOT_BUILT = """<!doctype html>
 """
 
 
+def has_documentation() -> bool:
+    """Whether it was built."""
+    return (DOCUMENTATION_FOLDER / "index.html").is_file()
+
+
 @router.api_route("/docs", methods=["GET", "HEAD"])
 async def redirect_to_documentation() -> Response:
     """Links of the pages are relative, to the folder."""
@@ -44,7 +49,7 @@ async def redirect_to_documentation() -> Response:
 async def get_document(http: HttpRequest, name: str) -> Response:
     """A file of the documentation; for / a note on how to build it where it is missing."""
     root = DOCUMENTATION_FOLDER
-    if not name and not (root / "index.html").is_file():
+    if not name and not has_documentation():
         return HTMLResponse(NOT_BUILT, 404, headers={**SECURITY_HEADERS, "cache-control": "no-store"})
     path = root / (name or "index.html")
     safe = not name or SAFE_PATH.fullmatch(name)

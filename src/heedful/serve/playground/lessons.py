@@ -26,6 +26,7 @@ from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, abbreviate
 from heedful.serve.event_stream import COMMENT, DONE, HEADERS, KEEP_ALIVE
 from heedful.serve.field_types import Text
 from heedful.serve.options import Options
+from heedful.serve.playground.docs import has_documentation
 from heedful.serve.playground.lesson_process import ChildFailed, LessonProcesses
 from heedful.serve.playground.wire import PlaygroundModel, ShortText, encode_response
 from heedful.serve.request_schema import RequestBody
@@ -52,6 +53,7 @@ class LessonsResponse(PlaygroundModel):
     exercises: bool = Field(description="Whether this server runs answers to exercises")
     reason: str = Field(description="Why not; empty if it does")
     command: str = Field(description="What opens the lesson NAME on one that does")
+    documentation: bool = Field(description="Whether the documentation is at /docs/")
 
 
 class LessonPart(PlaygroundModel):
@@ -116,9 +118,8 @@ async def get_lessons(http: HttpRequest) -> Response:
     """All lessons, in the order of the course."""
     lessons = [summarize_lesson(read_lesson(name)) for name in lesson_names()]
     reason = exercises_refusal(http)
-    return await encode_response(
-        http, {"lessons": lessons, "exercises": not reason, "reason": reason, "command": exercises_command()}
-    )
+    about = {"exercises": not reason, "reason": reason, "command": exercises_command()}
+    return await encode_response(http, {"lessons": lessons, **about, "documentation": has_documentation()})
 
 
 @router.get("/api/lessons/{name}", response_model=LessonResponse)
