@@ -10,27 +10,19 @@ from pathlib import Path
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from heedful.serve.errors import ApiError
-from heedful.serve.playground.page import CONTENT_SECURITY_POLICY, MEDIA_TYPES, SECURITY_HEADERS, file_response
+from heedful.serve.playground.page import CONTENT_SECURITY_POLICY, MEDIA_TYPES, file_response, note_response
 
 router = APIRouter()
 DOCUMENTATION_FOLDER = Path(__file__).parents[1] / "documentation"
 SAFE_PATH = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,99}/){0,4}[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 # The page's policy, but the search is a form.
 POLICY = CONTENT_SECURITY_POLICY.replace("form-action 'none'", "form-action 'self'")
-NOT_BUILT = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>heedful</title>
-<h1>heedful</h1>
-<p>The documentation has not been built here. In the repository:</p>
+NOT_BUILT = """<p>The documentation has not been built here. In the repository:</p>
 <pre>make docs</pre>
 <p>Then load this page again.</p>
-</html>
 """
 
 
@@ -50,7 +42,7 @@ async def get_document(http: HttpRequest, name: str) -> Response:
     """A file of the documentation; for / a note on how to build it where it is missing."""
     root = DOCUMENTATION_FOLDER
     if not name and not has_documentation():
-        return HTMLResponse(NOT_BUILT, 404, headers={**SECURITY_HEADERS, "cache-control": "no-store"})
+        return note_response(NOT_BUILT, 404)
     path = root / (name or "index.html")
     safe = not name or SAFE_PATH.fullmatch(name)
     if (

@@ -47,19 +47,20 @@ SECURITY_HEADERS = {  # besides those that the middleware adds to every response
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-NOT_BUILT = """<!doctype html>
+NOT_BUILT = """<p>The server is running, but the playground's page has not been built yet. In the repository:</p>
+<pre>make play</pre>
+<p>or, with Node 20, <code>cd web &amp;&amp; npm ci &amp;&amp; npm run build</code>; then load this page again.
+A wheel has the page already.</p>
+<p>The API works without it: see <code>/v1/models</code> and <code>/openapi.json</code>.</p>
+"""
+NOTE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark">
 <title>heedful</title>
 <h1>heedful</h1>
-<p>The server is running, but the playground's page has not been built yet. In the repository:</p>
-<pre>make play</pre>
-<p>or, with Node 20, <code>cd web &amp;&amp; npm ci &amp;&amp; npm run build</code>; then load this page again.
-A wheel has the page already.</p>
-<p>The API works without it: see <code>/v1/models</code> and <code>/openapi.json</code>.</p>
-</html>
+%s</html>
 """
 
 
@@ -68,8 +69,13 @@ async def get_index(http: HttpRequest) -> Response:
     """The page; a note on how to build it where it is missing."""
     path = PAGE_FOLDER / "index.html"
     if not path.is_file():
-        return HTMLResponse(NOT_BUILT, headers={**SECURITY_HEADERS, "cache-control": "no-store"})
+        return note_response(NOT_BUILT)
     return file_response(http, path, "no-cache")
+
+
+def note_response(html: str, status: int = 200) -> Response:
+    """A page with a note of ours on it, in place of one that was not built."""
+    return HTMLResponse(NOTE % html, status, headers={**SECURITY_HEADERS, "cache-control": "no-store"})
 
 
 @router.api_route("/icon.svg", methods=["GET", "HEAD"])
