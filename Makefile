@@ -30,10 +30,11 @@ screenshots: .venv/ready page
 	$(BIN)/python docs/screenshots.py
 	$(BIN)/python docs/animation.py
 
-# The page is built where npm is; without it the tests in a browser say why they skip.
+# The page is built where npm is; without it the tests in a browser say why they skip. Three processes on two cores:
+# tests of servers and browsers wait for a third of their time.
 test: .venv/ready
 	-if command -v npm > /dev/null; then $(BIN)/python hatch_build.py; fi
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: lint types web test
 
