@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import sys
 from pathlib import Path
@@ -49,6 +50,9 @@ def run(options: argparse.Namespace) -> int:
         return write_notebook(lesson, options.notebook)
     if options.page:
         return open_lesson(lesson, options.port)
+    # Cells have small tensors: on one thread they are as fast, give the numbers that the text tells, and do not wait
+    # for cores that others use. Read when PyTorch is loaded.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     from heedful.cli.lesson_terminal import TerminalLesson, print_lesson
 
     folder = options.folder or Path("lessons") / lesson.name

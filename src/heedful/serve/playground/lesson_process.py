@@ -133,7 +133,8 @@ async def start_child() -> asyncio.subprocess.Process:
         stderr=asyncio.subprocess.DEVNULL,
         limit=MAX_EVENT_BYTES,
         start_new_session=True,  # a process group of its own, which `end_child` kills
-        env={name: value for name, value in os.environ.items() if name != "HEEDFUL_API_KEY"},
+        # One thread, as `heedful learn` has it.
+        env={"OMP_NUM_THREADS": "1"} | {name: value for name, value in os.environ.items() if name != "HEEDFUL_API_KEY"},
     )
     try:
         await next_event(process, asyncio.get_running_loop().time() + START_SECONDS)
