@@ -30,11 +30,10 @@ screenshots: .venv/ready page
 	$(BIN)/python docs/screenshots.py
 	$(BIN)/python docs/animation.py
 
-# The page is built where npm is; without it the tests in a browser say why they skip. Three processes on two cores:
-# tests of servers and browsers wait for a third of their time.
+# The page is built where npm is; without it the tests in a browser say why they skip.
 test: .venv/ready
 	-if command -v npm > /dev/null; then $(BIN)/python hatch_build.py; fi
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: lint types web test
 
