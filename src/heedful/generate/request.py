@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from heedful.generate.grammar import Grammar
+
 FinishReason = Literal["stop", "length", "error"]
 
 
@@ -70,6 +72,7 @@ class Request:
     first: int = 0  # index of the first sequence in the seed's streams: n sequences may be split over several requests
     min_tokens: int = 0  # no stop token before this many, and their text is not searched for stop strings
     include_stop_str_in_output: bool = False  # the stop string or stop token that ends a sequence is part of it
+    grammar: Grammar | None = None  # what each sequence must match; it ends where nothing more can follow
 
     def __post_init__(self) -> None:
         if self.max_tokens < 0 or (self.max_tokens == 0 and not self.echo):

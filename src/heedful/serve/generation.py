@@ -21,6 +21,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from heedful.generate.grammar import Grammar
 from heedful.generate.request import Choice, Request, Result, Sampling
 from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
@@ -55,6 +56,7 @@ class GenerationSpec:
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
+    grammar: Grammar | None = None
     warnings: tuple[str, ...] = ()  # about the prompts, for the client
 
     @property
@@ -90,7 +92,7 @@ def split_requests(spec: GenerationSpec, worker: Worker) -> list[SubRequest]:
         whole = Request(
             prompt, source, spec.max_tokens, replace(spec.sampling, seed=seed), spec.stop, spec.stop_ids,
             logprobs=logprobs, echo=spec.scores_prompt, min_tokens=spec.min_tokens,
-            include_stop_str_in_output=spec.include_stop_str_in_output,
+            include_stop_str_in_output=spec.include_stop_str_in_output, grammar=spec.grammar,
         )  # fmt: skip
         most = worker.max_answers(whole)
         for first in range(0, spec.best_of, most):

@@ -1,0 +1,63 @@
+"""Structured output: what a completion must match, whatever the model prefers.
+
+Grammar      what is allowed, as plain data: a JSON schema, a regular expression, a context-free grammar
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["json_schema", "regex", "lark", "gbnf"]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a completion must match, and where it may end. Make one with a method of the class."""
+
+    kind: Kind
+    text: str
+
+    @classmethod
+    def json_schema(cls, schema: Any) -> Grammar:
+        """JSON that a schema allows: a dict, its JSON text, or a class with `model_json_schema` (pydantic's).
+        Properties come in the order of the schema."""
+        if hasattr(schema, "model_json_schema"):
+            schema = schema.model_json_schema()
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise ValueError(f"the schema is not JSON: {error}") from None
+        if not isinstance(schema, Mapping | bool):
+            raise ValueError(f"a JSON schema is an object or a boolean, not {type(schema).__name__}")
+        return cls("json_schema", json.dumps(schema))
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def regex(cls, pattern: str) -> Grammar:
+        """A text that all of a regular expression matches (Rust's syntax: no look-around, no back-references)."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """A context-free grammar in Lark's notation, with llguidance's additions (%json, special tokens)."""
+        return cls("lark", text)
+
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """A context-free grammar in llama.cpp's notation."""
+        return cls("gbnf", text)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Grammar:
+        """One of several texts."""
+        if not texts or isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f"a choice is one of several texts, none of them empty, not {texts!r}")
+        return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
