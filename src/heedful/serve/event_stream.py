@@ -1,22 +1,23 @@
 """A response of server-sent events, as the engine generates them.
 
 Nothing is sent before the engine's first event, so that what fails until then has its own HTTP status; what fails later
-is the last event but [DONE] of the stream. A server-sent message carries all tokens since the last one: a slow client
+is an event at the end of the stream. A server-sent message carries all tokens since the last one: a slow client
 delays only itself. A comment now and then keeps proxies from closing a connection that is silent during a long prefill.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from heedful.generate.sequence import Event
-from heedful.serve.errors import execution_error, request_id
+from heedful.serve.errors import ApiError, execution_error, request_id
 from heedful.serve.handle import GenerationHandle, HandleGroup
 
 if TYPE_CHECKING:
@@ -32,14 +33,20 @@ HEADERS = [
 ]
 
 
-class ChunkFormatter(Protocol):
-    """What an EventStream needs of a formatter."""
+class ChunkFormatter(ABC):
+    """What an EventStream sends; a stream ends as OpenAI's do, in [DONE]."""
 
+    @abstractmethod
     def chunk(self, sub: SubRequest, event: Event) -> str:
         """The server-sent events for one event of the engine; may be empty."""
 
     def final_chunk(self) -> str:
-        """What comes last before [DONE]; may be empty."""
+        """The end of a stream."""
+        return DONE
+
+    def error_chunk(self, problem: ApiError) -> str:
+        """The end of a stream that failed."""
+        return f"data: {problem.encoded().decode()}\n\n{DONE}"
 
 
 class EventStream(Response):
@@ -88,8 +95,8 @@ class EventStream(Response):
                 return
             chunks = self._new_chunks()
             over = self._failed or all(handle.done for handle in group.handles)
-            if over:
-                chunks += DONE if self._failed else self.formatter.final_chunk() + DONE
+            if over and not self._failed:
+                chunks += self.formatter.final_chunk()
             if chunks:
                 await self._send(send, chunks.encode(), more=not over)
             elif self._silent:
@@ -111,7 +118,7 @@ class EventStream(Response):
         if not started:
             raise problem
         self._failed = True
-        return f"data: {problem.encoded().decode()}\n\n"
+        return self.formatter.error_chunk(problem)
 
     async def _send(self, send: Send, body: bytes, *, more: bool) -> None:
         if not self._started:

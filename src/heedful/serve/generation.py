@@ -12,7 +12,7 @@ import asyncio
 import json
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
@@ -23,11 +23,10 @@ from starlette.responses import Response
 
 from heedful.generate.grammar import Grammar
 from heedful.generate.request import Choice, Request, Result, Sampling
-from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
-from heedful.serve.event_stream import EventStream
+from heedful.serve.event_stream import DONE, ChunkFormatter, EventStream
 from heedful.serve.handle import GenerationHandle, HandleGroup, Wakeup, empty_result
 from heedful.serve.logprobs import LogprobBuffer, token_text_of
 from heedful.serve.request_schema import ChatRequest, SamplingRequest
@@ -233,7 +232,7 @@ class ChoiceState:
         return prefix
 
 
-class ResponseFormatter(ABC):
+class ResponseFormatter(ChunkFormatter):
     """An endpoint's responses in OpenAI's format: `body` for the full one, `chunk` and `final_chunk` for a stream."""
 
     object: str  # the type of the full response
@@ -253,10 +252,6 @@ class ResponseFormatter(ABC):
     @abstractmethod
     def choice(self, sub: SubRequest, choice: Choice, result: Result) -> dict[str, Any]:
         """One of the choices of a full response, without its index."""
-
-    @abstractmethod
-    def chunk(self, sub: SubRequest, event: Event) -> str:
-        """The server-sent events for one event of the engine; may be empty."""
 
     def body(self, subrequests: Sequence[SubRequest], results: Sequence[Result]) -> bytes:
         """The full response as JSON."""
@@ -316,11 +311,11 @@ class ResponseFormatter(ABC):
         return '}], "usage": null}\n\n' if self.include_usage else "}]}\n\n"
 
     def final_chunk(self) -> str:
-        """The last chunk of a stream, with the usage where it is asked for."""
+        """The end of a stream, with the usage where it is asked for."""
         if not self.include_usage:
-            return ""
+            return DONE
         last = {**self.envelope(self.chunk_object), "choices": [], "usage": self.usage()}
-        return f"data: {json.dumps(last)}\n\n"
+        return f"data: {json.dumps(last)}\n\n{DONE}"
 
 
 def mean_logprob(choice: Choice) -> float:

@@ -28,7 +28,7 @@ from heedful.models.vit import ViT
 from heedful.observe import attention as observed
 from heedful.observe.inputs import image_input
 from heedful.serve.errors import client_errors
-from heedful.serve.event_stream import EventStream
+from heedful.serve.event_stream import ChunkFormatter, EventStream
 from heedful.serve.field_types import MAX_INT, Count, Number
 from heedful.serve.generation import SubRequest, submit
 from heedful.serve.playground.inspection import Inspector, run_on_model
@@ -216,7 +216,7 @@ def pixel_prompt(loaded: Loaded, body: ImageCompletionRequest) -> tuple[tuple[in
     return (model.start_id, *ids), levels[:, 0].tolist() if channels == 1 else levels.tolist()
 
 
-class PixelStream:
+class PixelStream(ChunkFormatter):
     """Formats the events of the engine as server-sent PixelEvents."""
 
     def __init__(self, first: int, levels: Levels) -> None:
@@ -231,7 +231,3 @@ class PixelStream:
         self.written[sub.first] = place + 1
         pixel = {"index": sub.first, "pixel": self.first + place, "value": self.levels[event.token]}
         return f"data: {json.dumps(pixel)}\n\n"
-
-    def final_chunk(self) -> str:
-        """Nothing follows the last pixel."""
-        return ""
