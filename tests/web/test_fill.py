@@ -239,11 +239,20 @@ def test_a_text_that_is_too_long_is_not_asked(open_tab, page):
     assert page.get_by_label("Text", exact=True).input_value().startswith("To be To be")
 
 
-def test_one_of_two_sentences_that_is_too_long_is_not_tried_again(open_tab, page, problems):
-    long = "She was " + "very " * 200 + "_."
-    open_tab("fill", model="bert-books", mode="two", first=long, second="He was a _.", n=30)
-    page.get_by_role("alert").get_by_text("shorten the text").wait_for()
-    assert not page.get_by_role("button", name="Try again").count()
+def test_of_a_sentence_that_is_too_long_the_end_is_kept_where_the_blank_stays(open_tab, page, problems):
+    def told(what, has, **given):
+        open_tab("fill", model="bert-books", n=30, **given)
+        page.get_by_role("alert").get_by_text(f"{what} has {has} tokens, and at most 128 are read here").wait_for()
+        assert not page.get_by_role("button", name="Try again").count()
+        return page.get_by_role("button", name="Keep its end")
+
+    very = "very " * 200
+    assert not told("The text", 206, mode="template", template=f"[She|He] was {very}_.").count()
+    assert not told("The text", 208, mode="two", first=f"She was _, {very}tired.", second="He was a _.").count()
+    told("The second sentence", 206, mode="two", first="He was a _.", second=f"She was {very}_.").click()
+    page.get_by_role("alert").wait_for(state="detached")
+    page.get_by_role("list", name="Likelier with").first.wait_for()
+    assert page.get_by_label("Second sentence").input_value().endswith("very _.")
     problems.clear()  # the server's 400
 
 

@@ -7,8 +7,8 @@ export const MOST_CHARACTERS = 20_000
 export const MOST_TOKENS = 512
 
 /** What is said of a text of too many tokens. */
-export const tooMany = (n: number, most: number): string =>
-  `The text has ${n.toLocaleString('en')} tokens, and at most ${most.toLocaleString('en')} are read here: shorten it.`
+export const tooMany = (n: number, most: number, what = 'The text'): string =>
+  `${what} has ${n.toLocaleString('en')} tokens, and at most ${most.toLocaleString('en')} are read here: shorten it.`
 
 /** As much of the end of a text of n tokens as has at most so many, by words if there are some. */
 export function endOf(text: string, n: number, most: number): string {

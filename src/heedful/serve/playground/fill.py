@@ -36,10 +36,12 @@ from heedful.serve.playground.wire import (
     TextRequest,
     TextResponse,
     Token,
+    check_token_count,
     encode_response,
     with_warnings,
 )
 from heedful.serve.request_schema import RequestBody
+from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
 MAX_ALTERNATIVES = 30  # in place of a token
@@ -165,12 +167,15 @@ def fill_in_slices(
     found: Filled | None = inspector.cache_get(key)
     causal = isinstance(model, DecoderModel)
     rescore = rescore and causal and template.has_text_after_blank
+    if found is None:
+        check_sentences(inspector, tokenizer, template, whole=not causal)
     if found is None and (words is None or not causal):
         found = fill_template(model, tokenizer, template, words=words, n=n, rescore=False if causal else None)
         if rescore and len(found.words) <= RESCORED:
             words, found = found.words, None
             yield None
     if found is None:
+        check_sentences(inspector, tokenizer, template, whole=rescore)
         parts = []
         for sentence in template.sentences:
             one = Template(str(sentence), (), (sentence,))
@@ -180,6 +185,15 @@ def fill_in_slices(
         found = Filled(template, parts[0].words, logprobs, parts[0].method)
     inspector.cache_put(key, found)
     yield found
+
+
+def check_sentences(inspector: Inspector, tokenizer: Tokenizer, template: Template, *, whole: bool) -> None:
+    """TextTooLong for a sentence of more tokens than the model reads: up to its blank, or with it and what follows."""
+    for sentence in template.sentences:
+        n = len(tokenizer.encode(sentence.before.rstrip(), add_special=True))
+        if whole:
+            n += 1 + len(tokenizer.encode(sentence.after))
+        check_token_count(inspector, n)
 
 
 def requested_template(body: FillTemplateRequest, models: Collection[str]) -> Template:
@@ -213,7 +227,7 @@ def token_alternatives(inspector: Inspector, text: str, index: int) -> dict[str,
         raise ValueError(f"{inspector.loaded.name} has no tokenizer, and reads no text")
     tokens = tokens_of(inspector, text)
     ids = [token["id"] for token in tokens]
-    model.check_length(len(ids))
+    check_token_count(inspector, len(ids))
     if index >= len(ids):
         raise ValueError(f"there is no token {index}: this text has 0 to {len(ids) - 1}")
     if isinstance(model, DecoderModel):
