@@ -12,13 +12,14 @@ from heedful.text import byte_tokens, train_bpe, train_wordpiece
 TEXT = "naïve 日本語 👩‍👩‍👧 the unplayable player's replaying, played and prayed. Ünïcödé END"
 
 
-def by_hand(text: str, stops: list[str]) -> tuple[str, bool]:
+def by_hand(text: str, stops: list[str]) -> tuple[str, str | None]:
     """One character at a time, the plainest way."""
     for end in range(len(text) + 1):
         found = [s for s in stops if text[:end].endswith(s)]
         if found:
-            return text[: end - max(map(len, found))], True
-    return text, False
+            longest = max(found, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
 
 
 def in_parts(text: str, chance: random.Random) -> list[str]:
@@ -42,7 +43,7 @@ def test_stop_texts_are_found_whatever_the_pieces():
             assert not any(stop in shown for stop in stops)
         shown += matcher.flush() if not matcher.found else ""
         assert (shown, matcher.found) == by_hand(text, stops)
-        n_found += matcher.found
+        n_found += matcher.found is not None
     assert 500 < n_found < 2900
 
 

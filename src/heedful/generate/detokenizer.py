@@ -78,18 +78,18 @@ class StopMatcher:
     def __init__(self, stop: Sequence[str], include: bool = False) -> None:
         assert "" not in stop
         self.stop, self.include = tuple(stop), include
-        self.found = False
+        self.found: str | None = None  # the stop string that ended the text
         self._held = ""
 
     def push(self, text: str) -> str:
         """The text that cannot be part of a stop string; what may be the beginning of one is held back."""
-        if self.found or not text:
+        if self.found is not None or not text:
             return ""
         text = self._held + text
         ends = [(at + len(s), at) for s in self.stop if (at := text.find(s)) >= 0]
         if ends:
-            self.found, self._held = True, ""
             end, at = min(ends)
+            self.found, self._held = text[at:end], ""
             return text[: end if self.include else at]
         keep = max((self._overlap(text, s) for s in self.stop), default=0)
         self._held = text[len(text) - keep :]
@@ -126,6 +126,11 @@ class StoppingDetokenizer:
     @property
     def stopped(self) -> bool:
         """Whether a stop string was found."""
+        return self.stop_sequence is not None
+
+    @property
+    def stop_sequence(self) -> str | None:
+        """The stop string that was found."""
         return self._matcher.found
 
     def push(self, token: int, *, search: bool = True) -> str:

@@ -109,6 +109,7 @@ class Choice:
     scores: list[TokenScore] | None = None  # of `tokens`, with logprobs
     score: float | None = None  # of the whole sequence, with beam search
     end: TokenScore | None = None  # of the token of `stop_ids` that ended it, with logprobs
+    stop_sequence: str | None = None  # the stop string that ended it
 
 
 @dataclass

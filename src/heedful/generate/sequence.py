@@ -96,6 +96,7 @@ class GeneratedSequence:
         """The finished sequence as a choice of the result."""
         assert self.finish_reason is not None
         choice = Choice(index, self.tokens, self.text, self.finish_reason)
+        choice.stop_sequence = self.detokenizer.stop_sequence
         if self.group.request.logprobs is not None:
             n = len(self.tokens)
             choice.scores, choice.end = self.scores[:n], next(iter(self.scores[n:]), None)
