@@ -82,6 +82,15 @@ def test_several_keys_and_any_spelling_of_bearer():
         assert request(app, path="/v1/models", headers={"authorization": given}).status == 200
 
 
+def test_anthropics_clients_send_the_key_in_a_header_of_their_own():
+    app = wrapped(api_keys=("sesame",))
+    assert request(app, path="/v1/messages", headers={"x-api-key": "sesame"}).status == 200
+    for headers in ({"x-api-key": "sesam"}, {"x-api-key": ""}, {"x-api-key": "sesame", "authorization": "Bearer x"}):
+        reply = request(app, path="/v1/messages", headers=headers)
+        assert reply.status == 401 and reply.headers["request-id"] == reply.headers["x-request-id"]
+        assert set(reply.error) == {"type", "message"} and reply.error["type"] == "authentication_error"
+
+
 def test_the_key_is_asked_for_before_the_body_is_read():
     assert request(wrapped(api_keys=("sesame",)), "POST", "/v1/completions", b"{}").n_received == 0
 

@@ -1,4 +1,5 @@
-"""Error responses and exception handlers. A body is always `{"error": {"message", "type", "param", "code"}}`.
+"""Error responses and exception handlers. A body is `{"error": {"message", "type", "param", "code"}}`, as OpenAI's are;
+on the paths of Anthropic's API it is `{"type": "error", "error": {"type", "message"}}`, as theirs.
 
 Routes raise ApiError. The code they call raises exceptions of its own, which `client_errors` converts wherever a
 client's input may be the cause. Anything else that escapes from a route is a bug: 500, with the traceback in the log
@@ -29,6 +30,16 @@ MAX_ECHOED = 200  # characters of what a client sent that are repeated in a mess
 
 # OpenAI's error types; its Python client chooses the exception by the status alone.
 TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+ANTHROPIC_PATHS = "/v1/messages"  # what they begin with
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
 CODES = {
     401: "invalid_api_key",
     404: "not_found",
@@ -82,18 +93,21 @@ class ApiError(Exception):
         if status in (429, 503):
             self.headers.setdefault("retry-after", "1")
 
-    def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON object."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON object, in the form of the path's API."""
+        if path.startswith(ANTHROPIC_PATHS):
+            kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
         kind = TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def encoded(self) -> bytes:
+    def encoded(self, path: str = "") -> bytes:
         """The body as JSON, in ASCII: what is repeated of a client's input may have half a surrogate pair."""
-        return json.dumps(self.body()).encode("ascii")
+        return json.dumps(self.body(path)).encode("ascii")
 
-    def response(self) -> Response:
+    def response(self, path: str) -> Response:
         """The whole response."""
-        return Response(self.encoded(), self.status, self.headers, "application/json")
+        return Response(self.encoded(path), self.status, self.headers, "application/json")
 
 
 def internal_error(request_id: str | None = None) -> ApiError:
@@ -203,16 +217,16 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     return ApiError(400, f"{name} {message}", param=name)
 
 
-async def api_error_handler(_: Request, error: Exception) -> Response:
+async def api_error_handler(request: Request, error: Exception) -> Response:
     """The response for an ApiError."""
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.scope["path"])
 
 
-async def validation_error_handler(_: Request, error: Exception) -> Response:
+async def validation_error_handler(request: Request, error: Exception) -> Response:
     """The response for a body that does not match its schema: 400, not FastAPI's 422."""
     assert isinstance(error, RequestValidationError)
-    return from_validation(error.errors()).response()
+    return from_validation(error.errors()).response(request.scope["path"])
 
 
 async def http_error_handler(request: Request, error: Exception) -> Response:
@@ -228,7 +242,7 @@ async def http_error_handler(request: Request, error: Exception) -> Response:
         message = "the body is not valid JSON: it is nested too deeply"
     elif isinstance(error.__cause__, ValueError):  # int's: more digits than it converts
         message = f"a number in the body has more than {sys.get_int_max_str_digits():,} digits, which no field takes"
-    return ApiError(status, message, headers=error.headers).response()
+    return ApiError(status, message, headers=error.headers).response(path)
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from typing import NoReturn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from heedful.serve.errors import (
+    ANTHROPIC_PATHS,
     CLIENT_CLOSED_REQUEST,
     ApiError,
     Overloaded,
@@ -40,7 +41,7 @@ MAX_BODIES = 32  # of the largest size, that may be arriving at once
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2048}")
-EXPOSED_HEADERS = b"x-request-id, openai-processing-ms, retry-after"
+EXPOSED_HEADERS = b"x-request-id, request-id, openai-processing-ms, retry-after"
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -81,7 +82,7 @@ class RequestMiddleware:
             exchange.extra_headers += self._cors_headers(origin)
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
                 return await exchange.preflight(headers)
-        self._check_key(scope["path"], headers)
+        scope["state"]["key"] = self._check_key(scope["path"], headers)
         if scope["method"] in WITH_BODY:
             self._check_size(headers)
             body = await self._read_body(receive)
@@ -130,17 +131,22 @@ class RequestMiddleware:
         headers.append((b"access-control-allow-origin", b"*" if every else origin.encode("latin-1")))
         return headers if every else [*headers, (b"vary", b"origin")]
 
-    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> int | None:
+        """Which of the keys was given, None where none is asked for; Anthropic's clients send it as x-api-key."""
         if not self.keys or path in OPEN_PATHS or path.startswith(OPEN_FOLDERS):
-            return
+            return None
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if b"authorization" not in headers:
+            scheme, given = b"bearer", headers.get(b"x-api-key", b"")
         if scheme.lower() != b"bearer" or not given.strip():
             message = "this server asks for an API key: send it as `Authorization: Bearer KEY`"
             raise ApiError(401, message, headers={"www-authenticate": 'Bearer realm="heedful"'})
         # All are compared, in constant time: the time must not tell which was close.
-        if not any([hmac.compare_digest(given.strip(), key) for key in self.keys]):
+        same = [hmac.compare_digest(given.strip(), key) for key in self.keys]
+        if not any(same):
             challenge = 'Bearer realm="heedful", error="invalid_token"'
             raise ApiError(401, "the API key is not right", headers={"www-authenticate": challenge})
+        return same.index(True)
 
     # --- the body ---------------------------------------------------------------------------------------------------
 
@@ -206,7 +212,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self.started = time.perf_counter()
-        self._send = send
+        self._send, self._path = send, scope["path"]
         self.status: int | None = None
         self.extra_headers: Headers = []
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
@@ -218,6 +224,8 @@ class Exchange:
             self.status = message["status"]
             took = str(round(1000 * (time.perf_counter() - self.started))).encode("ascii")
             own = [(b"x-request-id", self.id.encode("ascii")), (b"openai-processing-ms", took)]
+            if self._path.startswith(ANTHROPIC_PATHS):
+                own.append((b"request-id", self.id.encode("ascii")))  # where their clients look for it
             own.append((b"x-content-type-options", b"nosniff"))  # a model's output is not HTML
             message["headers"] = [*message.get("headers", ()), *own, *self.extra_headers]
         await self._send(message)
@@ -225,7 +233,7 @@ class Exchange:
     async def send_error(self, error: ApiError) -> None:
         """Send an error response, unless a response has started already."""
         if self.status is None:
-            body = error.encoded()
+            body = error.encoded(self._path)
             headers = [
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode("ascii")),
@@ -237,7 +245,7 @@ class Exchange:
     async def preflight(self, headers: dict[bytes, bytes]) -> None:
         """Answer a CORS preflight request."""
         allowed = [
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
             (b"access-control-max-age", b"600"),
         ]
         wanted = headers.get(b"access-control-request-headers", b"")
