@@ -21,15 +21,14 @@ from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model
 from heedful.models.heads import PretrainingHead
 from heedful.recipes.build import (
     choose_model,
-    choose_vocabulary,
     count_steps,
-    make_tokenizer,
     new_model,
     pretrained_config,
     recipe_objective,
 )
 from heedful.recipes.data_paths import source_paths
 from heedful.recipes.inputs import RecipeData, load_data
+from heedful.recipes.vocabulary import choose_vocabulary, make_tokenizer
 from heedful.text import byte_tokens
 from heedful.train.adapters import adapt
 from heedful.train.distill import halve

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from heedful.data import images
-from heedful.data.chats import Chats, read_chats
 from heedful.data.classification import LabelKind, LabelledTexts, read_labelled
 from heedful.data.corpus import (
     Corpus,
@@ -41,26 +39,11 @@ from heedful.data.sources import TextSource
 from heedful.data.squad import SquadWindows, read_squad
 from heedful.data.synthetic import Reversal
 from heedful.data.tagging import TaggedSentences, read_tagged
+from heedful.recipes.conversations import read_conversations
 from heedful.recipes.data_paths import resolve_data_path, resolve_target, single_source_path, source_paths
+from heedful.recipes.recipe_data import RecipeData as RecipeData
 from heedful.text import Tokenizer, symbols
 from heedful.train.recipe import Recipe
-
-LEAST_TO_SPLIT = 10  # conversations of which a share is held out
-
-
-@dataclass
-class RecipeData:
-    """A recipe's datasets, and what they imply for the model."""
-
-    train: Dataset
-    validation: Dataset | None
-    n_tokens: int = 0  # of training text, to choose a model size by
-    settings: dict[str, Any] = field(default_factory=dict)  # entries that the data implies for the model's config
-    bytes_per_token: float | None = None
-    baselines: dict[str, float] = field(default_factory=dict)  # reference losses in nats
-    counts: np.ndarray | None = None  # of each token id in a text, for a model that begins with them
-    notes: list[str] = field(default_factory=list)
-    preprocessor: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json of a model for images
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = True) -> RecipeData:
@@ -361,31 +344,9 @@ def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Re
     )
 
 
-def _chat(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
-    data, columns = recipe.data, {"prompt": recipe.data.text, "answer": recipe.data.target}
-    every, held = read_chats(single_source_path(data), tokenizer, **columns), list[Any]()
-    if data.validation:
-        held = read_chats(resolve_data_path(data.validation, "validation"), tokenizer, **columns)
-    elif data.share and len(every) >= LEAST_TO_SPLIT:
-        order = np.random.default_rng(0).permutation(len(every))
-        n = max(1, round(data.share * len(every)))
-        every, held = [every[i] for i in order[n:]], [every[i] for i in order[:n]]
-    train = Chats(every, data.length)
-    n_tokens = len(train.ids.values)
-    notes = [
-        *train.notes,
-        f"{len(every):,} conversations of {n_tokens:,} tokens, {train.n_learned:,} of them the assistant's, in "
-        f"{len(train):,} rows",
-    ]
-    baselines = {} if recipe.objective.name == "distill" else {"uniform": uniform_cross_entropy(len(tokenizer))}
-    validation = Chats(held, data.length) if held else None
-    settings = {"vocab_size": len(tokenizer)}
-    return RecipeData(train, validation, n_tokens, settings, baselines=baselines, notes=notes)
-
-
 READERS: dict[str, Callable[[Recipe, Tokenizer, bool], RecipeData]] = {
     "text": _text,
-    "chat": _chat,
+    "chat": read_conversations,
     "pairs": _pairs,
     "labelled": _labelled,
     "tagged": _tagged,
