@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Batch
+from heedful.weights.load import is_sharded
 
 
 class Processes:
@@ -133,11 +134,6 @@ class Processes:
     def broadcast_text(self, text: str) -> str:
         """The main process's text, in all processes."""
         return self.gather_texts(text)[0]
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. (Not isinstance: importing DTensor takes time.)"""
-    return hasattr(tensor, "device_mesh")
 
 
 def local_shard(tensor: Tensor) -> Tensor:

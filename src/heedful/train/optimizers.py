@@ -36,9 +36,10 @@ from torch import Tensor, nn
 from heedful.kernels.cpu.adamw import AdamW, scale_, total_norm
 from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
-from heedful.train.distributed import is_sharded, local_shard, shard_like
+from heedful.train.distributed import local_shard, shard_like
 from heedful.train.muon import BatchedMuon
 from heedful.train.recipe import OptimizerSettings, ScheduleSettings
+from heedful.weights.load import is_sharded
 
 FUSED = ("cpu", "cuda")  # devices with fused optimizers in every torch version we support
 N_STEPS = "n_steps"  # a key among parameter names, which have dots

@@ -24,8 +24,9 @@ from torch.utils import _pytree
 
 from heedful.models.base import Batch
 from heedful.nn.block import Block
-from heedful.train.distributed import Processes, choose_device, is_sharded
+from heedful.train.distributed import Processes, choose_device
 from heedful.train.loss import Loss
+from heedful.weights.load import is_sharded
 
 TIMEOUT_MINUTES = 30  # for the other processes
 DATA_TIMEOUT_MINUTES = 24 * 60  # while one process prepares the data

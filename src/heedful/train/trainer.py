@@ -31,7 +31,7 @@ from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
 from heedful.train import optimizers
 from heedful.train.diagnostics import TrainingDiverged, first_nonfinite_layer, out_of_memory_advice
-from heedful.train.distributed import Processes, is_sharded
+from heedful.train.distributed import Processes
 from heedful.train.loss import Loss, Scores, add_loss, fetch_floats, mean_scores
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
@@ -39,6 +39,7 @@ from heedful.train.runlog import RunLog
 from heedful.train.torch_compile import compile_if_wanted
 from heedful.train.update import Update, graphed_if_wanted
 from heedful.train.utilisation import UtilisationMeter
+from heedful.weights.load import is_sharded
 
 UTILISATION_AFTER = 20  # steps: until then no FLOPs are counted
 

@@ -8,6 +8,8 @@ used, and shared by all processes that load it. They may be written to (copy on 
 be replaced by another, but not overwritten, while the model is in use. A tensor in a file is not aligned as torch would
 align it, and a transposed one (GPT-2's) stays a view: products give the same numbers but for their last bits, some more
 slowly. `clone_parameters` gives every parameter memory of its own, for training; packing (kernels/pack.py) does too.
+
+Of a parameter that is divided over processes (a DTensor) each copies its own shard, and no other part of the file.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def load_tensors(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Load every parameter of `model` (built on the meta device) from `source`.
+    """Load every parameter of `model` (built on the meta device) from `source`; of a DTensor this process's shard.
 
     `weights` is the map to the source's names, the model's own unless given. `dtype` None keeps the file's; where a
     file mixes several, all become the one that most of its numbers have.
@@ -115,12 +117,12 @@ def load_tensors(
     entries = weights.entries(parameters)
     found = match_tensors(entries, weights, source, {n: p.shape for n, p in parameters.items()})
     kind = _kind(source, list(found.values()), dtype)
-    place = _Placer(source, found, {n: p.shape for n, p in parameters.items()}, torch.device(device), kind)
+    place = _Placer(source, found, parameters, torch.device(device), kind)
     owners = _owners(model)
 
     def put(entry: Entry, tensors: list[Tensor]) -> None:
         for name, tensor in zip(entry.ours, tensors, strict=True):
-            parameter = nn.Parameter(tensor, requires_grad=parameters[name].requires_grad)
+            parameter = nn.Parameter(_joined(tensor, parameters[name]), requires_grad=parameters[name].requires_grad)
             for module, attribute in owners[name]:
                 setattr(module, attribute, parameter)
 
@@ -183,13 +185,14 @@ class _Placer:
 
     source: TensorSource
     found: Mapping[str, str]
-    shapes: Mapping[str, torch.Size]
+    parameters: Mapping[str, Tensor]
     device: torch.device
     kind: torch.dtype
 
     def is_kept(self, entry: Entry) -> bool:
         """Whether the source's tensors become the parameters without a copy."""
         same = all(self.source.dtype(self.found[t]) == self.kind for t in entry.theirs)
+        same = same and not any(is_sharded(self.parameters[n]) for n in entry.ours)
         return same and self.device.type == "cpu" and (self.source.mapped or self.source.fresh)
 
     def n_threads(self, entries: list[Entry], others: list[Entry]) -> int:
@@ -204,13 +207,42 @@ class _Placer:
 
     def __call__(self, entry: Entry) -> list[Tensor]:
         names = [self.found[t] for t in entry.theirs]
-        ours = entry.op.load([self.source.get(n) for n in names], [self.shapes[n] for n in entry.ours])
+        ours = entry.op.load([self.source.get(n) for n in names], [self.parameters[n].shape for n in entry.ours])
         if self.is_kept(entry):
             return ours
+        ours = [_shard(x, self.parameters[n]) for x, n in zip(ours, entry.ours, strict=True)]
         ours = [torch.empty(x.shape, dtype=self.kind, device=self.device).copy_(x) for x in ours]
         for name in names:
             self.source.release(name)
         return ours
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor. (Not isinstance: importing DTensor takes time.)"""
+    return hasattr(tensor, "device_mesh")
+
+
+def _shard(tensor: Tensor, like: Tensor) -> Tensor:
+    """The part of a whole tensor that this process has of the parameter `like`: all of it, unless that is a DTensor."""
+    if not is_sharded(like):
+        return tensor
+    local, mesh = like.to_local().shape, like.device_mesh  # type: ignore[attr-defined]
+    for dim, size in enumerate(tensor.shape):
+        if local[dim] != size:  # shards have the size of the first, except for the last ones
+            begin = mesh.get_local_rank() * -(-size // mesh.size())
+            tensor = tensor.narrow(dim, min(begin, size), local[dim])
+    return tensor
+
+
+def _joined(local: Tensor, like: Tensor) -> Tensor:
+    """A process's shard as a part of a DTensor, if `like` is one."""
+    if not is_sharded(like):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    mesh, places = like.device_mesh, like.placements
+    return DTensor.from_local(local, mesh, places, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def match_tensors(

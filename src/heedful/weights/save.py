@@ -27,6 +27,7 @@ from heedful.nn.lora import refuse_adapted
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.compressed import INT4_BYTES, Quantized, compress, int4_names, quantization_config
 from heedful.weights.folder import OWN
+from heedful.weights.load import is_sharded
 
 MAX_SHARD = 5 * 10**9
 
@@ -46,6 +47,8 @@ def save(
     is kept unless `overwrite` says that all of it may go. `quantize`: matrices in int8 or int4 (`compressed`)."""
     if any(hasattr(module, "n_weights") for module in model.modules()):
         raise ValueError("the weights are packed: save the model as it was loaded")
+    if any(map(is_sharded, model.parameters())):
+        raise ValueError("the weights are divided over processes: load the model in one, and save that")
     if quantize not in (None, "int8", "int4"):
         raise ValueError(f"weights are quantized to int8 or int4, not to {quantize}")
     with new_folder(Path(folder), overwrite=overwrite) as aside:
