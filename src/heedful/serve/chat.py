@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from heedful.generate.defaults import CHAT_MAX_TOKENS, chat_max_tokens
 from heedful.generate.request import Choice, Result
 from heedful.generate.sequence import Event
+from heedful.loaded import Loaded
 from heedful.serve.errors import ApiError, client_errors
 from heedful.serve.generation import (
     ChoiceState,
@@ -36,6 +38,7 @@ from heedful.text.prompt import PromptOptions
 from heedful.text.warn import collect_warnings
 
 router = APIRouter()
+MakeFormatter = Callable[[GenerationSpec, Loaded, str, bool], ResponseFormatter]  # of the model's name, include_usage
 
 
 @router.post(
@@ -45,24 +48,34 @@ router = APIRouter()
 )
 async def create_chat_completion(http: HttpRequest, body: ChatRequest) -> Response:
     """Generate the next message of a conversation."""
+    return await chat_response(http, body, ChatFormatter)
+
+
+async def chat_response(http: HttpRequest, body: ChatRequest, make_formatter: MakeFormatter) -> Response:
+    """The next message of a conversation, full or streamed, in the format of an API."""
     manager, most = http.app.state.manager, http.app.state.options.max_tokens_per_request
     check_token_budget(1, body.n, body.max_completion_tokens or 1, most, "max_completion_tokens")
     async with AsyncExitStack() as resources:
         with client_errors():
             worker = await resources.enter_async_context(manager.acquire(body.model))
         spec = await chat_spec(body, worker, most)
-        formatter = ChatFormatter(spec, worker.loaded, body.model or manager.names[0], body.include_usage)
+        formatter = make_formatter(spec, worker.loaded, body.model or manager.names[0], body.include_usage)
         return await generate_response(http, worker, spec, formatter, stream=body.stream, resources=resources)
+
+
+async def encode_chat(body: ChatRequest, worker: Worker) -> tuple[EncodedPrompt, list[str]]:
+    """A conversation as token ids, and what the client should know of it."""
+    require_generation(worker.loaded)
+    options = chat_prompt_options(body, worker)
+    with client_errors("messages"), collect_warnings() as told:
+        async with worker.chat_encoders:  # a template is a program, of any speed: not on the event loop
+            encoded = await asyncio.to_thread(worker.loaded.encode_prompt, body.turns, **options)
+    return encoded, told
 
 
 async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationSpec:
     """What to generate, the conversation encoded; ApiError for what this model cannot do."""
-    loaded = worker.loaded
-    require_generation(loaded)
-    options = chat_prompt_options(body, worker)
-    with client_errors("messages"), collect_warnings() as told:
-        async with worker.chat_encoders:  # a template is a program, of any speed: not on the event loop
-            encoded = await asyncio.to_thread(loaded.encode_prompt, body.turns, **options)
+    encoded, told = await encode_chat(body, worker)
     max_tokens = body.max_completion_tokens or default_max_tokens(worker, encoded, most // body.n)
     check_context_length(worker, encoded, max_tokens, "messages")
     with client_errors():
@@ -73,7 +86,7 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
             best_of=body.n,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             warnings=tuple(told),
-            **generation_params(body, loaded, max_tokens),
+            **generation_params(body, worker.loaded, max_tokens),
         )
 
 
@@ -108,6 +121,14 @@ def default_max_tokens(worker: Worker, encoded: EncodedPrompt, most: int) -> int
     return max(1, min(left, most, CHAT_MAX_TOKENS))
 
 
+class ChatDelta(NamedTuple):
+    """A part of a message, as the `delta` of a chunk has it."""
+
+    fields: dict[str, Any]
+    entries: list[TokenLogprob] | None = None  # the log-probabilities of its tokens
+    finish: str | None = None
+
+
 class ChatFormatter(ResponseFormatter):
     """chat.completion objects and chat.completion.chunk events."""
 
@@ -129,29 +150,31 @@ class ChatFormatter(ResponseFormatter):
     def chunk(self, sub: SubRequest, event: Event) -> str:
         """The server-sent events for one event of the engine; may be empty."""
         state = self.choice_state(sub, event.index)
+        return "".join(self._encoded(state, delta) for delta in self.deltas(state, event))
+
+    def deltas(self, state: ChoiceState, event: Event) -> Iterator[ChatDelta]:
+        """What one event of the engine adds to a message."""
         text, finish = event.piece, event.finish_reason
         state.n_chars += len(text)
         if event.token is not None:
             self.n_generated += 1
         if finish == "error":
-            return ""
+            return
         entries = self._released_logprobs(state, event)
-        chunks = ""
         if not state.started:
             state.started = True
-            chunks = self._delta(state, '{"role": "assistant", "content": "", "refusal": null}')
+            yield ChatDelta({"role": "assistant", "content": "", "refusal": None})
         if text or entries:
-            chunks += self._delta(state, f'{{"content": {json.dumps(text)}}}', entries)
-        return chunks + self._delta(state, "{}", finish=finish) if finish else chunks
+            yield ChatDelta({"content": text}, entries)
+        if finish:
+            yield ChatDelta({}, finish=finish)
 
-    def _delta(
-        self, state: ChoiceState, delta: str, entries: list[TokenLogprob] | None = None, finish: str | None = None
-    ) -> str:
+    def _encoded(self, state: ChoiceState, delta: ChatDelta) -> str:
         logprobs = "null"
-        if state.logprobs is not None and entries is not None:
-            logprobs = json.dumps(chat_logprobs(entries, self.token_text), allow_nan=False)
-        reason = f'"{finish}"' if finish else "null"
-        fields = f'"delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}'
+        if state.logprobs is not None and delta.entries is not None:
+            logprobs = json.dumps(chat_logprobs(delta.entries, self.token_text), allow_nan=False)
+        reason = f'"{delta.finish}"' if delta.finish else "null"
+        fields = f'"delta": {json.dumps(delta.fields)}, "logprobs": {logprobs}, "finish_reason": {reason}'
         return state.take_prefix() + fields + self.chunk_suffix
 
     @staticmethod
