@@ -116,6 +116,29 @@ CHAT: Mapping[str, NoEffect] = {
     "chat_template": (),
 }
 
+RESPONSES: Mapping[str, NoEffect] = {
+    **SAMPLING,
+    "background": (False,),
+    "conversation": (),
+    "context_management": ([],),
+    "include": ([],),
+    "max_tokens": (),  # max_output_tokens
+    "max_completion_tokens": (),
+    "moderation": (),
+    "prompt": (),
+    "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
+    "top_logprobs": (0,),
+}
+
+ANTHROPIC_MESSAGES: Mapping[str, NoEffect] = {
+    **{name: accepted for name, accepted in SAMPLING.items() if name != "stop_sequences"},
+    "container": (),
+    "context_management": ({},),
+    "mcp_servers": ([],),
+    "output_format": (),
+    "thinking": ({"type": "disabled"},),
+}
+
 EMBEDDING: Mapping[str, NoEffect] = {
     "truncate_prompt_tokens": (),
     "add_special_tokens": (True,),
