@@ -6,7 +6,7 @@ from typing import Unpack
 
 from heedful.models.base import DecoderModel, Model
 from heedful.text.blank import is_blank
-from heedful.text.chat import Messages
+from heedful.text.chat import Messages, strings_in
 from heedful.text.chat_answers import end_of_turn_id
 from heedful.text.limits import check_characters
 from heedful.text.prompt import PromptOptions, tokenize_prompt
@@ -88,9 +88,7 @@ class ModelWithTokenizer:
         """The token ids that the decoder continues, and those that the encoder reads (None of a decoder)."""
         tokenizer = self._text_tokenizer
         if options.get("truncate_prompt_tokens") is None:
-            turns = prompt if not isinstance(prompt, str) else [{"content": prompt}]
-            texts = (turn.get("content") for turn in turns)
-            check_characters(tokenizer, (t for t in texts if isinstance(t, str)), self.model.context_length)
+            check_characters(tokenizer, strings_in([prompt, options.get("tools")]), self.model.context_length)
         ids = tokenize_prompt(tokenizer, prompt, options) or self._empty_prompt()
         if not ids:
             raise ValueError("the prompt is empty, and this model has no token to begin a text with")

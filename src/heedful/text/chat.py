@@ -19,6 +19,7 @@ from typing import Any
 
 from heedful.text.template import render_template, render_templates
 from heedful.text.template_sandbox import GENERATION_MARKS
+from heedful.text.tools import with_tools
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -86,8 +87,9 @@ def _template_variables(
     """The variables of a template with what users wrote marked, and four marks: of look-alikes, of the end of the last
     message, of the begin and the end of what the assistant wrote."""
     check_messages(messages)
+    messages = with_tools(template, messages, variables.get("tools"))
     special = [name for name in special if name]
-    mark, end, *generation = _unused_characters([template, *_strings(messages), *_strings(variables)], 4)
+    mark, end, *generation = _unused_characters([template, *strings_in(messages), *strings_in(variables)], 4)
     turns = [_shield(message, special, mark) for message in messages]
     if continue_final_message:
         turns[-1]["content"] = _mark_end(turns[-1].get("content"), end + " ")
@@ -148,13 +150,14 @@ def check_messages(messages: Messages) -> None:
             raise ValueError(f"the content of message {index} must be text or a list of parts")
 
 
-def _strings(value: Any) -> list[str]:
+def strings_in(value: Any) -> list[str]:
+    """All texts in a value made of lists and mappings, keys included."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Mapping):
-        return [text for pair in value.items() for part in pair for text in _strings(part)]
+        return [text for pair in value.items() for part in pair for text in strings_in(part)]
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [text for part in value for text in _strings(part)]
+        return [text for part in value for text in strings_in(part)]
     return []
 
 

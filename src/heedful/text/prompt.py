@@ -34,6 +34,7 @@ class PromptOptions(TypedDict, total=False):
     truncate_prompt_tokens: int | None  # at most this many, the last ones; -1: what the context leaves for the prompt
     add_generation_prompt: bool  # with chat: begin the model's turn (default True)
     continue_final_message: bool  # with chat: the last message stays open, and the model continues it
+    tools: Sequence[Mapping[str, Any]] | None  # with chat: functions that the model may call, as OpenAI's API has them
     chat_template_kwargs: Mapping[str, Any]  # with chat: variables of the template, as {"enable_thinking": False}
 
 
@@ -43,7 +44,7 @@ def tokenize_prompt(tokenizer: Tokenizer, prompt: str | Messages, options: Promp
     most = None if n is None else characters_for(tokenizer, n)  # of a longer text the beginning is not tokenized
     add_special = options.get("add_special_tokens", not chat)
     if not chat:
-        alone = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+        alone = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
         if wrong := [name for name in alone if options.get(name)]:
             raise ValueError(f"{', '.join(wrong)}: for conversations; give chat=True")
         if not isinstance(prompt, str):
@@ -64,9 +65,11 @@ def _tokenize_chat(tokenizer: Tokenizer, prompt: str | Messages, options: Prompt
     """The token ids of a conversation, or of its last `most` characters."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     warn_if_unknown(tokenizer, (turn["content"] for turn in turns if isinstance(turn.get("content"), str)))
-    variables = options.get("chat_template_kwargs") or {}
+    variables = dict(options.get("chat_template_kwargs") or {})
     if wrong := [name for name in variables if name in RESERVED or not name.isidentifier()]:
         raise ValueError(f"chat_template_kwargs has {wrong[0]!r}, which is not a variable for a template")
+    if tools := options.get("tools"):
+        variables["tools"] = tools
     continues = options.get("continue_final_message", False)
     begins = options.get("add_generation_prompt", not continues)
     if continues and begins:
