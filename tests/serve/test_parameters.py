@@ -82,6 +82,18 @@ def test_the_end_of_a_text_can_be_ignored(inside, loaded):
     assert completion(inside, **sure, ignore_eos=True, stop_token_ids=[end])["n"] == 0
 
 
+def test_special_tokens_can_be_part_of_the_text(inside, loaded):
+    name, id = next(iter(loaded.tokenizer.special_tokens.items()))
+    sure = {"logit_bias": {str(id): 100}, "ignore_eos": True, "max_tokens": 2, "logprobs": 0, "stop": ["zz"]}
+    assert completion(inside, **sure)["text"] == ""
+    found = completion(inside, **sure, skip_special_tokens=False)
+    assert found["text"] == name * 2 and found["logprobs"]["text_offset"] == [0, len(name)]
+    chunks = inside.post(
+        "/v1/completions", model="small", prompt="the cat", stream=True, **sure, skip_special_tokens=False
+    )
+    assert [c["choices"][0]["logprobs"]["text_offset"] for c in chunks.chunks[:2]] == [[0], [len(name)]]
+
+
 def test_typical_sampling_is_that_of_python(inside, loaded):
     settings = {"typical_p": 0.3, "seed": 3, "max_tokens": 12, "temperature": 1}
     expected = loaded.generate("the cat", **settings)

@@ -159,7 +159,7 @@ NEUTRAL = {
         ("dry_multiplier", 0.8), ("xtc_probability", 0.5), ("dynatemp_range", 0.3), ("tfs_z", 0.9), ("top_a", 0.2),
         ("num_beams", 4), ("length_penalty", 1.5), ("logits_processors", [{"qualname": "x"}]), ("n_predict", 50),
         ("max_new_tokens", 50), ("do_sample", False), ("allowed_token_ids", [1]), ("stop_sequences", ["x"]),
-        ("skip_special_tokens", False), ("prompt_logprobs", 0), ("encoder_repetition_penalty", 3), ("mirostat", 2),
+        ("bad_words", ["x"]), ("prompt_logprobs", 0), ("encoder_repetition_penalty", 3), ("mirostat", 2),
     ],
 )  # fmt: skip
 def test_a_parameter_of_another_server_is_refused_by_name_where_it_would_change_the_answer(field, value):

@@ -7,6 +7,7 @@ borders of pieces and holds back text that may still become one. `StoppingDetoke
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
@@ -16,8 +17,8 @@ CONTEXT = 6  # tokens before the first new one: more than any decoder looks back
 class SupportsDecode(Protocol):
     """The one method that generation needs of a tokenizer."""
 
-    def decode(self, ids: Sequence[int], /) -> str:
-        """The text of token ids."""
+    def decode(self, ids: Sequence[int], /, *, skip_special: bool = True) -> str:
+        """The text of token ids; without `skip_special` special tokens are their names."""
         ...
 
 
@@ -28,10 +29,10 @@ class Detokenizer:
     `context` are the tokens before; where they end inside a character, the text is decoded as if it stood alone.
     """
 
-    def __init__(self, tokenizer: SupportsDecode, context: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: SupportsDecode, context: Sequence[int] = (), *, skip_special: bool = True) -> None:
+        self._decode = tokenizer.decode if skip_special else partial(tokenizer.decode, skip_special=False)
         self._emitted = list(context[-CONTEXT:])
-        if self._emitted and tokenizer.decode(self._emitted).endswith(REPLACEMENT):
+        if self._emitted and self._decode(self._emitted).endswith(REPLACEMENT):
             self._emitted = []
         self._pending: list[int] = []
 
@@ -55,8 +56,8 @@ class Detokenizer:
         return piece
 
     def _decode_pending(self) -> str:
-        before = self.tokenizer.decode(self._emitted)
-        return self.tokenizer.decode(self._emitted + self._pending)[len(before) :]
+        before = self._decode(self._emitted)
+        return self._decode(self._emitted + self._pending)[len(before) :]
 
 
 def stream_pieces(tokens: Iterable[int], tokenizer: SupportsDecode) -> Iterator[str]:
@@ -117,10 +118,11 @@ class StoppingDetokenizer:
         context: Sequence[int] = (),
         *,
         include_stop: bool = False,
+        skip_special: bool = True,
     ) -> None:
         if stop and tokenizer is None:
             raise ValueError("stop texts need a tokenizer: give the engine one, or use stop_ids")
-        self._text = None if tokenizer is None else Detokenizer(tokenizer, context)
+        self._text = None if tokenizer is None else Detokenizer(tokenizer, context, skip_special=skip_special)
         self._matcher = StopMatcher(stop, include_stop)
 
     @property

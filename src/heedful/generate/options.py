@@ -38,6 +38,7 @@ class GenerationOptions(PromptOptions, total=False):
     stop_token_ids: Collection[int]  # tokens that end it, beside those of the model
     ignore_eos: bool  # the model's own end of a text does not end it
     include_stop_str_in_output: bool  # the stop text or token that ends it is part of it
+    skip_special_tokens: bool  # special tokens are no part of the text (default True)
     n: int  # completions of each prompt; for `complete` alone, as the next three
     best_of: int | None
     logprobs: int | None
@@ -105,7 +106,7 @@ def build_requests(
     stop, max_tokens = rest.pop("stop", ()), rest.pop("max_tokens", 200)
     ends = frozenset() if rest.pop("ignore_eos", False) else frozenset(stop_ids)
     ends |= frozenset(rest.pop("stop_token_ids", ()))
-    names = (*RESULT_OPTIONS, "min_tokens", "include_stop_str_in_output")
+    names = (*RESULT_OPTIONS, "min_tokens", "include_stop_str_in_output", "skip_special_tokens")
     more = {name: rest.pop(name) for name in names if name in rest}
     others = (*BEAM_OPTIONS, *PromptOptions.__annotations__, "draft")
     rest = {name: value for name, value in rest.items() if name not in others}

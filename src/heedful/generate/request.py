@@ -72,6 +72,7 @@ class Request:
     first: int = 0  # index of the first sequence in the seed's streams: n sequences may be split over several requests
     min_tokens: int = 0  # no stop token before this many, and their text is not searched for stop strings
     include_stop_str_in_output: bool = False  # the stop string or stop token that ends a sequence is part of it
+    skip_special_tokens: bool = True  # special tokens are no part of the text; else they are their names
     grammar: Grammar | None = None  # what each sequence must match; it ends where nothing more can follow
 
     def __post_init__(self) -> None:

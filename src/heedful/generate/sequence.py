@@ -43,7 +43,11 @@ class GeneratedSequence:
             stop_ids=request.stop_ids,
         )
         self.detokenizer = StoppingDetokenizer(
-            tokenizer, request.stop, request.prompt, include_stop=request.include_stop_str_in_output
+            tokenizer,
+            request.stop,
+            request.prompt,
+            include_stop=request.include_stop_str_in_output,
+            skip_special=request.skip_special_tokens,
         )
         self.tokens: list[int] = []
         self.text = ""

@@ -171,6 +171,7 @@ class CompletionFormatter(ResponseFormatter):
                 start=len(echo),
                 stop=len(text),
                 end=choice.end,
+                skip_special=self.spec.skip_special_tokens,
             )
             found = completion_logprobs(entries, self.token_text)
         return {"text": text, "logprobs": found, "finish_reason": choice.finish_reason}

@@ -55,6 +55,7 @@ class GenerationSpec:
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     grammar: Grammar | None = None
     warnings: tuple[str, ...] = ()  # about the prompts, for the client
 
@@ -91,7 +92,8 @@ def split_requests(spec: GenerationSpec, worker: Worker) -> list[SubRequest]:
         whole = Request(
             prompt, source, spec.max_tokens, replace(spec.sampling, seed=seed), spec.stop, spec.stop_ids,
             logprobs=logprobs, echo=spec.scores_prompt, min_tokens=spec.min_tokens,
-            include_stop_str_in_output=spec.include_stop_str_in_output, grammar=spec.grammar,
+            include_stop_str_in_output=spec.include_stop_str_in_output, skip_special_tokens=spec.skip_special_tokens,
+            grammar=spec.grammar,
         )  # fmt: skip
         most = worker.max_answers(whole)
         for first in range(0, spec.best_of, most):
@@ -122,6 +124,7 @@ def generation_params(body: SamplingRequest, loaded: Loaded, max_tokens: int) ->
         "stop_ids": frozenset([*own, *body.stop_token_ids]),
         "min_tokens": min(options.get("min_tokens", 0), max_tokens),
         "include_stop_str_in_output": body.include_stop_str_in_output,
+        "skip_special_tokens": body.skip_special_tokens,
     }
 
 
@@ -295,8 +298,9 @@ class ResponseFormatter(ChunkFormatter):
         if index not in self._choices:
             logprobs = None
             if self.spec.logprobs is not None:
-                prompt = self.spec.prompts[sub.prompt][0]
-                logprobs = LogprobBuffer(self.tokenizer, prompt, len(self.echoed_prompt(sub.prompt)))
+                prompt, start = self.spec.prompts[sub.prompt][0], len(self.echoed_prompt(sub.prompt))
+                skip = self.spec.skip_special_tokens
+                logprobs = LogprobBuffer(self.tokenizer, prompt, start, skip_special=skip)
             envelope = self.envelope(self.chunk_object)
             first, later = (
                 f'data: {json.dumps(fields)[:-1]}, "choices": [{{"index": {index}, '

@@ -94,18 +94,19 @@ def token_text_of(tokenizer: Tokenizer) -> TokenText:
 class TextOffsets:
     """The offset of each token in the decoded text, in characters; parts of a character have the offset of it."""
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special: bool = True) -> None:
         self.n_chars = 0
-        self._token_text = token_text_of(tokenizer)
+        token_text = token_text_of(tokenizer)
+        self._token_bytes = token_text.output_bytes if skip_special else token_text.raw_bytes
         # Where the tokenizer reproduces bytes exactly, decoding those gives the same and is much faster.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.lossless else None
-        self._detokenizer = Detokenizer(tokenizer, context) if self._utf8 is None else None
+        self._detokenizer = None if tokenizer.lossless else Detokenizer(tokenizer, context, skip_special=skip_special)
 
     def push(self, token: int) -> int:
         """Append a token; returns its offset."""
         offset = self.n_chars
         if self._utf8 is not None:
-            self.n_chars += len(self._utf8.decode(self._token_text.output_bytes(token)))
+            self.n_chars += len(self._utf8.decode(self._token_bytes(token)))
         elif self._detokenizer is not None:
             self.n_chars += len(self._detokenizer.push(token))
         return offset
@@ -139,8 +140,10 @@ def prompt_logprobs(
 class LogprobBuffer:
     """The tokens of one answer, held back until their text is sent; the answer begins at offset `start`."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], start: int = 0) -> None:
-        self._offsets = TextOffsets(tokenizer, prompt)
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], start: int = 0, *, skip_special: bool = True
+    ) -> None:
+        self._offsets = TextOffsets(tokenizer, prompt, skip_special=skip_special)
         self._start = start
         self._pending: list[TokenLogprob] = []
 
@@ -170,9 +173,10 @@ def answer_logprobs(
     start: int,
     stop: int,
     end: TokenScore | None,
+    skip_special: bool = True,
 ) -> list[TokenLogprob]:
     """The tokens of a complete answer, which is text[start:stop]; `end` as in LogprobBuffer.finish."""
-    buffer = LogprobBuffer(tokenizer, prompt, start)
+    buffer = LogprobBuffer(tokenizer, prompt, start, skip_special=skip_special)
     for token, score in zip(tokens, scores, strict=True):
         buffer.push(token, score)
     return buffer.finish(stop, end)

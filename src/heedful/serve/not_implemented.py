@@ -61,7 +61,6 @@ SAMPLING: Mapping[str, NoEffect] = {
     "custom_token_bans": ("",),
     "banned_tokens": ([],),
     "ban_eos_token": (False,),
-    "skip_special_tokens": (True,),
     # other names of fields that are implemented
     "n_predict": (-1,),
     "num_predict": (-1,),
@@ -129,6 +128,8 @@ RESPONSES: Mapping[str, NoEffect] = {
     "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
     "top_logprobs": (0,),
 }
+
+RESPONSES_TEXT: Mapping[str, NoEffect] = {"verbosity": ("medium",)}
 
 ANTHROPIC_MESSAGES: Mapping[str, NoEffect] = {
     **{name: accepted for name, accepted in SAMPLING.items() if name != "stop_sequences"},

@@ -97,6 +97,7 @@ class SamplingRequest(RequestBody):
     stop: Stop = ()
     stop_token_ids: Annotated[list[Annotated[Count, Field(ge=0)]], Field(max_length=MAX_STOP_IDS)] = []
     include_stop_str_in_output: Flag = False
+    skip_special_tokens: Flag = True
     ignore_eos: Flag = False
     min_tokens: Annotated[Count, Field(ge=0)] = 0
     truncate_prompt_tokens: Truncation | None = None  # -1: what the context leaves for the prompt
