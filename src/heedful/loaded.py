@@ -6,10 +6,10 @@ has follows from its family and head (`Model.abilities`); the others raise a Val
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast, overload
 
@@ -51,15 +51,9 @@ from heedful.tasks.tag import TaggedSpan, tag_texts
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
 from heedful.weights.compressed import Quantized
-from heedful.weights.folder import load_folder
-from heedful.weights.manifest import is_run
-from heedful.weights.resolve import is_local, reject_pickle, resolve_model, shipped_models
+from heedful.weights.folder import has_tokenizer, load_folder
+from heedful.weights.resolve import is_local, model_name, reject_pickle, resolve_model, shipped_models
 from heedful.weights.save import MAX_SHARD, save
-
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "source.spm",
-    "sentencepiece.bpe.model", "tokenizer_config.json",
-)  # fmt: skip
 
 
 class Loaded(ModelWithTokenizer):
@@ -343,6 +337,7 @@ def load(
     dtype: torch.dtype | None = None,
     quantize: Precision | None = None,
     context_length: int | None = None,
+    tensor_parallel: bool = False,
 ) -> Loaded:
     """Load a model that ships with heedful, a folder in the hub's layout, a GGUF file, or a model of the hub
     ("org/name", downloaded once).
@@ -350,8 +345,17 @@ def load(
     `device` is the CPU unless given; `dtype` None keeps the type of the stored weights. `quantize` packs them for
     inference: "float32" as they are, "bfloat16" and "float16" in half the memory, "int8" and "int4" in less.
     `context_length` lets a model with rotary positions read more tokens than it was trained for, or fewer.
+    `tensor_parallel` divides it over the processes of torchrun (heedful.kernels.tensor_parallel).
     """
-    loaded = _load(name, torch.device(device or "cpu"), dtype)
+    how: dict[str, Any] = {"device": torch.device(device or "cpu"), "dtype": dtype}
+    if tensor_parallel and quantize is not None:
+        raise ValueError("a model that is divided over processes is not packed: leave out quantize or tensor_parallel")
+    if tensor_parallel:
+        from heedful.kernels.tensor_parallel import parallelize, process_mesh
+
+        mesh = process_mesh(device)
+        how |= {"device": torch.device(mesh.device_type), "prepare": partial(parallelize, mesh=mesh)}
+    loaded = _load(name, how)
     if context_length is not None:
         loaded.model.set_context_length(context_length)
     if quantize is not None:
@@ -359,36 +363,30 @@ def load(
     return loaded
 
 
-def _load(name: str | Path, device: torch.device, dtype: torch.dtype | None) -> Loaded:
+def _load(name: str | Path, how: dict[str, Any]) -> Loaded:
     path = resolve_model(name)
     if path.is_dir():
         if not (path / "config.json").exists() and len(files := sorted(path.glob("*.gguf"))) == 1:
-            return _from_gguf(files[0], path.name, device, dtype)
+            return _from_gguf(files[0], path.name, how)
+        if is_adapter(path) and "prepare" in how:
+            raise ValueError(f"{path} is an adapter: for tensor_parallel merge it into its model (heedful export)")
         if is_adapter(path):
-            model = with_adapter(_load(base_of(path), device, dtype).model, path)
+            model = with_adapter(_load(base_of(path), how).model, path)
         else:
-            model = load_folder(path, device=device, dtype=dtype)
-        has_tokenizer = any((path / file).exists() for file in TOKENIZER_FILES)
-        tokenizer = Tokenizer.from_folder(path) if has_tokenizer else None
+            model = load_folder(path, **how)
+        tokenizer = Tokenizer.from_folder(path) if has_tokenizer(path) else None
         loaded = Loaded(model, tokenizer, model_name(name, path))
         loaded.pooling = Pooling.from_folder(path)
         return loaded
     reject_pickle(path)
     if path.suffix == ".gguf":
-        return _from_gguf(path, path.stem, device, dtype)
+        return _from_gguf(path, path.stem, how)
     raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
 
 
-def _from_gguf(path: Path, name: str, device: torch.device, dtype: torch.dtype | None) -> Loaded:
+def _from_gguf(path: Path, name: str, how: dict[str, Any]) -> Loaded:
     from heedful.weights.gguf import load_gguf
 
-    model, fields = load_gguf(path, device=device, dtype=dtype)
+    model, fields = load_gguf(path, **how)
     tokenizer = Tokenizer.from_gguf(fields) if "tokenizer.ggml.model" in fields else None
     return Loaded(model, tokenizer, name)
-
-
-def model_name(given: str | Path, path: Path) -> str:
-    """The hub id of a downloaded model, else the name of its folder (a run's, not its checkpoint's)."""
-    if "snapshots" in path.parts:
-        return str(given)
-    return (Path(os.path.expanduser(given)) if is_run(Path(os.path.expanduser(given))) else path).resolve().name

@@ -108,6 +108,8 @@ def _pack(model: Model, precision: Precision) -> None:
     if (already := packed_precision(model)) is not None:
         raise ValueError(f"this model is packed already, as {already}: load it anew")
     refuse_adapted(model, "packed")
+    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        raise ValueError("a model that is divided over processes is not packed: load it without quantize")
     blocks = [m for m in model.modules() if isinstance(m, Block)]
     if not blocks and not isinstance(model, GenerativeModel):
         raise ValueError(f"a {model.family} model has nothing to pack")

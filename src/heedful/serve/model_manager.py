@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heedful.kernels.accelerate import accelerate_as_stored, n_bytes
-from heedful.loaded import TOKENIZER_FILES, Loaded, load, model_name
+from heedful.loaded import Loaded, load
 from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_tokens, memory_budget
 from heedful.serve.metrics import Metrics
@@ -25,7 +25,8 @@ from heedful.serve.runs_folder import newest_runs
 from heedful.serve.worker import Worker
 from heedful.weights.catalog import pulled_models
 from heedful.weights.describe import format_bytes
-from heedful.weights.resolve import reject_pickle, resolve_model, shipped_models
+from heedful.weights.folder import has_tokenizer
+from heedful.weights.resolve import model_name, reject_pickle, resolve_model, shipped_models
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +279,7 @@ class ModelManager:
 
 def _rank(model: ServedModel) -> int:
     """First those that continue a text, then those that translate it, read it, then the others."""
-    if model.path.is_dir() and not any((model.path / file).exists() for file in TOKENIZER_FILES):
+    if model.path.is_dir() and not has_tokenizer(model.path):
         return 3
     abilities = model.estimate.abilities
     return (1 if "translate" in abilities else 0) if "generate" in abilities else 2

@@ -25,6 +25,10 @@ from heedful.weights.safetensors_file import SafetensorsFiles
 
 LARGEST_CONFIG = 4 * 2**20
 LARGEST_INDEX = 64 * 2**20
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "source.spm",
+    "sentencepiece.bpe.model", "tokenizer_config.json",
+)  # fmt: skip
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 OWN = "heedful"  # the model_type of families that have no layout on the hub
 
@@ -34,12 +38,20 @@ HOW_TO_CONVERT = (
 )
 
 
-def load_folder(folder: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> Model:
-    """The model in a folder, in evaluation mode."""
+def load_folder(
+    folder: Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    prepare: Callable[[Model], None] | None = None,
+) -> Model:
+    """The model in a folder, in evaluation mode; `prepare` changes it on the meta device, before tensors are read."""
     hub = read_config(folder)
     with SafetensorsFiles(weight_files(folder)) as files:
         source = tensor_source(files, hub)
         model = meta_model(hub, set(source.names()))
+        if prepare is not None:
+            prepare(model)
         load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
     model.generation = read_json(folder, "generation_config.json", missing={})
     model.preprocessor = read_json(folder, "preprocessor_config.json", missing={})
@@ -125,6 +137,11 @@ def special_token_ids(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer's files are in the folder."""
+    return any((folder / file).exists() for file in TOKENIZER_FILES)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ halves, so LLaMA's queries and keys lie permuted in the file; Gemma's norms lie 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,21 @@ ROPE_FACTORS = "rope_freqs.weight"  # LLaMA 3.1's stretched rotation, a divisor 
 
 
 def load_gguf(
-    path: Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    path: Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    prepare: Callable[[Model], None] | None = None,
 ) -> tuple[Model, dict[str, Any]]:
     """The model in a GGUF file, in evaluation mode, and the file's metadata (where its tokenizer is).
 
-    Quantized weights become float32 unless `dtype` says otherwise.
+    Quantized weights become float32 unless `dtype` says otherwise. `prepare` as in `load_folder`.
     """
     with GgufFile(path) as file:
         hub = hub_config_from_gguf(file)
         model = meta_model(hub)
+        if prepare is not None:
+            prepare(model)
         load_tensors(model, GgufSource(file, hub), device=device, dtype=dtype)
         model.special = {key: hub[key] for key in hub if key.endswith("_token_id")}
         return model.eval(), file.fields

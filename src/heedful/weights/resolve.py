@@ -71,6 +71,13 @@ def run_checkpoint(run: Path) -> Path:
     return found
 
 
+def model_name(given: str | Path, path: Path) -> str:
+    """The hub id of a downloaded model, else the name of its folder (a run's, not its checkpoint's)."""
+    if "snapshots" in path.parts:
+        return str(given)
+    return (Path(os.path.expanduser(given)) if is_run(Path(os.path.expanduser(given))) else path).resolve().name
+
+
 def _unknown(text: str) -> str:
     if text in catalog():
         return how_to_pull(text)
