@@ -35,6 +35,7 @@ COMMANDS = {  # name: help; in the order of `heedful --help`
     "train": "train a model: from a text file, a folder or a recipe; or go on with a run",
     "estimate": "what a training would cost: parameters, memory, FLOPs, time on this machine",
     "serve": "the playground's page, and OpenAI's HTTP API: completions, chats, embeddings",
+    "batch": "a file of requests in OpenAI's batch format, answered at once; here or on a Ray cluster",
     "learn": "lessons on Transformers that run: in the terminal, as notebooks, in the playground",
     "show": "look inside a model: attention, layers, positions; a page or a picture",
     "fill": "what a model puts into a blank, and what that goes with",

@@ -9,5 +9,6 @@ completions, chat, embeddings, models, tokenize, metrics
 generation, logprobs          what completions and chats share: dispatch, streaming, formatting
 worker, handle                the engine's thread, and handles to what was submitted to it
 model_manager, memory         loading and evicting models within a memory budget
+batch, batch_files, ray_batch OpenAI's batch files, answered by the application without a socket; on a Ray cluster
 playground/                   the page and its API
 """
