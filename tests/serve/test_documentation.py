@@ -48,7 +48,7 @@ def test_files_of_the_site(locked, built, path, file, kind):
     assert response.headers["content-type"] == f"{kind}; charset=utf-8"
     assert ("immutable" in response.headers["cache-control"]) == ("?v=" in path)
     policy = response.headers["content-security-policy"]
-    assert "default-src 'none'; script-src 'self'; style-src 'self'; " in policy and "form-action 'self'" in policy
+    assert "default-src 'self'; script-src 'self'; style-src 'self'; " in policy and "form-action 'self'" in policy
     again = locked.get(path, headers={"if-none-match": response.headers["etag"]})
     assert again.status_code == 304 and again.headers["content-security-policy"] == policy
     assert locked.http.head(path).status_code == 200

@@ -18,8 +18,9 @@ from heedful.serve.playground.page import CONTENT_SECURITY_POLICY, MEDIA_TYPES, 
 router = APIRouter()
 DOCUMENTATION_FOLDER = Path(__file__).parents[1] / "documentation"
 SAFE_PATH = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,99}/){0,4}[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
-# The page's policy, but the search is a form.
+# The page's policy, but the search is a form, and Firefox fetches the next page ahead (rel="next").
 POLICY = CONTENT_SECURITY_POLICY.replace("form-action 'none'", "form-action 'self'")
+POLICY = POLICY.replace("default-src 'none'", "default-src 'self'")
 NOT_BUILT = """<p>The documentation has not been built here. In the repository:</p>
 <pre>make docs</pre>
 <p>Then load this page again.</p>
