@@ -28,10 +28,15 @@ CHECKS = [
     response_schema_conformance,
 ]
 CASES = 120
+FEW = 40  # cases where the fields are those of other operations
 OPERATIONS = [
     "POST /v1/completions",
     "POST /v1/engines/{engine}/completions",
     "POST /v1/chat/completions",
+    "POST /v1/responses",
+    "GET /v1/responses/{id}",
+    "DELETE /v1/responses/{id}",
+    "GET /v1/responses/{id}/input_items",
     "POST /v1/embeddings",
     "GET /v1/models",
     "GET /v1/models/{id}",
@@ -42,20 +47,22 @@ OPERATIONS = [
     "GET /metrics",
 ]
 MODELS = {"/v1/embeddings": "bert-books"}  # elsewhere "small"
+LENGTHS = {"/v1/responses": "max_output_tokens"}  # elsewhere max_tokens
+PARTS = {"StreamOptions", "Message", "InputItem", "TextPart", "TextConfig", "TextFormat"}  # of requests
 
 
 @pytest.fixture(scope="module")
 def schema(server) -> Any:
     described = server.get("/openapi.json").json()
     for name, part in described["components"]["schemas"].items():
-        if name in ("StreamOptions", "Message") or (name.endswith("Request") and name != "DetokenizeRequest"):
+        if name in PARTS or (name.endswith("Request") and name != "DetokenizeRequest"):
             part["additionalProperties"] = False  # to make up unknown fields everywhere would take most of the time
     found = schemathesis.openapi.from_dict(described)
     found.config.update(base_url=server.url)
     return found
 
 
-def sensible(case: Any, draw: random.Random) -> None:
+def sensible(case: Any, draw: random.Random, stored: str) -> None:
     """Most cases name a model that is served (else all would be answered 404), and ask for short answers."""
     if draw.random() > 0.8:
         return
@@ -63,15 +70,15 @@ def sensible(case: Any, draw: random.Random) -> None:
     if isinstance(case.body, dict):
         case.body.pop("engine", None)
         case.body["model"] = model
-        if "completions" in case.path:
-            case.body["max_tokens"] = 4
+        if case.path.endswith(("completions", "responses")):
             case.body.pop("max_completion_tokens", None)
+            case.body[LENGTHS.get(case.path, "max_tokens")] = 4
             if draw.random() < 0.5:
-                for name in ("n", "best_of", "logit_bias"):
+                for name in ("n", "best_of", "logit_bias", "previous_response_id", "tools", "tool_choice"):
                     case.body.pop(name, None)
     for place in (case.path_parameters, case.query):
         for name in {"engine", "id", "model"} & set(place or {}):
-            place[name] = model
+            place[name] = stored if "responses" in case.path else model
 
 
 def test_every_operation_is_listed_here(schema):
@@ -82,13 +89,15 @@ def test_every_operation_is_listed_here(schema):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_answers_are_as_described(schema, operation):
+def test_answers_are_as_described(schema, server, operation):
     method, path = operation.split()
     found, draw, statuses = schema[path][method], random.Random(1), []
+    cases = FEW if path.startswith(("/v1/responses", "/v1/messages")) else CASES
+    stored = server.post("/v1/responses", {"model": "small", "input": "a", "max_output_tokens": 1}).json()["id"]
 
     @seeded(1)
     @settings(
-        max_examples=CASES if found.body or found.path_parameters or found.query else 1,
+        max_examples=cases if found.body or found.path_parameters or found.query else 1,
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -96,7 +105,7 @@ def test_answers_are_as_described(schema, operation):
     )
     @given(case=found.as_strategy())
     def ask(case):
-        sensible(case, draw)
+        sensible(case, draw, stored)
         response = case.call(timeout=60)
         statuses.append(response.status_code)
         case.validate_response(response, checks=CHECKS)
