@@ -127,7 +127,7 @@ def test_refusals(inside):
     for body, param in (
         (dict(max_tokens=300), "messages"),
         (dict(n=7, max_tokens=100), "max_completion_tokens"),
-        (dict(tools=[{"type": "function"}]), "tools"),
+        (dict(tools=[{"type": "function"}]), "tools.0.function"),
     ):
         answer = inside.chat("the cat", model="small", **body)
         assert answer.status == 400 and answer.error["param"] == param, answer.text

@@ -58,15 +58,6 @@ def test_a_chat(where, folder):
     assert "".join(piece.content for piece in llm.stream(turns)) == answer.content
 
 
-def test_tools_are_refused_by_name(where):
-    def weather(city: str) -> str:
-        """The weather in a city."""
-        return city
-
-    with pytest.raises(BadRequestError, match="tools"):
-        ChatOpenAI(model="small", **where).bind_tools([weather]).invoke("Is it cold?")
-
-
 def test_embeddings(where):
     """As heedful's own documentation says: the texts themselves are sent."""
     vectors = OpenAIEmbeddings(model="bert-books", check_embedding_ctx_length=False, **where)

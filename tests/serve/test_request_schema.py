@@ -15,6 +15,13 @@ LECTURE = {
 }  # fmt: skip
 
 
+CALL = {"id": "call_1", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+
+
+def tool(name, **more):
+    return {"type": "function", "function": {"name": name, **more}}
+
+
 def refusal(kind, body):
     """The error that a client gets."""
     with pytest.raises(ValidationError) as caught:
@@ -184,8 +191,23 @@ def test_options_of_embeddings_that_are_not_implemented_are_refused_by_name():
         ({"documents": ["x"]}, "documents.0"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.type"),
+        ({"tools": [tool("a b")]}, "tools.0.function.name"),
+        ({"tools": [tool("a"), tool("a")]}, "tools.1.function.name"),
+        ({"tools": [tool("a", parameters={"type": "string"})]}, "tools.0.function.parameters.type"),
+        ({"tools": [tool("a", parameters=[])]}, "tools.0.function.parameters"),
+        ({"tools": [tool("a", description="\ud800")]}, "tools"),
+        ({"tools": [tool(f"a{i}") for i in range(129)]}, "tools"),
+        ({"tools": [tool("a", description="x" * 300_000)]}, "tools"),
+        ({"tools": [tool("a", strict="yes")]}, "tools.0.function.strict"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tools": [tool("a")], "tool_choice": tool("b")}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"functions": [{}]}, "functions"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -204,7 +226,10 @@ def test_options_of_embeddings_that_are_not_implemented_are_refused_by_name():
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
         ({"messages": [{"role": "\ud800", "content": "a"}]}, "messages.0.role"),
-        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.function"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
+        ({"messages": [{"role": "tool", "content": None, "tool_call_id": "x"}]}, "messages.0.content"),
     ],
 )  # fmt: skip
 def test_a_chat_that_cannot_be_held_names_the_field(more, param):

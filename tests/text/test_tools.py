@@ -23,6 +23,11 @@ ANSWERS = {
 }
 
 
+def parsed(format: str, answer: str) -> tuple[str, list[ToolCall]]:
+    found = parse_calls(FORMAT[format], answer)
+    return found.text, found.calls
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_prompts_are_those_of_the_reference(family):
     """transformers takes arguments as an object; OpenAI's clients send them as text."""
@@ -64,7 +69,7 @@ def test_a_template_without_tools_has_them_in_its_messages():
     assert results["content"] == (
         '<tool_response>\n{"celsius": 3}\n</tool_response>\n<tool_response>\ntwo\n</tool_response>'
     )
-    assert parse_calls(FORMAT["hermes"], assistant["content"]) == ("", [ToolCall("get_weather", json.dumps(ARGUMENTS))])
+    assert parsed("hermes", assistant["content"]) == ("", [ToolCall("get_weather", json.dumps(ARGUMENTS))])
     assert with_tools(CHATML, talk[1:], TOOLS)[0]["role"] == "system"
     assert with_tools(CHATML, talk[:2], None) == talk[:2]
 
@@ -97,7 +102,7 @@ def test_nothing_in_tools_or_calls_becomes_a_special_token(template):
 @pytest.mark.parametrize("name", FORMAT)
 def test_calls_are_found_however_the_text_is_divided(name):
     answer = ANSWERS[name]
-    text, calls = parse_calls(FORMAT[name], answer)
+    text, calls = parsed(name, answer)
     assert text == ("" if name == "llama" else "Let me see.")
     assert calls == [ToolCall("f", '{"a": "}\\"{"}')] * (1 if name == "llama" else 2)
     for seed in range(20):
@@ -116,7 +121,7 @@ def test_calls_are_found_however_the_text_is_divided(name):
 def test_text_that_is_no_call_is_text():
     for name in FORMAT:
         for text in ("", " \n", "a < b", "see <tool", "<tool_call>{", "[TOOL_CALLS", '{"a": 1}', "x\n"):
-            assert parse_calls(FORMAT[name], text) == (text, []), name
+            assert parsed(name, text) == (text, []), name
 
 
 def test_a_call_that_was_cut():
@@ -149,7 +154,8 @@ def test_grammars_allow_what_they_should(family):
     assert accepts(answer('{"zone": "UTC"}', name="get_time"))
     assert accepts("Hello <b>there</b>!\n") and not accepts("Hello", required=True)
     assert accepts("Hello " + answer(good)) and not accepts("Hello " + answer(good), required=True)
-    assert parse_calls(format, "Hello " + answer(good))[1] == ([] if format.alone else [ToolCall("get_weather", good)])
+    expected = [] if format.alone else [ToolCall("get_weather", good)]
+    assert parsed(format.name, "Hello " + answer(good))[1] == expected
     assert accepts(answer(good, good)) == (format.again is not None)
     assert not accepts(answer(good, good), parallel=False)
     for bad in ('{"city": "Bern", "days": 2}', '{"city": "Basel"}', '{"city": "Basel", "days": 2, "x": 1}', "{}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from heedful.generate.defaults import CHAT_MAX_TOKENS, chat_max_tokens
+from heedful.generate.grammar import Grammar
 from heedful.generate.request import Choice, Result
 from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
@@ -33,8 +35,11 @@ from heedful.serve.generation import (
 from heedful.serve.logprobs import TokenLogprob, answer_logprobs, chat_logprobs
 from heedful.serve.request_schema import ChatRequest
 from heedful.serve.response_schema import ChatResponse, json_or_event_stream
+from heedful.serve.tool_fields import ToolCalling
 from heedful.serve.worker import Worker
 from heedful.text.prompt import PromptOptions
+from heedful.text.tool_calls import CallParser, parse_calls
+from heedful.text.tools import ToolFormat, call_grammar, find_tool_format, uses_special_tokens
 from heedful.text.warn import collect_warnings
 
 router = APIRouter()
@@ -78,6 +83,9 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
     encoded, told = await encode_chat(body, worker)
     max_tokens = body.max_completion_tokens or default_max_tokens(worker, encoded, most // body.n)
     check_context_length(worker, encoded, max_tokens, "messages")
+    params = generation_params(body, worker.loaded, max_tokens)
+    if body.tool_calling is not None:
+        params |= tool_params(body.tool_calling, worker.loaded, params.get("grammar"))
     with client_errors():
         return GenerationSpec(
             [encoded],
@@ -86,8 +94,26 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
             best_of=body.n,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             warnings=tuple(told),
-            **generation_params(body, worker.loaded, max_tokens),
+            **params,
         )
+
+
+def tool_params(calling: ToolCalling, loaded: Loaded, answer: Grammar | None) -> dict[str, Any]:
+    """The fields of a GenerationSpec for an answer that may call tools, and else matches the grammar `answer`."""
+    tokenizer = loaded.tokenizer
+    assert tokenizer is not None and tokenizer.chat_template is not None
+    special = tokenizer.target.special_tokens
+    with client_errors("tools"):
+        format = find_tool_format(tokenizer.chat_template)
+    if answer is not None and not calling.required and (answer.kind != "json_schema" or format.alone):
+        why = "a JSON schema" if answer.kind != "json_schema" else "text, since this model's calls are JSON too"
+        raise ApiError(400, f"beside tools the answer can only be {why}: leave out one of them", param="tools")
+    schema = None if answer is None or calling.required else json.loads(answer.text)
+    lark = call_grammar(
+        format, calling.tools, special, required=calling.required, parallel=calling.parallel, answer=schema
+    )
+    shown = {"skip_special_tokens": False} if uses_special_tokens(format, special) else {}
+    return {"grammar": Grammar.lark(lark), "tool_format": format, **shown}
 
 
 def chat_prompt_options(body: ChatRequest, worker: Worker) -> PromptOptions:
@@ -110,6 +136,7 @@ def chat_prompt_options(body: ChatRequest, worker: Worker) -> PromptOptions:
         "truncate_prompt_tokens": prompt_limit(body, worker, room),
         "continue_final_message": body.continue_final_message,
         "add_generation_prompt": not body.continue_final_message if begins is None else begins,
+        "tools": body.tools if body.tool_calling is not None else None,
         "chat_template_kwargs": variables,
     }
 
@@ -119,6 +146,12 @@ def default_max_tokens(worker: Worker, encoded: EncodedPrompt, most: int) -> int
     prompt, _ = encoded  # empty for an encoder-decoder, whose source takes no positions of the answer
     left = most if worker.max_context is None else worker.max_context - len(prompt)
     return max(1, min(left, most, CHAT_MAX_TOKENS))
+
+
+def new_call(name: str, arguments: str) -> dict[str, Any]:
+    """A call of a tool, with a new id."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
 class ChatDelta(NamedTuple):
@@ -140,12 +173,20 @@ class ChatFormatter(ResponseFormatter):
         found = None
         if choice.scores is not None:
             prompt, length = self.spec.prompts[sub.prompt][0], len(choice.text)
+            skip = self.spec.skip_special_tokens
             entries = answer_logprobs(
-                self.tokenizer, prompt, choice.tokens, choice.scores, start=0, stop=length, end=None
+                self.tokenizer, prompt, choice.tokens, choice.scores, start=0, stop=length, end=None, skip_special=skip
             )
             found = chat_logprobs(entries, self.token_text)
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"message": message, "logprobs": found, "finish_reason": choice.finish_reason}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        finish: str = choice.finish_reason
+        if self.spec.tool_format is not None:
+            answer = parse_calls(self.spec.tool_format, choice.text)
+            message["content"] = answer.text or (None if answer.calls else "")
+            if answer.calls:
+                message["tool_calls"] = [new_call(call.name, call.arguments) for call in answer.calls]
+            finish = "tool_calls" if finish == "stop" and answer.complete else finish
+        return {"message": message, "logprobs": found, "finish_reason": finish}
 
     def chunk(self, sub: SubRequest, event: Event) -> str:
         """The server-sent events for one event of the engine; may be empty."""
@@ -161,6 +202,9 @@ class ChatFormatter(ResponseFormatter):
         if finish == "error":
             return
         entries = self._released_logprobs(state, event)
+        if self.spec.tool_format is not None:
+            yield from self._call_deltas(state, self.spec.tool_format, event, entries)
+            return
         if not state.started:
             state.started = True
             yield ChatDelta({"role": "assistant", "content": "", "refusal": None})
@@ -168,6 +212,31 @@ class ChatFormatter(ResponseFormatter):
             yield ChatDelta({"content": text}, entries)
         if finish:
             yield ChatDelta({}, finish=finish)
+
+    @staticmethod
+    def _call_deltas(
+        state: ChoiceState, format: ToolFormat, event: Event, entries: list[TokenLogprob]
+    ) -> Iterator[ChatDelta]:
+        """What one event adds to a message that may call tools: what it is, text or a call, may show later."""
+        parser = state.calls = state.calls or CallParser(format)
+        state.unsent += entries
+        index, finish = len(parser.calls) - 1, event.finish_reason
+        pieces = parser.push(event.piece) + (parser.finish() if finish else [])
+        if not state.started and (pieces or finish):
+            state.started = True
+            calls_first = bool(pieces) and pieces[0][0] == "name"
+            yield ChatDelta({"role": "assistant", "content": None if calls_first else "", "refusal": None})
+        for kind, piece in pieces:
+            fields: dict[str, Any] = {"content": piece}
+            if kind == "name":
+                index += 1
+                fields = {"tool_calls": [{"index": index, **new_call(piece, "")}]}
+            elif kind == "arguments":
+                fields = {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+            yield ChatDelta(fields, state.unsent or None)
+            state.unsent = []
+        if finish:
+            yield ChatDelta({}, state.unsent or None, "tool_calls" if finish == "stop" and parser.complete else finish)
 
     def _encoded(self, state: ChoiceState, delta: ChatDelta) -> str:
         logprobs = "null"

@@ -198,12 +198,12 @@ Content = Annotated[
 ]
 
 
-def _check_nesting(value: Any) -> Any:
-    """Values for a chat template: JSON of a few levels, in whole characters."""
+def check_nesting(value: Any, most: int = MAX_NESTING) -> Any:
+    """Values for a chat template: JSON of a few levels, in whole characters; FieldError for others."""
     level, depth = [value], 0
     while level:
-        if depth > MAX_NESTING:
-            raise FieldError("", f"is nested more than {MAX_NESTING} levels deep")
+        if depth > most:
+            raise FieldError("", f"is nested more than {most} levels deep")
         for text in (item for item in level if isinstance(item, str)):
             _check_text("", text)
         inner = [item for item in level if isinstance(item, dict | list)]
@@ -218,8 +218,8 @@ def _check_truncation(value: int) -> int:
     return value
 
 
-TemplateValues = Annotated[dict[Text, Any], AfterValidator(_check_nesting)]
-Documents = Annotated[list[dict[Text, Any]], Field(max_length=MAX_PROMPTS), AfterValidator(_check_nesting)]
+TemplateValues = Annotated[dict[Text, Any], AfterValidator(check_nesting)]
+Documents = Annotated[list[dict[Text, Any]], Field(max_length=MAX_PROMPTS), AfterValidator(check_nesting)]
 Truncation = Annotated[
     Annotated[Count, Field(ge=-1)],
     AfterValidator(_check_truncation),

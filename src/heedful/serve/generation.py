@@ -15,7 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -28,9 +28,11 @@ from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.event_stream import DONE, ChunkFormatter, EventStream
 from heedful.serve.handle import GenerationHandle, HandleGroup, Wakeup, empty_result
-from heedful.serve.logprobs import LogprobBuffer, token_text_of
+from heedful.serve.logprobs import LogprobBuffer, TokenLogprob, token_text_of
 from heedful.serve.request_schema import ChatRequest, SamplingRequest
 from heedful.serve.worker import Worker
+from heedful.text.tool_calls import CallParser
+from heedful.text.tools import ToolFormat
 
 LARGE = 4096  # log-probabilities: a body with more is made in a thread, beside the event loop
 
@@ -57,6 +59,7 @@ class GenerationSpec:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    tool_format: ToolFormat | None = None  # the form of calls in the answer, where it may have some
     warnings: tuple[str, ...] = ()  # about the prompts, for the client
 
     @property
@@ -228,6 +231,8 @@ class ChoiceState:
     logprobs: LogprobBuffer | None  # where log-probabilities are asked for
     n_chars: int = 0  # sent
     started: bool = False
+    calls: CallParser | None = None  # where the answer may call tools
+    unsent: list[TokenLogprob] = field(default_factory=list)  # those of text that may become a call
 
     def take_prefix(self) -> str:
         """What its next chunk begins with."""

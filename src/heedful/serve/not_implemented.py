@@ -94,7 +94,6 @@ COMPLETION: Mapping[str, NoEffect] = {
 }
 
 MESSAGE: Mapping[str, NoEffect] = {
-    "tool_calls": ([],),
     "function_call": (),
     "audio": (),
 }
@@ -104,8 +103,6 @@ CHAT: Mapping[str, NoEffect] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),

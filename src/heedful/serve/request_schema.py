@@ -36,6 +36,7 @@ from heedful.serve.field_types import (
     Truncation,
     to_integer,
 )
+from heedful.serve.tool_fields import MessageCalls, ToolCalling, ToolChoice, Tools, tool_calling
 
 
 class RequestBody(BaseModel):
@@ -158,8 +159,10 @@ class Message(RequestBody):
 
     unsupported = not_implemented.MESSAGE
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
+    tool_calls: MessageCalls = []  # of the assistant
+    tool_call_id: Text | None = None  # of a tool's message: the call whose result it is
 
     @model_validator(mode="before")
     @classmethod
@@ -167,6 +170,22 @@ class Message(RequestBody):
         """An assistant's message without content, which OpenAI's API allows, is an empty one."""
         empty = isinstance(body, dict) and body.get("role") == "assistant" and body.get("content") is None
         return {**body, "content": ""} if empty else body
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise FieldError("tool_calls", f"is in a message of the {self.role}: calls are the assistant's")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise FieldError("tool_call_id", "is missing: which call has this result?")
+        return self
+
+    @property
+    def turn(self) -> dict[str, Any]:
+        """The message as chat templates take it; "developer" is OpenAI's newer name for "system"."""
+        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        if self.tool_calls:
+            found["tool_calls"] = self.tool_calls
+        return found | ({"tool_call_id": self.tool_call_id} if self.role == "tool" else {})
 
 
 class ChatRequest(SamplingRequest):
@@ -182,6 +201,9 @@ class ChatRequest(SamplingRequest):
     add_special_tokens: Flag = False  # around the template's text
     add_generation_prompt: Flag | None = None  # None: unless the last message is continued
     continue_final_message: Flag = False
+    tools: Tools = []
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: Flag = True
     chat_template_kwargs: TemplateValues = {}
     documents: Documents = []
     reasoning_effort: Text | None = None
@@ -195,12 +217,18 @@ class ChatRequest(SamplingRequest):
             raise FieldError("continue_final_message", "and add_generation_prompt exclude each other: leave one out")
         if self.top_logprobs is not None and not self.logprobs:
             raise FieldError("top_logprobs", "needs logprobs: set it to true")
+        tool_calling(self.tools, self.tool_choice, self.parallel_tool_calls)  # checks the choice
         return self
 
     @property
-    def turns(self) -> list[dict[str, str]]:
-        """The messages as chat templates take them; "developer" is OpenAI's newer name for "system"."""
-        return [{"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in self.messages]
+    def turns(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them."""
+        return [message.turn for message in self.messages]
+
+    @property
+    def tool_calling(self) -> ToolCalling | None:
+        """Which tools the answer may call; None: none."""
+        return tool_calling(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class EmbeddingRequest(RequestBody):

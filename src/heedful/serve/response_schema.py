@@ -69,12 +69,28 @@ class CompletionResponse(ResponseModel):
     warnings: list[str] | None = None  # where there is something; OpenAI's API has no such field
 
 
+class CalledFunction(ResponseModel):
+    """The function of a call, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(ResponseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(ResponseModel):
     """The message that was generated."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    tool_calls: list[MessageToolCall] | None = None
 
 
 class TopLogprob(ResponseModel):
@@ -102,7 +118,7 @@ class ChatChoice(ResponseModel):
 
     index: int
     message: ChatMessage
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: ChatLogprobs | None
 
 

@@ -68,12 +68,13 @@ class CallParser:
         self._held = ""
         self._before = ""  # the trigger, as it was written
         self._depth, self._quoted, self._escaped = 0, False, False  # within arguments
-        self.n_calls = 0
+        self.text = ""  # so far, without calls
+        self.calls: list[ToolCall] = []
 
     @property
     def complete(self) -> bool:
         """Whether there are calls, and the arguments of the last one are complete."""
-        return self.n_calls > 0 and self._state != self._read_arguments
+        return bool(self.calls) and self._state != self._read_arguments
 
     def push(self, text: str) -> list[Piece]:
         """What a piece of text adds."""
@@ -83,15 +84,25 @@ class CallParser:
         while state != self._state:
             state = self._state
             found += state()
-        return found
+        return self._added(found)
+
+    def _added(self, pieces: list[Piece]) -> list[Piece]:
+        for kind, piece in pieces:
+            if kind == "text":
+                self.text += piece
+            elif kind == "name":
+                self.calls.append(ToolCall(piece))
+            else:
+                self.calls[-1].arguments += piece
+        return pieces
 
     def finish(self) -> list[Piece]:
         """What was held back, when no more text comes."""
         text = self._before + self._held if self._state == self._read_name else self._held
-        if self.n_calls and (self._state == self._read_close or not text.strip()):
+        if self.calls and (self._state == self._read_close or not text.strip()):
             text = ""  # the rest of a call, or the whitespace behind it
         self._held = self._before = ""
-        return [("text", text)] if text else []
+        return self._added([("text", text)] if text else [])
 
     def _read_text(self) -> list[Piece]:
         found = self._patterns.trigger.search(self._held)
@@ -118,7 +129,6 @@ class CallParser:
         if not found:
             return []
         self._held, self._before = self._held[found.end() :], ""
-        self.n_calls += 1
         self._state = self._read_arguments
         return [("name", found["name"])]
 
@@ -148,14 +158,9 @@ class CallParser:
         return self._begin_call(again.match(self._held) if again else None)
 
 
-def parse_calls(format: ToolFormat, text: str) -> tuple[str, list[ToolCall]]:
-    """The text of a whole answer without its calls, and the calls."""
-    parser, texts, calls = CallParser(format), list[str](), list[ToolCall]()
-    for kind, piece in [*parser.push(text), *parser.finish()]:
-        if kind == "text":
-            texts.append(piece)
-        elif kind == "name":
-            calls.append(ToolCall(piece))
-        else:
-            calls[-1].arguments += piece
-    return "".join(texts), calls
+def parse_calls(format: ToolFormat, text: str) -> CallParser:
+    """A whole answer: its `text` without calls, and its `calls`."""
+    parser = CallParser(format)
+    parser.push(text)
+    parser.finish()
+    return parser
