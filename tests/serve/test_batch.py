@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 
 from heedful.cli import main
+from heedful.serve.batch import answer_batch
 from heedful.serve.batch_files import MAX_LINE, AnswerFile, BatchAnswer, RequestIndex, read_requests
+from heedful.serve.options import Options
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed: pip install openai")
 
@@ -122,6 +126,21 @@ def test_killed_after_any_byte_nothing_is_lost_or_doubled(tmp_path):
         assert path.read_bytes() == whole
 
 
+def test_what_fails_midway_leaves_no_errors_behind(tmp_path):
+    """A full disk, say, or Ctrl-C: requests in flight are not answered with the end of the server."""
+    requests = io.BytesIO("".join(line_of(str(i), prompt="To be", max_tokens=9) for i in range(30)).encode())
+    statuses = []
+
+    def write(answer: BatchAnswer) -> None:
+        statuses.append(answer.status)
+        if len(statuses) == 5:
+            raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(answer_batch(read_requests(requests), Options(models=("tiny",), max_rows=8), write))
+    assert statuses == [200] * 5
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -171,6 +190,19 @@ def test_pipes(tmp_path, monkeypatch, capsysbinary):
     assert json.loads(said.out)["response"]["body"]["usage"]["completion_tokens"] == 2 and b"1 ok, 0 failed" in said.err
 
 
-def test_options_of_ray_without_it_are_refused(capsys):
-    assert main(["batch", "a", "b", "--replicas", "2"]) == 2
-    assert "--ray" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--replicas", "2"], "--ray"),
+        (["--ray", "--replicas", "-1"], "1 or more"),
+        (["--max-rows", "0"], "max_rows"),
+        (["--model", "nobody"], "nobody"),
+        (["--ray"], "heedful[ray]"),
+    ],
+)
+def test_a_mistake_is_one_line_that_helps(options, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    (tmp_path / "requests.jsonl").write_text(line_of("a"))
+    assert main(["batch", str(tmp_path / "requests.jsonl"), str(tmp_path / "answers.jsonl"), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("heedful: ") and error.count("\n") == 1 and words in error

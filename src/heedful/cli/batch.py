@@ -18,7 +18,8 @@ from heedful.cli.arguments import MODEL, add_context_length, add_quantize
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from heedful.serve.batch_files import AnswerFile, BatchAnswer, RequestIndex
+    from heedful.serve.batch_files import AnswerFile, BatchAnswer
+    from heedful.serve.options import Options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,9 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Answer what is not answered; exit code 1 if any answer is an error."""
     from heedful.cli.serve import prepare_threads
+    from heedful.serve.options import Options
 
     if options.ray is None and (options.replicas or options.cpus):
         raise ValueError("--replicas and --cpus are for --ray: without it there is one process, with all cores")
+    for name in ("replicas", "cpus"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name} is {value}: it must be 1 or more")
+    names = ("device", "quantize", "context_length", "memory", "max_rows")
+    settings = Options(models=tuple(options.model), **{name: getattr(options, name) for name in names})
     prepare_threads()
     from heedful.serve.batch_files import AnswerFile, RequestIndex
 
@@ -64,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
         path = None if options.answers == "-" else Path(options.answers)
         answers = files.enter_context(AnswerFile(path, index))
         progress = files.enter_context(show_progress(answers))
-        asyncio.run(answer_all(options, index, progress))
+        if progress.left:
+            asyncio.run(answer_all(options, settings, progress))
     where, out = ("standard output", sys.stderr) if path is None else (path, sys.stdout)
     print(f"{where}: {progress.summary()}", file=out)
     return 1 if answers.n_failed else 0
@@ -81,28 +89,20 @@ def open_requests(name: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-async def answer_all(options: argparse.Namespace, index: RequestIndex, progress: BatchProgress) -> None:
+async def answer_all(options: argparse.Namespace, settings: Options, progress: BatchProgress) -> None:
     """Answer what is not answered, in this process or on a Ray cluster."""
-    from heedful.serve.options import Options
-
-    names = ("device", "quantize", "context_length", "memory", "max_rows")
-    settings = Options(models=tuple(options.model), **{name: getattr(options, name) for name in names})
-    if not progress.left:
-        return
+    requests = progress.answers.index.unanswered()
     if options.ray is None:
         from heedful.serve.batch import answer_batch
 
-        return await answer_batch(index.unanswered(), settings, progress.write)
+        return await answer_batch(requests, settings, progress.write)
     try:
         from heedful.serve.ray_batch import answer_batch_on_ray, connected
     except ImportError:
         raise ValueError("--ray needs Ray: pip install 'heedful[ray]'") from None
-    replicas = 2 if options.replicas is None else options.replicas
-    if replicas < 1:
-        raise ValueError(f"--replicas is {replicas}: it must be 1 or more")
     with redirect_stdout(sys.stderr), connected(options.ray):  # Ray prints what becomes of its workers
         await answer_batch_on_ray(
-            index.unanswered(), progress.left, settings, progress.write, replicas=replicas, cpus=options.cpus
+            requests, progress.left, settings, progress.write, replicas=options.replicas or 2, cpus=options.cpus
         )
 
 

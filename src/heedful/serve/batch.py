@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +90,14 @@ async def answer_batch(
             for request in requests:
                 write(await client.answer(request))
 
+        await run_together(answer_next() for _ in range(client.n_in_flight))
+
+
+async def run_together(tasks: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run tasks to their end. When one fails, the others are cancelled before its exception is raised."""
+    try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(client.n_in_flight):
-                group.create_task(answer_next())
+            for task in tasks:
+                group.create_task(task)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

@@ -13,13 +13,14 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
-from heedful.serve.batch import BatchClient
+from heedful.serve.batch import BatchClient, run_together
 from heedful.serve.batch_files import BatchAnswer, BatchRequest
 from heedful.serve.options import Options
 
@@ -32,16 +33,19 @@ class Replica:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.client: BatchClient | None = None
+
+    @cached_property
+    def client(self) -> BatchClient:
+        """Made by the first call, so that what is wrong with the options is an error of that call."""
+        return BatchClient(self.options)
 
     @ray.method(max_task_retries=-1)
-    async def start(self) -> None:
-        """Returns when the process runs, also after it was started again. ValueError for what cannot be served."""
-        self.client = self.client or BatchClient(self.options)
+    async def start(self) -> tuple[str, ...]:
+        """The names of the models; it waits for a process that has died to be started again."""
+        return self.client.manager.names
 
     async def answer(self, requests: list[BatchRequest]) -> list[BatchAnswer]:
         """The answers to a group of requests."""
-        assert self.client is not None
         return await asyncio.gather(*map(self.client.answer, requests))
 
 
@@ -130,11 +134,15 @@ async def answer_batch_on_ray(
 
     # As many at once as keep the engine's batch full, but no more than a replica's part of them.
     at_once = min(2 * options.max_rows, math.ceil(n_requests / replicas))
-    feeders = [feed(actor) for _ in range(math.ceil(at_once / GROUP)) for actor in actors]
     try:
-        await asyncio.gather(*feeders)
+        await run_together(feed(actor) for _ in range(math.ceil(at_once / GROUP)) for actor in actors)
     except RayTaskError as error:
         raise error.cause from None
     finally:
         for actor in actors:
             ray.kill(actor)
+    if groups.unanswered:
+        raise ChildProcessError(
+            f"all {replicas} workers have died, each after {MAX_RESTARTS} restarts: their logs, in Ray's folder for "
+            "them, say why. What is answered is kept: the same command goes on"
+        )
