@@ -296,8 +296,10 @@ def run_beam_search(
     """The n best hypotheses of requests that differ in their prompts alone; `options` are those of `beam_search`.
 
     Of their sampling parameters no_repeat_ngram_size alone is followed. Stop strings do not steer the search: a result
-    is cut before the first one.
+    is cut before the first one. ValueError for a grammar.
     """
+    if any(request.grammar is not None for request in requests):
+        raise ValueError("beam search does not follow a grammar: give beams=1")
     no_repeat = requests[0].sampling.no_repeat_ngram_size if requests else 0
     requests = [replace(request, sampling=Sampling(temperature=0)) for request in requests]  # draws no seeds
     results: dict[int, Result] = {}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from heedful.generate.batch import pad_tokens, unpad_tokens
+from heedful.generate.matcher import Matcher
 from heedful.generate.request import Sampling
 from heedful.generate.sampling import InvalidLogits, Sampler, apply_penalties, filter_logits
 from heedful.kernels.sampling import apply_temperature
@@ -82,14 +83,25 @@ def one_hot(token: int, like: Tensor) -> Tensor:
 class SpeculativeSampler:
     """The sampling rule that the target model and the drafter share."""
 
-    def __init__(self, params: Sampling, *, min_tokens: int = 0, stop_ids: Collection[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        params: Sampling,
+        *,
+        min_tokens: int = 0,
+        stop_ids: Collection[int] = frozenset(),
+        matcher: Matcher | None = None,
+    ) -> None:
         self.params, self._min_tokens, self._stop_ids = params, min_tokens, stop_ids
+        self._matcher = None if matcher is None else matcher.copy()  # at the begin of every row's text
         self._without_random = replace(params, temperature=0)  # for the penalties alone
         # The likeliest token of the unmodified logits: one argmax decides for all rows and positions.
         self.greedy = params.temperature == 0 and not self._sampler().changes_logits
 
     def _sampler(self, prompt: Sequence[int] = ()) -> Sampler:
-        return Sampler(self._without_random, prompt, min_tokens=self._min_tokens, stop_ids=self._stop_ids)
+        matcher = None if self._matcher is None else self._matcher.copy()
+        return Sampler(
+            self._without_random, prompt, min_tokens=self._min_tokens, stop_ids=self._stop_ids, matcher=matcher
+        )
 
     def probabilities(self, logits: Tensor, row: SpeculativeRow, draft: Sequence[int]) -> Tensor:
         """The distribution (V,) after a row's tokens and these draft tokens, given the model's logits (V,)."""

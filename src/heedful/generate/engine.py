@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from heedful.generate.detokenizer import SupportsDecode
+from heedful.generate.matcher import GrammarFailed, new_matcher
 from heedful.generate.model_runner import Chunk, ModelRunner
 from heedful.generate.pace import PrefillPace, cost_per_key
 from heedful.generate.request import Request, Result
@@ -88,6 +89,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """ValueError if the request could never run; thread-safe."""
         self.runner.check(request)
+        if request.grammar is not None:
+            new_matcher(self.tokenizer, request.grammar, request.stop_ids, at_start=not request.prompt)
         self.scheduler.check(request.best_of or request.n, self.runner.cache_tokens(request))
 
     def add(self, request: Request) -> int:
@@ -249,7 +252,7 @@ class Engine:
         try:
             try:
                 events = self._sample(sequences, logits, lengths)
-            except InvalidLogits as error:
+            except (InvalidLogits, GrammarFailed) as error:
                 for row in error.rows:
                     self._fail(sequences[row].group, error)
                 events = self._sample(*_unfinished(sequences, logits, lengths))

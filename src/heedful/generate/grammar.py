@@ -1,14 +1,14 @@
-"""Structured output: what a completion must match, whatever the model prefers.
-
-Grammar      what is allowed, as plain data: a JSON schema, a regular expression, a context-free grammar
-"""
+"""What a completion must match, as plain data: a JSON schema, a regular expression or a context-free grammar."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
@@ -29,11 +29,15 @@ class Grammar:
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"the schema is not JSON: {error}") from None
-        if not isinstance(schema, Mapping | bool):
-            raise ValueError(f"a JSON schema is an object or a boolean, not {type(schema).__name__}")
-        return cls("json_schema", json.dumps(schema))
+        schema = {} if schema is True else schema
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"a JSON schema is an object, not {type(schema).__name__}")
+        try:
+            return cls("json_schema", json.dumps(schema))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"the schema is not JSON: {error}") from None
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -43,17 +47,22 @@ class Grammar:
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
         """A text that all of a regular expression matches (Rust's syntax: no look-around, no back-references)."""
-        return cls("regex", pattern)
+        return cls("regex", _text("a regular expression", pattern))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
         """A context-free grammar in Lark's notation, with llguidance's additions (%json, special tokens)."""
-        return cls("lark", text)
+        return cls("lark", _text("a grammar", text))
 
     @classmethod
     def gbnf(cls, text: str) -> Grammar:
         """A context-free grammar in llama.cpp's notation."""
-        return cls("gbnf", text)
+        return cls("gbnf", _text("a grammar", text))
+
+    @classmethod
+    def cfg(cls, text: str) -> Grammar:
+        """A context-free grammar in either notation: GBNF has rules with ::=, Lark with a colon."""
+        return cls.gbnf(text) if GBNF_RULE.search(text) else cls.lark(text)
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Grammar:
@@ -61,3 +70,9 @@ class Grammar:
         if not texts or isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
             raise ValueError(f"a choice is one of several texts, none of them empty, not {texts!r}")
         return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{what} is a text, not {value!r:.100}")
+    return value

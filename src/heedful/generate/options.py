@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal, cast
 
 from heedful.generate.draft import Drafter, DraftModel, PromptLookup
+from heedful.generate.grammar import Grammar
 from heedful.generate.model_with_tokenizer import ModelWithTokenizer
 from heedful.generate.request import Request, Sampling
 from heedful.models.base import DecoderModel, GenerativeModel, TruncationWarning
@@ -38,6 +39,9 @@ class GenerationOptions(PromptOptions, total=False):
     stop_token_ids: Collection[int]  # tokens that end it, beside those of the model
     ignore_eos: bool  # the model's own end of a text does not end it
     include_stop_str_in_output: bool  # the stop text or token that ends it is part of it
+    schema: Any  # JSON that this schema allows: a dict, its JSON text, or a pydantic model class
+    regex: str  # a text that all of this regular expression matches
+    grammar: str | Grammar  # a text of this context-free grammar, in the notation of Lark or GBNF
     skip_special_tokens: bool  # special tokens are no part of the text (default True)
     n: int  # completions of each prompt; for `complete` alone, as the next three
     best_of: int | None
@@ -53,6 +57,7 @@ class GenerationOptions(PromptOptions, total=False):
 
 # Options of a request beside its sampling, with their defaults; others need `complete`, which returns whole results.
 RESULT_OPTIONS: dict[str, int | None] = {"n": 1, "best_of": None, "logprobs": None, "echo": False}
+GRAMMARS = ("schema", "regex", "grammar")
 # Options of beam search, and what `run_beam_search` calls them.
 BEAM_OPTIONS = {
     "beams": "beams",
@@ -83,7 +88,25 @@ def excluding_beams(options: GenerationOptions) -> list[str]:
     defaults: dict[str, Any] = {**RESULT_OPTIONS, "draft": None}
     other = [name for name in defaults if name != "n" and options.get(name, defaults[name]) != defaults[name]]
     sampling = [field.name for field in fields(Sampling) if field.name != "no_repeat_ngram_size"]
-    return [name for name in sampling if name in options] + other
+    grammars = [name for name in GRAMMARS if options.get(name) is not None]
+    return [name for name in sampling if name in options] + other + grammars
+
+
+def grammar_option(options: GenerationOptions) -> Grammar | None:
+    """What a completion must match; ValueError for more than one."""
+    given: dict[str, Any] = {name: value for name in GRAMMARS if (value := options.get(name)) is not None}
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} do not go together: give one of them")
+    match given:
+        case {"schema": schema}:
+            return Grammar.json_schema(schema)
+        case {"regex": pattern}:
+            return Grammar.regex(pattern)
+        case {"grammar": Grammar() as grammar}:
+            return grammar
+        case {"grammar": text}:
+            return Grammar.cfg(text)
+    return None
 
 
 def refuse_result_options(method: str, options: GenerationOptions) -> None:
@@ -108,7 +131,8 @@ def build_requests(
     ends |= frozenset(rest.pop("stop_token_ids", ()))
     names = (*RESULT_OPTIONS, "min_tokens", "include_stop_str_in_output", "skip_special_tokens")
     more = {name: rest.pop(name) for name in names if name in rest}
-    others = (*BEAM_OPTIONS, *PromptOptions.__annotations__, "draft")
+    more["grammar"] = grammar_option(options)
+    others = (*BEAM_OPTIONS, *GRAMMARS, *PromptOptions.__annotations__, "draft")
     rest = {name: value for name, value in rest.items() if name not in others}
     if banned_ids:
         rest["logit_bias"] = dict.fromkeys(banned_ids, -100.0) | rest.get("logit_bias", {})

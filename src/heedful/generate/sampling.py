@@ -1,10 +1,10 @@
 """Choosing the next token: logit processors (bias and penalties), temperature, then filters, then one random draw.
 
 Each rule is a small pure function from logits to logits. They act in the order of transformers: logit bias, repetition
-penalty, frequency and presence penalty, repeated n-grams and minimum length, temperature, top-k, top-p, min-p, typical;
-each filter sees the distribution that the one before left. Ties at the border: top-k and min-p look at a token's own
-logit only and keep all that equal the last one kept; top-p and typical keep the fewest tokens, of equals those with the
-lowest ids.
+penalty, frequency and presence penalty, repeated n-grams and minimum length, the grammar, temperature, top-k, top-p,
+min-p, typical; each filter sees the distribution that the one before left. Ties at the border: top-k and min-p look at
+a token's own logit only and keep all that equal the last one kept; top-p and typical keep the fewest tokens, of equals
+those with the lowest ids.
 
 A row never depends on the others. It has a random stream of its own, seeded by the seed and the sequence's index, and
 takes the same count of numbers from it for every token. An id is drawn bit by bit, the highest first: one number per
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.generate.matcher import GrammarFailed, Matcher, allowed_tokens
 from heedful.generate.ngrams import NgramBlocker
 from heedful.generate.request import Sampling, TokenScore
 from heedful.kernels.sampling import (
@@ -37,6 +38,7 @@ from heedful.kernels.sampling import (
     apply_temperature,
     argmax,
     keep_smallest_set,
+    mask_tokens,
     n_uniforms,
     sample_categorical,
     sample_top_p,
@@ -57,7 +59,8 @@ class InvalidLogits(ValueError):
 class Sampler:
     """The sampling state of one sequence: its parameters, its random stream, and the tokens that penalties count.
 
-    `stop_ids` are not sampled before `min_tokens` others were.
+    `stop_ids` are not sampled before `min_tokens` others were, nor anything that the `matcher` of a grammar refuses,
+    which comes first where both leave no token.
     """
 
     def __init__(
@@ -68,8 +71,9 @@ class Sampler:
         *,
         min_tokens: int = 0,
         stop_ids: Collection[int] = frozenset(),
+        matcher: Matcher | None = None,
     ) -> None:
-        self.params = params
+        self.params, self.matcher = params, matcher
         self._n_missing, self._stop_ids = min_tokens, sorted(stop_ids)
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self.penalizes = penalties != (1, 0, 0)
@@ -93,6 +97,8 @@ class Sampler:
     def record(self, token: int) -> None:
         """Count a generated token. `sample` does it; callers do it for tokens that were chosen otherwise."""
         self._n_missing -= 1
+        if self.matcher is not None:
+            self.matcher.accept(token)
         if self._ngrams is not None:
             self._ngrams.append(token)
         if self.penalizes:
@@ -109,9 +115,15 @@ class Sampler:
         return short if self._ngrams is None else [*short, *self._ngrams.banned]
 
     @property
+    def constrained(self) -> bool:
+        """Whether a grammar decides which tokens may be next."""
+        return self.matcher is not None and not self.matcher.complete
+
+    @property
     def changes_logits(self) -> bool:
         """Whether it changes the model's logits before temperature and filters, now or later."""
-        return bool(self.penalizes or self.params.logit_bias or self._ngrams is not None or self.banned)
+        changes = self.penalizes or self.params.logit_bias or self._ngrams is not None or self.banned
+        return bool(changes or self.constrained)
 
     def counts(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The ids that penalties apply to, and how often each was generated."""
@@ -132,11 +144,13 @@ def penalize_counts(logits: Tensor, counts: Tensor, frequency: Tensor | float, p
 
 
 def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    """The logits (B, V) in fp32 with each row's bias, penalties and banned tokens, at the tokens they concern."""
+    """The logits (B, V) in fp32 with each row's bias, penalties, banned tokens and grammar."""
     biased = [row for row, sampler in enumerate(samplers) if sampler.params.logit_bias]
     penalized = [row for row, sampler in enumerate(samplers) if sampler.penalizes]
-    banned = {row: tokens for row, sampler in enumerate(samplers) if (tokens := sampler.banned)}
-    if not (biased or penalized or banned):
+    constrained = [row for row, sampler in enumerate(samplers) if sampler.constrained]
+    free = (row for row in range(len(samplers)) if row not in constrained)
+    banned = {row: tokens for row in free if (tokens := samplers[row].banned)}
+    if not (biased or penalized or banned or constrained):
         return logits.float()
     logits = logits.to(torch.float32, copy=True)
     n_tokens, device = logits.shape[-1], logits.device
@@ -159,7 +173,19 @@ def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
         logits[rows, ids] = penalize_counts(at, counts, factors[:, 1], factors[:, 2])
     for row, tokens in banned.items():
         logits[row, [token for token in tokens if token < n_tokens]] = -torch.inf
+    if constrained:
+        mask_tokens(logits, constrained, _allowed(constrained, samplers))
     return logits
+
+
+def _allowed(rows: Sequence[int], samplers: Sequence[Sampler]) -> Tensor:
+    """The bits of the tokens that the grammars of these rows allow: (rows, words)."""
+    chosen = [samplers[row] for row in rows]
+    matchers = [sampler.matcher for sampler in chosen if sampler.matcher is not None]
+    try:
+        return torch.from_numpy(allowed_tokens(matchers, [sampler.banned for sampler in chosen]).view(np.int32))
+    except GrammarFailed as error:
+        raise GrammarFailed([rows[i] for i in error.rows], str(error)) from None
 
 
 # --- filters: (..., V) -> (..., V), with -inf at what is removed -----------------------------------------------------

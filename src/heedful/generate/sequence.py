@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from heedful.generate.detokenizer import StoppingDetokenizer, SupportsDecode
+from heedful.generate.matcher import new_matcher
 from heedful.generate.request import Choice, FinishReason, Request, Result, TokenScore
 from heedful.generate.sampling import Sampler, token_scores
 from heedful.nn.state import State
@@ -35,12 +36,16 @@ class GeneratedSequence:
     def __init__(self, group: SequenceGroup, index: int, tokenizer: SupportsDecode | None) -> None:
         request = group.request
         self.group, self.index = group, index
+        matcher = None
+        if request.grammar is not None:
+            matcher = new_matcher(tokenizer, request.grammar, request.stop_ids, at_start=not request.prompt)
         self.sampler = Sampler(
             request.sampling,
             request.prompt,
             request.first + index,
             min_tokens=request.min_tokens,
             stop_ids=request.stop_ids,
+            matcher=matcher,
         )
         self.detokenizer = StoppingDetokenizer(
             tokenizer,
@@ -79,6 +84,7 @@ class GeneratedSequence:
             return self._event(None, self.detokenizer.flush(), score)
         self.tokens.append(token)
         piece = self.detokenizer.push(token, search=len(self.tokens) > request.min_tokens)
+        ends = ends or (self.sampler.matcher is not None and self.sampler.matcher.complete)
         if not self.detokenizer.stopped and (ends or full or len(self.tokens) >= request.max_tokens):
             self.finish_reason = "stop" if ends else "length"
             piece += self.detokenizer.flush()

@@ -225,7 +225,12 @@ def _run(
 ) -> Iterator[Event]:
     for groups, batch in batches:
         one = groups[0].request
-        sampler = SpeculativeSampler(one.sampling, min_tokens=one.min_tokens, stop_ids=one.stop_ids)
+        sampler = SpeculativeSampler(
+            one.sampling,
+            min_tokens=one.min_tokens,
+            stop_ids=one.stop_ids,
+            matcher=groups[0].sequences[0].sampler.matcher,
+        )
         steps = SpeculativeDecoding(
             model, batch, drafter=drafter, max_tokens=one.max_tokens, sampling=one.sampling, sampler=sampler
         )
@@ -240,6 +245,7 @@ def _append(group: SequenceGroup, tokens: Sequence[int], longest: int | None) ->
     """The events of a request's new tokens, up to its end."""
     (sequence,) = group.sequences
     for token in tokens:
+        sequence.sampler.record(token)
         n_cached = len(group.prompt) + len(sequence.tokens)
         event = sequence.append(token, None, full=longest is not None and n_cached >= longest)
         event.result = group.result() if group.finished else None

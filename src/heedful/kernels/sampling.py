@@ -48,6 +48,20 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     return (logits - logits.amax(-1, keepdim=True)).div_(max(temperature, 1e-30))
 
 
+def mask_tokens(logits: Tensor, rows: Sequence[int], allowed: Tensor) -> None:
+    """Set to -inf, in place, the logits (B, V) of these rows whose bit in `allowed` (rows, words) int32 is 0."""
+    n_tokens, device = logits.shape[-1], logits.device
+    words = allowed.to(device, non_blocking=True)[:, :, None]
+    bits = (words >> torch.arange(32, dtype=torch.int32, device=device)).bitwise_and_(1)  # (rows, words, 32)
+    refused = bits.flatten(1)[:, :n_tokens] == 0
+    if refused.shape[-1] < n_tokens:  # rows of the output matrix that no token has
+        refused = torch.nn.functional.pad(refused, (0, n_tokens - refused.shape[-1]), value=True)
+    if len(rows) == len(logits):
+        logits.masked_fill_(refused, -torch.inf)
+    else:
+        logits[rows] = logits[rows].masked_fill(refused, -torch.inf)
+
+
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 

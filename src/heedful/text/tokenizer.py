@@ -95,7 +95,7 @@ class Tokenizer:
         self.longest_piece: int = max(map(len, vocab), default=1)  # characters; of byte-level pieces, bytes
         if self._unknown_from is not None:
             self._size = min(self._size, self._unknown_from)
-        self._bytes = byte_scheme(spec)
+        self.byte_scheme = byte_scheme(spec)
         self.lossless = self._is_lossless(spec)
         for role in ROLES:
             setattr(self, f"{role}_id", self.id(self.roles[role]) if role in self.roles else None)
@@ -111,7 +111,7 @@ class Tokenizer:
     def _is_lossless(self, spec: dict[str, Any]) -> bool:
         """Whether decode(encode(x)) == x: nothing normalized, no byte missing, no character dropped."""
         vocab = spec["model"]["vocab"]
-        if self._bytes != "level" or spec.get("normalizer") or not isinstance(vocab, dict):
+        if self.byte_scheme != "level" or spec.get("normalizer") or not isinstance(vocab, dict):
             return False
         if not all(CHAR_OF_BYTE[byte] in vocab for byte in UTF8_BYTES) or spec["model"].get("dropout"):
             return False
@@ -145,7 +145,7 @@ class Tokenizer:
     @property
     def knows_bytes(self) -> bool:
         """Whether it has tokens for single bytes, and so for every text."""
-        return self._bytes is not None
+        return self.byte_scheme is not None
 
     def __repr__(self) -> str:
         model = type(self.backend.model).__name__
@@ -228,7 +228,7 @@ class Tokenizer:
 
     def encode_bytes(self, data: bytes) -> list[int]:
         """The ids of bytes that need not be UTF-8, for tokenizers that know bytes; see `decode_bytes`."""
-        if self._bytes is None:
+        if self.byte_scheme is None:
             raise ValueError("this tokenizer has no tokens for single bytes")
         ids: list[int] = []
         run: list[str] = []
@@ -242,7 +242,7 @@ class Tokenizer:
         return ids[:-1]
 
     def _byte_id(self, byte: int) -> int:
-        index = self.id(CHAR_OF_BYTE[byte] if self._bytes == "level" else f"<0x{byte:02X}>")
+        index = self.id(CHAR_OF_BYTE[byte] if self.byte_scheme == "level" else f"<0x{byte:02X}>")
         if index is None:
             raise ValueError(f"this tokenizer has no token for the byte {byte:#04x}")
         return index
@@ -256,10 +256,10 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         """The exact bytes of `ids`, without special tokens; pieces of a character come out as they are."""
-        if self._bytes is None:
+        if self.byte_scheme is None:
             raise ValueError("this tokenizer has no tokens for single bytes; use decode()")
         added = self.backend.get_added_tokens_decoder()
-        piece_bytes = byte_level_bytes if self._bytes == "level" else byte_fallback_bytes
+        piece_bytes = byte_level_bytes if self.byte_scheme == "level" else byte_fallback_bytes
         parts = []
         for index in _checked_ids(ids):
             if index in self._special_ids or index >= self.vocab_size:
