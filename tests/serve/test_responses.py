@@ -8,6 +8,7 @@ import pytest
 
 import heedful
 from heedful.serve.response_store import ResponseStore, StoredResponse
+from support.application import sync_client
 from support.serving import assert_error
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed: pip install openai")
@@ -192,8 +193,12 @@ def test_the_store_forgets_the_least_recently_used():
     assert len(store) == store.n_bytes == 0
 
 
-def test_a_response_is_for_its_own_key():
-    store = ResponseStore()
-    store.put(0, "a", StoredResponse(b"x", b"y"))
-    assert store.get(1, "a") is None and not store.delete(1, "a")
-    assert store.get(0, "a") is not None and store.delete(0, "a") and not store.delete(0, "a")
+def test_a_response_is_for_its_own_key(folder):
+    one, two = ({"headers": {"authorization": f"Bearer {key}"}} for key in ("one", "two"))
+    with sync_client(str(folder), api_keys=("one", "two")) as ask:
+        status, kept = ask("POST", "/v1/responses", json={"input": "a", "max_output_tokens": 1}, **one)
+        path, again = f"/v1/responses/{kept['id']}", {"input": "b", "previous_response_id": kept["id"]}
+        assert status == 200 and ask("GET", path, **two)[0] == ask("DELETE", path, **two)[0] == 404
+        assert ask("POST", "/v1/responses", json=again, **two)[0] == 400
+        assert ask("GET", path, **one) == (200, kept) and ask("DELETE", path, **one)[0] == 200
+        assert ask("GET", path, **one)[0] == 404

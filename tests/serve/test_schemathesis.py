@@ -37,6 +37,8 @@ OPERATIONS = [
     "GET /v1/responses/{id}",
     "DELETE /v1/responses/{id}",
     "GET /v1/responses/{id}/input_items",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",
     "GET /v1/models",
     "GET /v1/models/{id}",
@@ -48,7 +50,11 @@ OPERATIONS = [
 ]
 MODELS = {"/v1/embeddings": "bert-books"}  # elsewhere "small"
 LENGTHS = {"/v1/responses": "max_output_tokens"}  # elsewhere max_tokens
-PARTS = {"StreamOptions", "Message", "InputItem", "TextPart", "TextConfig", "TextFormat"}  # of requests
+PARTS = {
+    "StreamOptions", "Message", "InputItem", "TextPart", "TextConfig", "TextFormat", "FlatFunctionTool",
+    "FlatToolChoice", "TextBlock", "ContentBlock", "AnthropicMessage", "AnthropicTool", "AnthropicToolChoice",
+    "OutputConfig", "OutputFormat",
+}  # of requests  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,7 @@ def sensible(case: Any, draw: random.Random, stored: str) -> None:
     if isinstance(case.body, dict):
         case.body.pop("engine", None)
         case.body["model"] = model
-        if case.path.endswith(("completions", "responses")):
+        if case.path.endswith(("completions", "responses", "messages")):
             case.body.pop("max_completion_tokens", None)
             case.body[LENGTHS.get(case.path, "max_tokens")] = 4
             if draw.random() < 0.5:

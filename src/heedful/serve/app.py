@@ -12,7 +12,18 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 
 from heedful import __version__
-from heedful.serve import chat, completions, embeddings, errors, metrics, models, playground, responses, tokenize
+from heedful.serve import (
+    chat,
+    completions,
+    embeddings,
+    errors,
+    messages,
+    metrics,
+    models,
+    playground,
+    responses,
+    tokenize,
+)
 from heedful.serve.middleware import OPEN_PATHS, RequestMiddleware
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
@@ -21,7 +32,7 @@ from heedful.serve.playground.lesson_process import LessonProcesses
 from heedful.serve.playground.training import TrainingProcess
 from heedful.serve.response_store import ResponseStore
 
-ABOUT = "OpenAI's API on models of the whole Transformer family."
+ABOUT = "OpenAI's API, and Anthropic's messages, on models of the whole Transformer family."
 # FastAPI's tracing would record request bodies wherever OpenTelemetry is set up; they are private.
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
@@ -51,7 +62,7 @@ def create_app(manager: ModelManager, options: Options) -> FastAPI:
     app.state.inspectors, app.state.training = Inspectors(), TrainingProcess(options)
     app.state.lesson_processes = LessonProcesses()
     app.state.responses = ResponseStore()
-    for module in (completions, chat, responses, embeddings, models, tokenize, metrics, playground):
+    for module in (completions, chat, responses, messages, embeddings, models, tokenize, metrics, playground):
         app.include_router(module.router)
     app.add_exception_handler(errors.ApiError, errors.api_error_handler)
     app.add_exception_handler(HTTPException, errors.http_error_handler)

@@ -128,6 +128,8 @@ RESPONSES: Mapping[str, NoEffect] = {
 
 RESPONSES_TEXT: Mapping[str, NoEffect] = {"verbosity": ("medium",)}
 
+ANTHROPIC_OUTPUT: Mapping[str, NoEffect] = {"effort": ("high",)}
+
 ANTHROPIC_MESSAGES: Mapping[str, NoEffect] = {
     **{name: accepted for name, accepted in SAMPLING.items() if name != "stop_sequences"},
     "container": (),
