@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded
+    from heedful.train.distributed import Processes
 
 MODEL = "a model that ships with heedful or was pulled, a folder, a .gguf file or a hub id (org/name)"
 RECIPE = (
@@ -51,6 +55,28 @@ def add_context_length(parser: argparse.ArgumentParser) -> None:
         help="the most tokens of a prompt and its answer, also beyond what the model was trained for "
         "(rotary positions only; default: what its files say)",
     )  # fmt: skip
+
+
+def add_tensor_parallel(parser: argparse.ArgumentParser) -> None:
+    """--tensor-parallel, the model divided over several processes."""
+    parser.add_argument(
+        "--tensor-parallel", action="store_true",
+        help="divide the model over the processes of torchrun (torchrun --nproc-per-node N -m heedful ...), each on a "
+        "GPU of its own where there are GPUs",
+    )  # fmt: skip
+
+
+@contextmanager
+def torchrun_processes() -> Iterator[Processes]:
+    """The processes of torchrun, all of which run the command's body; what others than the first print is dropped."""
+    from heedful.train.distributed import Processes
+
+    with Processes.start("auto") as processes:
+        if processes.main:
+            yield processes
+        else:
+            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                yield processes
 
 
 def add_set(parser: argparse.ArgumentParser, about: str) -> None:

@@ -13,7 +13,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from heedful.cli.arguments import MODEL, accelerate_if_plain, add_context_length, add_quantize
+from heedful.cli.arguments import (
+    MODEL,
+    accelerate_if_plain,
+    add_context_length,
+    add_quantize,
+    add_tensor_parallel,
+    torchrun_processes,
+)
 from heedful.models.config import did_you_mean
 
 if TYPE_CHECKING:
@@ -87,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to translate by an encoder-decoder")
     add_quantize(parser)
     add_context_length(parser)
+    add_tensor_parallel(parser)
     for name, (parse, about) in OPTIONS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=parse, metavar=name.rpartition("_")[2].upper(), help=about)
@@ -100,13 +108,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Load the model; print the completion, or start the loop."""
+    if not options.tensor_parallel:
+        return generate(options)
+    if options.prompt is None:
+        raise ValueError("with --tensor-parallel there is no loop that asks for prompts: give one after the model")
+    with torchrun_processes():
+        return generate(options)
+
+
+def generate(options: argparse.Namespace) -> int:
+    """`run`, in one process or in each of several that have a part of the model."""
     import heedful
 
     given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     given |= {name: True for name in ("chat", "echo", *FLAGS) if getattr(options, name)}
     given |= {"stop": tuple(options.stop)} if options.stop else {}
-    loaded = heedful.load(options.model, quantize=options.quantize, context_length=options.context_length)
-    accelerate_if_plain(loaded)
+    how = {name: getattr(options, name) for name in ("quantize", "context_length", "tensor_parallel")}
+    loaded = heedful.load(options.model, **how)
+    if not options.tensor_parallel:
+        accelerate_if_plain(loaded)
     given |= {"draft": load_draft(given["draft"], loaded)} if "draft" in given else {}
     if options.prompt is None:
         if sys.stdin is None:

@@ -44,7 +44,7 @@ from heedful.nn.lora import refuse_adapted
 from heedful.nn.position import Alibi, RelativeBias
 from heedful.nn.stack import Stack
 
-ABILITIES = ("generate", "stream", "translate", "embed")  # those that need no whole matrix and no single head
+ABILITIES = ("generate", "stream", "translate")  # what all processes compute together
 
 
 def process_mesh(device: str | torch.device | None = None) -> DeviceMesh:
@@ -202,7 +202,9 @@ def _is_understood(module: nn.Module) -> bool:
 
 def _check_heads(part: Attention, size: int) -> None:
     if part.n_heads % size:
-        raise ValueError(f"{part.n_heads} attention heads do not divide evenly over {size} processes")
+        raise ValueError(
+            f"{part.n_heads} attention heads do not divide evenly over {size} processes: use a number that divides them"
+        )
     if part.n_kv_heads % size and size % part.n_kv_heads:
         raise ValueError(
             f"{part.n_kv_heads} key/value heads do not divide evenly over {size} processes, nor the processes over them"
