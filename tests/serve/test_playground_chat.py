@@ -45,6 +45,22 @@ def test_a_reply_stays_open_and_what_a_user_typed_is_no_special_token(page):
     assert [token["raw"] for token in found["tokens"] if token["special"]].count("<|im_end|>") == 2
 
 
+def test_the_tools_and_their_calls_are_as_the_model_reads_them(page):
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    called = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    turns = [
+        *TURNS,
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "content": "warm", "tool_call_id": "call_1"},
+    ]
+    tools = [{"type": "function", "function": function}]
+    found = prompt(page, messages=turns, tools=tools)
+    loaded = heedful.load(page.app.state.manager.path("small"))
+    ids = loaded.encode_prompt([turns[0], turns[1], {**turns[2], "content": ""}, turns[3]], chat=True, tools=tools)[0]
+    assert [token["id"] for token in found["tokens"]] == list(ids)
+    assert '"city"' in found["text"] and '{"name": "weather", "arguments": {"city": "Rome"}}' in found["text"]
+
+
 def test_a_rendered_prompt_is_read_as_it_was_written(page):
     found = prompt(page, messages=TURNS)
     for path, key in (("tokens", "tokens"), ("attention", "from")):

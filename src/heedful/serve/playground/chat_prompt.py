@@ -16,16 +16,20 @@ from heedful.serve.field_types import MAX_PROMPTS, Flag
 from heedful.serve.playground.inspection import run_on_model
 from heedful.serve.playground.wire import ModelName, PlaygroundModel, Token, encode_response
 from heedful.serve.request_schema import Message, RequestBody
+from heedful.serve.tool_fields import Tools
+from heedful.text.chat import strings_in
 from heedful.text.limits import check_characters
 
 router = APIRouter()
 
 
 class ChatPromptRequest(RequestBody):
-    """A conversation; its last message stays open where the model is to continue it."""
+    """A conversation, and the tools of which the model reads; its last message stays open where the model is to continue
+    it."""
 
     model: ModelName
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_PROMPTS)]
+    tools: Tools = []
     continue_final_message: Flag = False
 
 
@@ -54,8 +58,8 @@ def render(loaded: Loaded, body: ChatPromptRequest) -> tuple[str, list[int]]:
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, and no chat template")
-    check_characters(tokenizer, (message.content for message in body.messages), loaded.model.context_length)
-    turns = [{"role": "system" if m.role == "developer" else m.role, "content": m.content} for m in body.messages]
-    open_end = body.continue_final_message
-    rendered = tokenizer.render_messages(turns, not open_end, open_end)
+    turns, open_end = [message.turn for message in body.messages], body.continue_final_message
+    variables = {"tools": body.tools} if body.tools else {}
+    check_characters(tokenizer, strings_in([turns, variables]), loaded.model.context_length)
+    rendered = tokenizer.render_messages(turns, not open_end, open_end, **variables)
     return rendered.text, [id for id, _, _ in tokenizer.encode_rendered(rendered)[0]]
