@@ -128,6 +128,8 @@ def test_a_call_that_was_cut():
     parser = CallParser(FORMAT["hermes"])
     assert parser.push('<tool_call>\n{"name": "f", "arguments": {"a') == [("name", "f"), ("arguments", '{"a')]
     assert parser.finish() == [] and not parser.complete
+    for rest in ("\n</tool_call>\n<tool", "\n</tool_call>\n<tool_call>\n{", "\n</tool"):
+        assert parsed("hermes", '<tool_call>\n{"name": "f", "arguments": {}}' + rest) == ("", [ToolCall("f", "{}")])
 
 
 @pytest.mark.parametrize("family", [*TEMPLATES, "chatml"])

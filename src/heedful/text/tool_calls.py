@@ -98,9 +98,7 @@ class CallParser:
 
     def finish(self) -> list[Piece]:
         """What was held back, when no more text comes."""
-        text = self._before + self._held if self._state == self._read_name else self._held
-        if self.calls and (self._state == self._read_close or not text.strip()):
-            text = ""  # the rest of a call, or the whitespace behind it
+        text = "" if self.calls else self._before + self._held  # what is held behind a call would be the next one
         self._held = self._before = ""
         return self._added([("text", text)] if text else [])
 

@@ -65,6 +65,10 @@ _WRITTEN_PLAIN = re.compile(r"\+\s*[\w.\[\]'\"]*\barguments\b|\barguments['\"]?\
 _FILTERED = re.compile(r"\barguments['\"]?\]?\s*\||\bfunction['\"]?\]?\s*\|\s*tojson|\bcall\s*\|\s*tojson")
 _MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
+# Keywords of JSON schema that are for readers, and those whose members are schemas under any name.
+ANNOTATIONS = ("$schema", "$comment", "title", "description", "default", "examples", "deprecated")
+SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
 DESCRIPTION = """\
 You can call functions to help with the user's request. These are the functions, with a JSON schema of the arguments:
 <tools>
@@ -252,8 +256,23 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
 def _arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON schema of a function's arguments, written with the separators of `json.dumps` as models learn it. Unless
     the function is `strict`, keywords that cannot be enforced do not matter."""
-    schema: dict[str, Any] = {"type": "object", **(function.get("parameters") or {"properties": {}})}
+    schema = {"type": "object", **_without_annotations(function.get("parameters") or {"properties": {}})}
     if "properties" in schema and not {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"} & set(schema):
         schema.setdefault("additionalProperties", False)  # a function takes the arguments that it names
     written = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     return {**schema, "x-guidance": {**written, "lenient": not function.get("strict")}}
+
+
+def _without_annotations(schema: Any) -> Any:
+    """A JSON schema without what it says to readers only."""
+    if isinstance(schema, list):
+        return [_without_annotations(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for key, part in schema.items():
+        if key in SCHEMAS_BY_NAME and isinstance(part, Mapping):
+            found[key] = {name: _without_annotations(inner) for name, inner in part.items()}
+        elif key not in ANNOTATIONS:
+            found[key] = part if key in ("const", "enum") else _without_annotations(part)
+    return found
