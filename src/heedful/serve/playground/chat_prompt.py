@@ -24,12 +24,11 @@ router = APIRouter()
 
 
 class ChatPromptRequest(RequestBody):
-    """A conversation, and the tools of which the model reads; its last message stays open where the model is to continue
-    it."""
+    """A conversation with its tools; its last message stays open where the model is to continue it."""
 
     model: ModelName
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_PROMPTS)]
-    tools: Tools = []
+    tools: Tools = Field(default_factory=list)
     continue_final_message: Flag = False
 
 
