@@ -30,7 +30,7 @@ EDGES: dict[str, set[str]] = {
     "kernels": {"nn", "models", "paths"},
     "weights": {"nn", "models", "text", "zoo", "paths"},
     "data": {"models", "text", "paths"},
-    "train": {"nn", "models", "kernels", "text", "weights", "data", "plotting"},
+    "train": {"nn", "models", "kernels", "text", "weights", "data", "generate", "plotting"},
     "generate": {"nn", "models", "kernels", "text"},
     "observe": {"nn", "models", "text", "data", "generate", "plotting"},
     "evaluate": {"models", "text", "data", "generate", "observe", "tasks"},

@@ -250,7 +250,7 @@ def test_no_targets_at_all_is_no_loss():
 def test_objectives_by_name_take_a_whole_table_of_settings(name):
     """As a recipe has it: every setting there is, at its default."""
     table = {"smoothing": 0.0, "teacher": "", "temperature": 2.0, "soft": 5.0, "hard": 2.0, "cosine": 1.0}
-    assert callable(make_objective({"name": name} | table))
+    assert callable(make_objective({"name": name} | table, rollouts=lambda model, batch: batch))
 
 
 def test_objectives_by_name_use_their_settings():
@@ -271,6 +271,10 @@ def test_objectives_by_name_use_their_settings():
         ({"name": "seq2seq", "smoothing": 1.0}, "from 0 to 1"),
         ({"name": "seq2seq", "smoothing": "much"}, "must be a number"),
         ({"name": "distill"}, "needs a teacher"),
+        ({"name": "grpo"}, "needs what samples completions"),
+        ({"name": "dpo", "loss_type": "grpo"}, "sigmoid and ipo are known"),
+        ({"name": "dpo", "beta": 0.0}, "above 0"),
+        ({"name": "causal", "reward": "regex"}, "'causal' has no setting 'reward'"),
     ],
 )
 def test_mistakes_in_settings_are_named(settings, message):

@@ -145,7 +145,7 @@ def read_chats(path: Path, tokenizer: Tokenizer, *, prompt: str = "", answer: st
 def _tokenize_row(tokenizer: Tokenizer, cells: Mapping[str, Any], prompt: str, answer: str) -> list[Tokens]:
     messages, variables = to_messages(cells, prompt, answer)
     if tokenizer.chat_template is None and "messages" not in cells and len(messages) == 2:
-        return [_plain_pair(tokenizer, *(message["content"] for message in messages))]
+        return [plain_pair(tokenizer, *(message["content"] for message in messages))]
     return list(tokenize_chat(tokenizer, messages, **variables))
 
 
@@ -161,7 +161,7 @@ def tokenize_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *
             yield tokenize_answers(tokenizer, [*before, messages[i]], **variables)
 
 
-def _plain_pair(tokenizer: Tokenizer, prompt: str, answer: str) -> Tokens:
+def plain_pair(tokenizer: Tokenizer, prompt: str, answer: str) -> Tokens:
     """Prompt, answer and the token that ends a text, for models without a chat template."""
     before, after = tokenizer.encode(prompt, add_special=True), tokenizer.encode(answer)
     ends = [] if tokenizer.eos_id is None else [tokenizer.eos_id]

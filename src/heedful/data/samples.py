@@ -5,6 +5,7 @@
     sample:entities    sentences with people, places, organisations      sample:questions  passages in SQuAD's form
     sample:languages   pieces of the Universal Declaration of Human Rights in twelve languages
     sample:chats       conversations of one question and its answer
+    sample:sums        sums of two numbers of two digits, and sample:sums-test others, a fifth as many
 
 All but the first are drawn from templates, with fixed seeds: enough to see a training work, not to learn a language.
 They are paths like any other: `--set data.source=sample:reviews`.
@@ -19,7 +20,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +251,15 @@ def _chats() -> str:
     return "".join(lines)
 
 
+def _sums(*, test: bool = False) -> str:
+    numbers = range(10, 100)
+    every = list(itertools.product(numbers, numbers))
+    random.Random(0).shuffle(every)
+    asked = every[-N_ROWS // 5 :] if test else every[:N_ROWS]
+    rows = ({"prompt": f"{a}+{b}=", "answer": str(a + b), "text": f"{a}+{b}={a + b}"} for a, b in asked)
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 SAMPLES: dict[str, tuple[Callable[[], str], str]] = {
     "text": (_documentation, "txt"),
     "reviews": (_reviews, "tsv"),
@@ -258,6 +268,8 @@ SAMPLES: dict[str, tuple[Callable[[], str], str]] = {
     "questions": (_questions, "json"),
     "languages": (_languages, "tsv"),
     "chats": (_chats, "jsonl"),
+    "sums": (_sums, "jsonl"),
+    "sums-test": (partial(_sums, test=True), "jsonl"),
 }
 
 

@@ -40,6 +40,8 @@ class Batch:
     images: Tensor | None = None  # (B, channels, height, width)
     targets: Tensor | None = None  # (B, T) ids, (B,) labels, or (B, 2) first and last token of an answer
     next_sentence: Tensor | None = None  # (B,) BERT's target: 0 if sentence B follows A, 1 if not
+    rewards: Tensor | None = None  # (B, C) of choices (B, C, T)
+    log_probs: Tensor | None = None  # (B, C, T) of the targets, by the model that sampled the choices
 
     @property
     def ids(self) -> Tensor:

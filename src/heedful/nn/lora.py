@@ -15,7 +15,8 @@ floats, and weights are rounded with the dequantized absmax, so that the two rou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import torch
@@ -193,6 +194,19 @@ class LoRALinear(nn.Module):
 def adapted(model: nn.Module) -> dict[str, LoRALinear]:
     """The LoRA layers of a model by name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, LoRALinear)}
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the adapters add nothing: the model is what it was before they were trained."""
+    alphas = {layer: layer.alpha for layer in adapted(model).values()}
+    try:
+        for layer in alphas:
+            layer.alpha = 0.0
+        yield
+    finally:
+        for layer, alpha in alphas.items():
+            layer.alpha = alpha
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch
 
 from heedful.data.augment import Augmentation
 from heedful.data.dataset import Dataset
+from heedful.data.rewards import RULES
 from heedful.loaded import Loaded, load
-from heedful.models.base import DecoderModel, Model
+from heedful.models.base import Batch, DecoderModel, Model
 from heedful.models.cbow import CBOW
 from heedful.models.config import HeadConfig
 from heedful.models.encoder import EncoderModel
@@ -28,6 +29,7 @@ from heedful.train.distill import halve, project_embeddings
 from heedful.train.negative_sampling import NOISE_POWER
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
+from heedful.train.rollouts import Rollouts
 from heedful.weights.load import clone_parameters, with_config
 
 # (tokens of text, default model): large enough to learn from it, and small enough for two cores.
@@ -46,6 +48,8 @@ HEADS = {  # an encoder's head, by objective
     "tag": "tag",
     "answer": "answer",
 }
+# The kinds of data that are conversations, and what they are called.
+CONVERSATIONS = {"chat": "conversations", "preferences": "preferred answers", "prompts": "rewards"}
 DISTILLED_HEADS = {"text": "masked", "labelled": "classify", "tagged": "tag", "answers": "answer"}  # by kind of data
 
 
@@ -69,11 +73,7 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
 
     A resumed run gives its own `tokenizer`."""
     notes: list[str] = []
-    if recipe.data.kind == "chat" and "init_from" not in recipe.model and recipe.objective.name != "distill":
-        raise ValueError(
-            "conversations teach a model that is trained already: heedful train MODEL chats.jsonl; a new one needs a "
-            "teacher: objective.name distill"
-        )
+    check_begins(recipe)
     begin = load(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = load(recipe.objective.teacher) if recipe.objective.name == "distill" else None
     tokenizer = tokenizer or choose_tokenizer(recipe, begin or teacher, notes)
@@ -106,13 +106,15 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     check_objective_fits(recipe, model)
     model.special |= config_token_ids(tokenizer)
     talks = begin or teacher
-    if recipe.data.kind == "chat" and talks is not None and talks.chat_eos_ids:
+    if recipe.data.kind in CONVERSATIONS and talks is not None and talks.chat_eos_ids:
         model.special["eos_token_id"] = list(talks.chat_eos_ids)
     model.preprocessor |= data.preprocessor
     notes += describe_settings(recipe, model)
     if teacher is not None and recipe.train.precision == "bfloat16":
         teacher.model.bfloat16()
-    objective = recipe_objective(recipe, None if teacher is None else teacher.model)
+    rollouts = make_rollouts(recipe, model, tokenizer, data.answers) if recipe.objective.name == "grpo" else None
+    reference = begin.model if begin is not None and needs_reference(recipe) else None
+    objective = recipe_objective(recipe, None if teacher is None else teacher.model, reference, rollouts)
     resolved = dataclasses.replace(recipe, model=chosen)
     return TrainingSetup(
         resolved, model, objective, data.train, data.validation, tokenizer, data.baselines, data.bytes_per_token,
@@ -144,13 +146,55 @@ def count_steps(recipe: Recipe, n_examples: int, notes: list[str]) -> Recipe:
     return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=steps, epochs=0.0))
 
 
-def recipe_objective(recipe: Recipe, teacher: Model | None) -> Objective:
+def check_begins(recipe: Recipe) -> None:
+    """ValueError if the data teaches a model that is trained already, and the recipe has a new one."""
+    kind = recipe.data.kind
+    if kind not in CONVERSATIONS or "init_from" in recipe.model or recipe.objective.name == "distill":
+        return
+    teacher = "; a new one needs a teacher: objective.name distill" if kind == "chat" else ""
+    raise ValueError(f"{CONVERSATIONS[kind]} teach a model that is trained already: heedful train MODEL DATA{teacher}")
+
+
+def needs_reference(recipe: Recipe) -> bool:
+    """Whether the objective compares with a copy of the model before training: where adapters alone are trained, the
+    model without them is that."""
+    compares = recipe.objective.name == "dpo" or (recipe.objective.name == "grpo" and recipe.objective.kl > 0)
+    return compares and not ("lora" in recipe.adapter.kind and not recipe.adapter.trainable)
+
+
+def make_rollouts(recipe: Recipe, model: Model, tokenizer: Tokenizer | None, answers: list[str]) -> Rollouts:
+    """What samples completions of the prompts, and rewards them."""
+    settings = recipe.objective
+    assert tokenizer is not None, "prompts are text"
+    stop_ids = Loaded(model, tokenizer, "").chat_eos_ids
+    if model.context_length is not None and recipe.data.length + settings.max_tokens > model.context_length:
+        raise ValueError(
+            f"prompts of up to {recipe.data.length} tokens (data.length) and completions of {settings.max_tokens} "
+            f"(objective.max_tokens) are longer than the model's {model.context_length}"
+        )
+    return Rollouts(
+        tokenizer,
+        answers,
+        RULES[settings.reward],
+        stop_ids=stop_ids,
+        group=settings.group,
+        max_tokens=settings.max_tokens,
+        temperature=settings.sampling_temperature,
+    )
+
+
+def recipe_objective(
+    recipe: Recipe,
+    teacher: Model | None,
+    reference: Model | None = None,
+    rollouts: Callable[[Model, Batch], Batch] | None = None,
+) -> Objective:
     """The objective of a recipe's [objective] table."""
     settings = dataclasses.asdict(recipe.objective)
     if recipe.objective.name in ("masked", "distill"):
         settings["share"] = recipe.data.masked
     augment = Augmentation(**{f.name: getattr(recipe.data, f.name) for f in dataclasses.fields(Augmentation)})
-    return objectives.make_objective(settings, teacher=teacher, augment=augment)
+    return objectives.make_objective(settings, teacher=teacher, reference=reference, rollouts=rollouts, augment=augment)
 
 
 def config_token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -227,7 +271,7 @@ def check_objective_fits(recipe: Recipe, model: Model) -> None:
     """ValueError if the objective is not for this kind of model."""
     name, encoder = recipe.objective.name, isinstance(model, EncoderModel)
     fits, what = {
-        "causal": (isinstance(model, DecoderModel), "a decoder, such as gpt"),
+        **dict.fromkeys(("causal", "dpo", "grpo"), (isinstance(model, DecoderModel), "a decoder, such as gpt")),
         "masked": (encoder, "an encoder, such as bert"),
         "spans": ("translate" in model.abilities, "an encoder with a decoder, such as t5"),
         "seq2seq": ("translate" in model.abilities, "an encoder with a decoder, such as transformer"),
@@ -248,6 +292,8 @@ def check_objective_fits(recipe: Recipe, model: Model) -> None:
 def pretrained_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) -> Any:
     """The config of a pretrained model with the recipe's changes, and the head and labels that the data needs."""
     changes = {k: v for k, v in recipe.model.items() if k != "init_from"}
+    if recipe.objective.name in ("dpo", "grpo"):  # log-probabilities are compared
+        changes = {k: 0.0 for k in ("dropout", "attention_dropout") if getattr(model.config, k, 0.0)} | changes
     if isinstance(model.config, HeadConfig):
         changes.setdefault("head", encoder_head(recipe, model.config.head))
         if recipe.objective.name == "masked" and model.config.head == "pretraining":

@@ -22,6 +22,7 @@ from heedful.models.heads import PretrainingHead
 from heedful.recipes.build import (
     choose_model,
     count_steps,
+    needs_reference,
     new_model,
     pretrained_config,
     recipe_objective,
@@ -54,7 +55,7 @@ class DryRun:
     model: Model  # on the device "meta"
     objective: Objective
     data: Dataset
-    has_teacher: bool
+    has_teacher: bool  # or a reference: a second model without weights
     notes: list[str]  # assumptions made, for printing
 
     def batch(self, n: int) -> Batch:
@@ -82,8 +83,12 @@ def dry_run(recipe: Recipe) -> DryRun:
     adapt(model, recipe.adapter)
     examples.model = model
     recipe = count_steps(recipe, len(data.train), notes)
-    objective = recipe_objective(recipe, teacher)
-    return DryRun(recipe, model, objective, data.train, teacher is not None, notes)
+    reference = begin if needs_reference(recipe) else None
+    if recipe.objective.name == "grpo":
+        notes.append("the time is that of updates: sampling completions comes on top")
+    objective = recipe_objective(recipe, teacher, reference, lambda model, batch: batch)
+    has_teacher = teacher is not None or reference is not None
+    return DryRun(recipe, model, objective, data.train, has_teacher, notes)
 
 
 def without_weights(name: str) -> Model:
@@ -183,6 +188,11 @@ class RandomExamples:
                 n_out = math.ceil(data.length * data.masked * (1 + 1 / data.span)) + 1
             out = some(n_logits, shape[0], n_out)
             return Batch(tokens=out, source=some(vocab_size, *shape), targets=out)
+        if name in ("dpo", "grpo"):
+            n = 2 if name == "dpo" else self.recipe.objective.group
+            width = data.length + (self.recipe.objective.max_tokens if name == "grpo" else 0)
+            tokens = some(vocab_size, shape[0], n, width)
+            return Batch(tokens, targets=tokens, rewards=some(2, shape[0], n).float() if name == "grpo" else None)
         tokens = some(vocab_size, *shape)
         if name == "causal":
             documents = None

@@ -1,7 +1,7 @@
 """The datasets of a recipe by data.kind, with validation data and the settings they imply for the model.
 
 text        running text: files, folders, jsonl, csv         labelled  texts with labels or numbers
-chat        conversations, or prompts with answers
+chat        conversations, or prompts with answers           preferences, prompts    answers chosen, or rewarded
 pairs       sources and targets: translation                 tagged    words with tags
 images      images with labels                               answers   questions and passages (SQuAD)
 pixels      images as sequences of colours                   reversal  synthetic
@@ -39,7 +39,7 @@ from heedful.data.sources import TextSource
 from heedful.data.squad import SquadWindows, read_squad
 from heedful.data.synthetic import Reversal
 from heedful.data.tagging import TaggedSentences, read_tagged
-from heedful.recipes.conversations import read_conversations
+from heedful.recipes.conversations import read_conversations, read_pairs_of_answers, read_rewarded_prompts
 from heedful.recipes.data_paths import resolve_data_path, resolve_target, single_source_path, source_paths
 from heedful.recipes.recipe_data import RecipeData as RecipeData
 from heedful.text import Tokenizer, symbols
@@ -347,6 +347,8 @@ def _reversal(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Re
 READERS: dict[str, Callable[[Recipe, Tokenizer, bool], RecipeData]] = {
     "text": _text,
     "chat": read_conversations,
+    "preferences": read_pairs_of_answers,
+    "prompts": read_rewarded_prompts,
     "pairs": _pairs,
     "labelled": _labelled,
     "tagged": _tagged,

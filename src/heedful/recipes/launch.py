@@ -23,7 +23,7 @@ from heedful.data.dataset import Draw
 from heedful.loaded import Loaded, load
 from heedful.models.base import Model, TruncationWarning
 from heedful.models.image_gpt import ImageGPT
-from heedful.recipes.build import TrainingSetup, build_training
+from heedful.recipes.build import CONVERSATIONS, TrainingSetup, build_training
 from heedful.recipes.resolve import resolve_recipe
 from heedful.tasks.complete_image import completion_grid
 from heedful.text import Tokenizer
@@ -260,7 +260,7 @@ class _Sampler:
             return None
         loaded = Loaded(model, self.setup.tokenizer, "sample")
         model.eval()
-        if self.setup.recipe.data.kind == "chat" and self.setup.tokenizer.chat_template is not None:
+        if self.setup.recipe.data.kind in CONVERSATIONS and self.setup.tokenizer.chat_template is not None:
             prompt = self.settings.prompt or "Hello! What can you do?"
             n = self.settings.sample_tokens
             return f"{prompt}\n{loaded.generate(prompt, max_tokens=n, temperature=0.8, seed=step, chat=True)}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from heedful.data.chats import is_chat_file
 from heedful.data.images import common_size, is_image_data
+from heedful.data.preferences import is_preference_file
 from heedful.models.config import did_you_mean
 from heedful.recipes.data_paths import change_recipe
 from heedful.train.recipe import Recipe, merge_tables, read_recipe, shipped_recipes
@@ -39,6 +40,27 @@ CHAT: dict[str, Any] = {
     "optimizer": {"name": "adamw", "lr": 5e-4, "weight_decay": 0.0},
     "schedule": {"name": "linear", "warmup": 10, "final": 0.0},
 }
+
+# Of pairs of answers: adapters too, one pass, and how it was before.
+PREFERENCES: dict[str, Any] = merge_tables(
+    CHAT,
+    {
+        "data": {"kind": "preferences"},
+        "objective": {"name": "dpo"},
+        "train": {"epochs": 1, "batch_size": 8, "eval_first": True},
+        "optimizer": {"lr": 1e-4},
+    },
+)
+# Of prompts whose completions are rewarded (data.kind prompts).
+REWARDED: dict[str, Any] = merge_tables(
+    CHAT,
+    {
+        "data": {"kind": "prompts", "length": 256},
+        "objective": {"name": "grpo"},
+        "train": {"epochs": 1, "batch_size": 8, "eval_first": True},
+        "optimizer": {"lr": 1e-4},
+    },
+)
 
 # Of images with labels: a small ViT. Photographs may be mirrored too (data.flip), digits and letters may not.
 IMAGES: dict[str, Any] = {
@@ -74,12 +96,13 @@ def resolve_recipe(
         name, given = path.stem, read_recipe(path)
     elif path.exists():
         automatic = AUTOMATIC if init_from is None else FINE_TUNING
-        if is_chat_file(path) and not {"kind", "text"} & changes.get("data", {}).keys():
-            automatic = CHAT
+        talk = _conversation_settings(path, changes)
+        if talk is not None:
+            automatic = talk
             if init_from is None and "init_from" not in changes.get("model", {}):
                 raise ValueError(f"conversations teach a model that is trained already: heedful train MODEL {text}")
             if "steps" in changes.get("train", {}):
-                automatic = merge_tables(CHAT, {"train": {"epochs": 0}})
+                automatic = merge_tables(talk, {"train": {"epochs": 0}})
         elif is_image_data(path) and "kind" not in changes.get("data", {}):
             automatic = _image_settings(path, init_from)
         name, given = path.name.partition(".")[0] or "run", merge_tables(automatic, {"data": {"source": str(path)}})
@@ -91,6 +114,16 @@ def resolve_recipe(
     if init_from is not None:
         given["model"] = {**changes.get("model", {}), "init_from": init_from}
     return ResolvedRecipe(name, Recipe.from_dict(given), notes)
+
+
+def _conversation_settings(path: Path, changes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The settings for conversations, by what the file has, or by data.kind; None for other data."""
+    changed = changes.get("data", {})
+    if changed.get("kind") == "prompts":
+        return REWARDED
+    if changed.get("kind", "preferences") == "preferences" and is_preference_file(path):
+        return PREFERENCES
+    return CHAT if is_chat_file(path) and not {"kind", "text"} & changed.keys() else None
 
 
 def _image_settings(path: Path, init_from: str | None) -> dict[str, Any]:

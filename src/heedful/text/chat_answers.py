@@ -51,7 +51,7 @@ def tokenize_many_answers(
     rendered: dict[tuple[int, int, bool], Rendered] = {}
     for begins, places in wanted.items():
         given = [([_without_weight(m) for m in chats[number][0][:n]], chats[number][1]) for number, n in places]
-        found = _render_many(tokenizer, given, begins) if given else []
+        found = render_many(tokenizer, given, begins) if given else []
         rendered |= {(number, n, begins): r for (number, n), r in zip(places, found, strict=True)}
     special = tokenizer.special_tokens
     answers = []
@@ -65,9 +65,11 @@ def tokenize_many_answers(
     return [_mark_learned(found, spans) for found, (_, spans) in zip(tokens, answers, strict=True)]
 
 
-def _render_many(
+def render_many(
     tokenizer: Tokenizer, chats: Sequence[tuple[Messages, Mapping[str, Any]]], begins: bool
 ) -> list[Rendered]:
+    """Conversations, each with its variables, by the tokenizer's chat template; `begins`: with the begin of the
+    assistant's turn behind them."""
     assert tokenizer.chat_template is not None
     given = [(messages, {"tools": None, "documents": None, **variables}) for messages, variables in chats]
     names: dict[str, Any] = {f"{role}_token": name for role, name in tokenizer.roles.items()}

@@ -320,8 +320,8 @@ def truncate_rows(batch: Batch, n: int) -> Batch:
     sequences = {"tokens", "source", "segments", "documents"}
     width = None if batch.tokens is None else batch.tokens.shape
     cut = {
-        name: tensor[:, :n]
-        for name in (*sequences, "targets")
+        name: tensor[..., :n]
+        for name in (*sequences, "targets", "log_probs")
         if (tensor := getattr(batch, name)) is not None and (name in sequences or tensor.shape == width)
     }
     lengths = {

@@ -11,6 +11,7 @@ batches equals one large batch. Only `masked` synchronizes with the GPU, once, t
     multi_label          any number of labels per sequence        regress   numbers
     answer               first and last token of an answer in a passage
     distill              a teacher's distribution (`heedful.train.distill`, `distill_labels`)
+    dpo, grpo            answers that are preferred, or rewarded (`heedful.train.dpo`, `heedful.train.grpo`)
 
 B batch, T positions, E model width, V vocabulary, C labels
 """
@@ -39,7 +40,10 @@ from heedful.train.negative_sampling import negative_sampling
 
 
 class Objective(Protocol):
-    """A training objective: turns a model and a batch into a summed loss and the number of its targets."""
+    """A training objective: turns a model and a batch into a summed loss and the number of its targets.
+
+    One that learns from what the model itself makes of the data has two more things: `prepare(model, batch)`, which the
+    trainer calls before each step, and `updates`, how often a step updates the weights with that."""
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         """The summed loss of the model on a batch."""
@@ -253,6 +257,8 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
     "regress": (regression, ()),
     "answer": (question_answering, ()),
     "distill": (None, ("teacher", "temperature", "soft", "hard", "cosine", "share")),
+    "dpo": (None, ("loss_type", "beta", "smoothing")),
+    "grpo": (None, ("loss_type", "reward", "group", "max_tokens", "sampling_temperature", "kl", "clip", "updates")),
 }
 # Every setting with its default, the least it may be, and what it must be below.
 SETTINGS: dict[str, tuple[float, float, float]] = {
@@ -264,14 +270,27 @@ SETTINGS: dict[str, tuple[float, float, float]] = {
     "soft": (5.0, 0.0, math.inf),
     "hard": (2.0, 0.0, math.inf),
     "cosine": (1.0, 0.0, math.inf),
+    "beta": (0.1, 0.0, math.inf),
+    "group": (8.0, 2.0, 257.0),
+    "max_tokens": (64.0, 1.0, 65537.0),
+    "sampling_temperature": (1.0, 1e-9, math.inf),
+    "kl": (0.0, 0.0, math.inf),
+    "clip": (0.2, 0.0, 1.0 + 1e-9),
+    "updates": (1.0, 1.0, 65.0),
 }
+TEXT_SETTINGS = {"teacher": "", "loss_type": "usual", "reward": "exact"}  # with their defaults
 
 
 def make_objective(
-    settings: Mapping[str, Any], *, teacher: Model | None = None, augment: Augmentation = SCALING
+    settings: Mapping[str, Any],
+    *,
+    teacher: Model | None = None,
+    reference: Model | None = None,
+    rollouts: Callable[[Model, Batch], Batch] | None = None,
+    augment: Augmentation = SCALING,
 ) -> Objective:
-    """The objective of a recipe's [objective] table; `distill` also wants its teacher, loaded; `classify` may augment
-    its images.
+    """The objective of a recipe's [objective] table; `distill` also wants its teacher, loaded; `dpo` and `grpo` the
+    model before training unless they train adapters, and `grpo` what samples; `classify` may augment its images.
 
     Settings that the objective does not have must be left out, or at their default.
     """
@@ -279,22 +298,18 @@ def make_objective(
     check_names({str(name): None}, list(OBJECTIVES), "heedful.train.objectives")
     function, takes = OBJECTIVES[name]
     given = {key: value for key, value in settings.items() if key != "name"}
-    check_names(given, [*SETTINGS, "teacher"], "[objective]")
+    check_names(given, [*SETTINGS, *TEXT_SETTINGS], "[objective]")
     for key, value in given.items():
-        default = "" if key == "teacher" else SETTINGS[key][0]
+        default = TEXT_SETTINGS[key] if key in TEXT_SETTINGS else SETTINGS[key][0]
         if key not in takes and value != default:
             has = f"it has {', '.join(takes)}" if takes else "it has none"
             raise ValueError(f"the objective {name!r} has no setting {key!r}: {has}")
-    options = {key: _number(key, given.get(key)) for key in takes if key != "teacher"}
+    options = {key: _number(key, given.get(key)) for key in takes if key not in TEXT_SETTINGS}
+    if name == "distill":
+        return _distillation(teacher, {k: v for k, v in options.items() if k != "share" or "share" in given})
     if function is None:
-        from heedful.train.distill import Distill
-        from heedful.train.distill_labels import DistillLabels, has_labels
-
-        if teacher is None:
-            raise ValueError("distillation needs a teacher: set objective.teacher to a model")
-        if has_labels(teacher):
-            return DistillLabels(teacher, **{k: v for k, v in options.items() if k != "share"})
-        return Distill(teacher, **{k: v for k, v in options.items() if k != "share" or "share" in given})
+        kind = given.get("loss_type", "usual")
+        return _preference(name, options, {} if kind == "usual" else {"loss_type": kind}, reference, rollouts)
     if augment != SCALING:
         if name != "classify":
             raise ValueError(f"images are augmented to classify them, and the objective is {name!r}")
@@ -302,6 +317,43 @@ def make_objective(
             raise ValueError("objective.r_drop is for one label per image: set data.mixup and data.cutmix to 0")
         return partial(function, **options, augment=augment)
     return partial(function, **options)
+
+
+def _distillation(teacher: Model | None, options: dict[str, float]) -> Objective:
+    from heedful.train.distill import Distill
+    from heedful.train.distill_labels import DistillLabels, has_labels
+
+    if teacher is None:
+        raise ValueError("distillation needs a teacher: set objective.teacher to a model")
+    if has_labels(teacher):
+        return DistillLabels(teacher, **{k: v for k, v in options.items() if k != "share"})
+    return Distill(teacher, **options)
+
+
+def _preference(
+    name: str,
+    options: dict[str, float],
+    loss_type: dict[str, str],
+    reference: Model | None,
+    rollouts: Callable[[Model, Batch], Batch] | None,
+) -> Objective:
+    from heedful.train.dpo import DPO
+    from heedful.train.grpo import GRPO
+
+    if name == "dpo":
+        return DPO(reference, **loss_type, **options)  # type: ignore[arg-type]
+    if rollouts is None:
+        raise ValueError("GRPO needs what samples completions of its prompts: heedful.train.rollouts.Rollouts")
+    return GRPO(
+        rollouts,
+        reference,
+        kl=options["kl"],
+        clip=options["clip"],
+        updates=int(options["updates"]),
+        temperature=options["sampling_temperature"],
+        max_tokens=int(options["max_tokens"]),
+        **loss_type,
+    )
 
 
 def _number(name: str, value: Any) -> float:

@@ -41,7 +41,10 @@ class TokenizerSettings(Settings):
 class DataSettings(Settings):
     """[data]: what is read."""
 
-    kind: str = choice_field("text", "chat", "pairs", "labelled", "tagged", "answers", "images", "pixels", "reversal")
+    kind: str = choice_field(
+        "text", "chat", "preferences", "prompts", "pairs", "labelled", "tagged", "answers", "images", "pixels",
+        "reversal",
+    )  # fmt: skip
     source: str | tuple[Any, ...] = ""  # a path, sample:NAME (data/samples.py), or several tables {path, weight}
     validation: str = ""  # a path; without one, `share` of the source is kept for validation
     share: float = number_field(0.1, 0, 0.9)
@@ -50,7 +53,7 @@ class DataSettings(Settings):
     text: str = ""  # the field or column of the text, or of a chat's prompt
     second: str = ""  # the column of a second text
     label: str = ""  # the column of the label; comma-separated columns for multi_label
-    target: str = ""  # pairs: the file or field of the other language; chat: the field of the answer
+    target: str = ""  # pairs: the file or field of the other language; chat, prompts: the field of the answer
     validation_target: str = ""
     n_examples: int = number_field(2000, 1)  # reversal
     n_symbols: int = number_field(10, 2)
@@ -81,7 +84,7 @@ class ObjectiveSettings(Settings):
 
     name: str = choice_field(
         "causal", "masked", "spans", "seq2seq", "classify", "regress", "multi_label", "tag", "answer", "cbow",
-        "distill",
+        "distill", "dpo", "grpo",
     )  # fmt: skip
     smoothing: float = number_field(0.0, 0, 0.99)
     r_drop: float = number_field(0.0, 0)  # seq2seq, classify, tag: weight of two dropouts' divergence; 0: one pass
@@ -91,6 +94,15 @@ class ObjectiveSettings(Settings):
     soft: float = number_field(5.0, 0)  # the weights of distill's three losses (Sanh et al. 2019)
     hard: float = number_field(2.0, 0)
     cosine: float = number_field(1.0, 0)
+    loss_type: str = choice_field("usual", "sigmoid", "ipo", "grpo", "dr_grpo")  # usual: sigmoid of dpo, grpo of grpo
+    beta: float = number_field(0.1, 0)  # dpo: how much it costs to leave the model before training
+    reward: str = choice_field("exact", "contains", "regex", "json_schema")  # grpo: the rule (data/rewards.py)
+    group: int = number_field(8, 2, 256)  # grpo: completions of each prompt
+    max_tokens: int = number_field(64, 1, 2**16)  # grpo: of a completion
+    sampling_temperature: float = number_field(1.0, 0.01)  # grpo
+    kl: float = number_field(0.0, 0)  # grpo: weight of the divergence from the model before training; 0: none
+    clip: float = number_field(0.2, 0, 1)  # grpo: how far the probability of a token may move, with several updates
+    updates: int = number_field(1, 1, 64)  # grpo: of the weights per step, each with the same completions
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,7 @@ class TrainSettings(Settings):
     ema: float = number_field(0.0, 0, 0.999999)  # decay of the averaged weights; 0: none
     seed: int = number_field(1, 0, 2**63 - 1)
     eval_every: int = number_field(0, 0)  # steps; 0: ten times in all
+    eval_first: bool = False  # before the first step too
     eval_batches: int = number_field(0, 0)  # 0: all of the validation data
     save_every: int = number_field(0, 0)  # steps; 0: with every evaluation
     keep: int = number_field(2, 1)  # checkpoints
@@ -269,6 +282,8 @@ def _collect(wrong: list[str], check: Callable[[], object], where: str = "") -> 
 OBJECTIVES_OF_DATA: dict[str, tuple[str, ...]] = {
     "text": ("causal", "masked", "spans", "cbow", "distill"),
     "chat": ("causal", "distill"),
+    "preferences": ("dpo",),
+    "prompts": ("grpo",),
     "pairs": ("seq2seq",),
     "labelled": ("classify", "regress", "multi_label", "distill"),
     "tagged": ("tag", "distill"),

@@ -69,8 +69,8 @@ class History:
         return tokens / seconds if seconds > 0 else 0.0
 
     def best(self) -> tuple[int, float] | None:
-        """Step and loss of the lowest validation loss."""
-        finite = [(loss, step) for step, loss in self.validation if math.isfinite(loss)]
+        """Step and loss of the lowest validation loss, after a step."""
+        finite = [(loss, step) for step, loss in self.validation if step and math.isfinite(loss)]
         return (min(finite)[1], min(finite)[0]) if finite else None
 
 

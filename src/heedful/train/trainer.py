@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from heedful.data.dataset import Dataset, Draw, count_tokens
-from heedful.data.loader import BatchLoader, validation_batches
+from heedful.data.dataset import Dataset, count_tokens
+from heedful.data.loader import BatchLoader
 from heedful.kernels.accelerate import accelerate
 from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
@@ -32,13 +32,15 @@ from heedful.nn.stack import Stack
 from heedful.train import optimizers
 from heedful.train.diagnostics import TrainingDiverged, first_nonfinite_layer, out_of_memory_advice
 from heedful.train.distributed import Processes
-from heedful.train.loss import Loss, Scores, add_loss, fetch_floats, mean_scores
+from heedful.train.loss import Scores, fetch_floats, mean_scores
 from heedful.train.objectives import Objective
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
 from heedful.train.torch_compile import compile_if_wanted
 from heedful.train.update import Update, graphed_if_wanted
 from heedful.train.utilisation import UtilisationMeter
+from heedful.train.validation import LossModule as LossModule
+from heedful.train.validation import validate as validate
 from heedful.weights.load import is_sharded
 
 UTILISATION_AFTER = 20  # steps: until then no FLOPs are counted
@@ -62,22 +64,6 @@ class StepRecord:
     batches: list[Batch]
     numbers: Callable[[], dict[str, float]]  # waits for the loss and metric sums, and the gradient norm
     lr: float
-
-
-class LossModule(nn.Module):
-    """Model and objective as one module whose forward returns the loss: what DDP and FSDP2 wrap."""
-
-    def __init__(self, model: Model, objective: Objective, precision: str, device: torch.device) -> None:
-        super().__init__()
-        self.model, self.objective = model, objective
-        self.device_type = device.type
-        self.mixed_precision = precision == "bfloat16"
-
-    def forward(self, batch: Batch) -> Loss:
-        """The summed loss of a batch, under bfloat16 autocast if the precision says so."""
-        autocast = torch.autocast(self.device_type, torch.bfloat16) if self.mixed_precision else nullcontext()
-        with autocast:
-            return self.objective(self.model, batch)
 
 
 class Trainer:
@@ -189,7 +175,10 @@ class Trainer:
         reason = "finished"
         with self._interruptible():
             self._clock, self._began = time.perf_counter(), self.step
-            for batches in self.loader.steps(self.step, self.settings.steps):
+            if self.settings.eval_first and not self.step and not self.log.history.validation:
+                self._evaluate(first=True)
+            for read in self.loader.steps(self.step, self.settings.steps):
+                batches = self._prepare(read)
                 with out_of_memory_advice(
                     self.recipe, self.model, self.loss_module.objective, batches, world_size=self.processes.world_size
                 ):
@@ -208,14 +197,24 @@ class Trainer:
             self._log_steps()
         return Summary(self.step, self.best, self.best_step, reason)
 
+    def _prepare(self, batches: list[Batch]) -> list[Batch]:
+        """What the objective makes of batches with the weights as they are; most leave them alone."""
+        prepare = getattr(self.loss_module.objective, "prepare", None)
+        if prepare is None:
+            return batches
+        with self.processes.unsharded(self.model):
+            return [prepare(self.model, batch) for batch in batches]
+
     def _step(self, batches: list[Batch]) -> None:
-        """One optimizer step: seed, learning rate, update, log."""
+        """One step: seed, learning rate, update, log."""
         seed_step(self.settings.seed, self.step, self.processes.rank)
         factor = optimizers.lr_factor(self.recipe.schedule, self.step, self.settings.steps)
         optimizers.set_lr(self.optimizer, factor)
         if self.ema is not None:
             self.ema.count_step()
-        numbers = fetch_floats(self.update(batches))
+        for _ in range(getattr(self.loss_module.objective, "updates", 1)):
+            sums = self.update(batches)
+        numbers = fetch_floats(sums)
         self.step += 1
         self._unlogged.append(StepRecord(self.step, batches, numbers, factor * self.recipe.optimizer.lr))
         # A GPU is given its next step before the numbers of the last one are fetched.
@@ -280,14 +279,16 @@ class Trainer:
                 batch_size=max(1, self.settings.batch_size // self.settings.accumulate),
                 n_batches=self.settings.eval_batches,
                 processes=self.processes,
+                prepare=self._prepare,
             )
 
     def _ema_weights(self) -> AbstractContextManager[None]:
         """Inside, the model has its averaged weights, if there is an EMA."""
         return nullcontext() if self.ema is None else self.ema.swapped()
 
-    def _evaluate(self) -> bool:
-        """Validate, log the scores and a generated sample; True if the validation loss is the lowest so far."""
+    def _evaluate(self, *, first: bool = False) -> bool:
+        """Validate, log the scores and a generated sample; True if the validation loss is the lowest so far, that of
+        the `first` evaluation, before any step, not counted."""
         self._log_steps()
         if self.validation is None:
             return False
@@ -299,10 +300,10 @@ class Trainer:
             self.model.train()
             if made is not None:
                 self.log.sample(self.step, made)
-        better = scores.loss < self.best
+        better = scores.loss < self.best and not first
         if better:
             self.best, self.best_step, self.evaluations_without_best = scores.loss, self.step, 0
-        else:
+        elif not first:
             self.evaluations_without_best += 1
         self._clock = time.perf_counter()
         return better
@@ -348,28 +349,6 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@torch.no_grad()
-def validate(
-    loss_module: nn.Module, data: Dataset, *, batch_size: int, n_batches: int = 0, processes: Processes
-) -> Scores:
-    """Mean loss and metrics over data, in evaluation mode; `n_batches` spread evenly over it, 0 for all of it."""
-    was_training = loss_module.training
-    loss_module.eval()
-    sums: dict[str, Tensor] = {}
-    share = {"seed": 0, "rank": processes.rank, "world_size": processes.world_size}
-    mine = validation_batches(data, batch_size=batch_size, n_batches=n_batches, **share)
-    total = -(-len(data) // batch_size)
-    for _ in range(-(-min(n_batches or total, total) // processes.world_size)):
-        # Sharded processes must all call the module equally often; one that has run out of data computes a batch that
-        # is not counted.
-        batch = next(mine, None)
-        loss = loss_module(processes.to_device(batch or data.batch([Draw(0, 0)], seed=0)))
-        add_loss(sums, loss, counts=batch is not None)
-    processes.all_reduce(sums)
-    loss_module.train(was_training)
-    return mean_scores(sums)
 
 
 def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
