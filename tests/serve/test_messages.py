@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -140,3 +141,39 @@ def test_what_is_not_implemented_is_refused_by_name(server, more, word):
     body = reply.json()
     assert reply.status_code == 400 and body["type"] == "error", reply.text
     assert body["error"]["type"] == "invalid_request_error" and word in body["error"]["message"]
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+WEATHER = {
+    "name": "weather",
+    "description": "The weather in a city",
+    "input_schema": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]},
+}
+CALLED: dict[str, Any] = {
+    "model": "small", "max_tokens": 200, "messages": ASKED, "tools": [WEATHER],
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+}  # fmt: skip
+
+
+def test_a_tool_is_used(client):
+    found = client.messages.create(**CALLED)
+    (call,) = found.content
+    assert call.type == "tool_use" and call.name == "weather" and call.input["city"] in ("Paris", "Rome")
+    assert found.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "-3 degrees"}]}
+    turns = [*ASKED, {"role": "assistant", "content": found.content}, {"role": "user", "content": [result]}]
+    later = client.messages.create(model="small", max_tokens=5, messages=turns, tools=[WEATHER])
+    assert later.usage.input_tokens > found.usage.input_tokens
+    counted = client.messages.count_tokens(model="small", messages=turns, tools=[WEATHER])
+    assert counted.input_tokens == later.usage.input_tokens
+
+
+def test_the_use_of_a_tool_streams(client):
+    choice = {"tool_choice": {"type": "tool", "name": "weather"}}
+    with client.messages.stream(**{**CALLED, **choice}) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    (call,) = final.content
+    assert json.loads("".join(pieces)) == call.input and call.input["city"] in ("Paris", "Rome")
+    assert final.stop_reason == "tool_use" and len(pieces) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -159,7 +160,9 @@ def test_a_long_conversation_is_refused_or_cut(client):
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "name": "not a name"}]}, "tools.0.name"),
         ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input.0.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
         ({"input": [{"role": "user"}]}, "input.0.content"),
@@ -175,6 +178,52 @@ def test_what_is_not_implemented_is_refused_by_name(server, more, param):
     reply = server.post("/v1/responses", {"model": "small", "input": "a", **more})
     message = assert_error(reply, 400)
     assert reply.json()["error"]["param"].startswith(param) and param.split(".")[-1] in message
+
+
+# --- tools and structured output --------------------------------------------------------------------------------------
+
+WEATHER = {
+    "type": "function", "name": "weather", "description": "The weather in a city", "strict": True,
+    "parameters": {
+        "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
+        "additionalProperties": False,
+    },
+}  # fmt: skip
+CALLED: dict[str, Any] = {"model": "small", "input": "Is it cold?", "tools": [WEATHER], "max_output_tokens": 200}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "weather"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]},
+    ],
+)
+def test_a_call(client, choice):
+    found = client.responses.create(tool_choice=choice, parallel_tool_calls=False, **CALLED)
+    (call,) = found.output
+    assert call.type == "function_call" and call.name == "weather" and call.status == found.status == "completed"
+    assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
+    assert found.tools[0].name == "weather" and found.tool_choice.type == choice["type"]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "-3 degrees"}
+    by_id = client.responses.create(input=[result], previous_response_id=found.id, **SHORT)
+    whole = [{"role": "user", "content": "Is it cold?"}, *found.output, result]
+    assert client.responses.create(input=whole, **SHORT).output_text == by_id.output_text
+    kinds = [item.type for item in client.responses.input_items.list(by_id.id, order="asc")]
+    assert kinds == ["message", "function_call", "function_call_output"]
+
+
+def test_a_call_streams(client):
+    with client.responses.stream(tool_choice="required", parallel_tool_calls=False, **CALLED) as stream:
+        events = list(stream)
+        (call,) = stream.get_final_response().output
+    kinds = [event.type for event in events]
+    assert kinds[2:4] == ["response.output_item.added", "response.function_call_arguments.delta"]
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(pieces) == call.arguments and call.parsed_arguments["city"] in ("Paris", "Rome")
 
 
 # --- the store --------------------------------------------------------------------------------------------------------

@@ -9,17 +9,21 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 
 from heedful.generate.request import Result
 from heedful.generate.sequence import Event
 from heedful.loaded import Loaded
 from heedful.serve.chat import ChatFormatter
 from heedful.serve.errors import ApiError, from_validation
+from heedful.serve.field_types import check_nesting
 from heedful.serve.generation import GenerationSpec, SubRequest
 from heedful.serve.request_schema import ChatRequest, SamplingRequest
+from heedful.serve.tool_fields import MAX_SCHEMA_NESTING
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(lambda value: check_nesting(value, MAX_SCHEMA_NESTING))]
 
 
 def to_chat_request(body: SamplingRequest, fields: Mapping[str, Any]) -> ChatRequest:
@@ -38,10 +42,10 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        first = (error.param or "").partition(".")[0]
-        if first in names:
-            error.message = error.message.replace(error.param or "", names[first])
-            error.param = names[first]
+        given = error.param or ""
+        first = given.partition(".")[0]
+        error.param = names.get(first, given.replace(".function", "")) or None  # functions are flat here
+        error.message = error.message.replace(given, error.param or "")
         raise
 
 

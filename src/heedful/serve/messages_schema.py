@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from heedful.serve import not_implemented
-from heedful.serve.chat_adapter import to_chat_request
-from heedful.serve.field_types import MAX_PROMPTS, MAX_STOPS, Count, FieldError, Flag, Integer, TemplateValues, Text
+from heedful.serve.chat_adapter import JsonObject, to_chat_request
+from heedful.serve.field_types import MAX_PROMPTS, MAX_STOPS, Count, FieldError, Flag, Integer, Text
 from heedful.serve.request_schema import ChatRequest, RequestBody, SamplingRequest
 from heedful.serve.response_schema import ResponseModel
+from heedful.serve.tool_fields import MAX_TOOLS
 
 # The fields of a ChatRequest by the names that they have here.
 FIELD_NAMES = {
@@ -54,7 +55,7 @@ class ContentBlock(RequestBody):
     text: Text | None = None
     id: Text | None = None
     name: Text | None = None
-    input: TemplateValues | None = None
+    input: JsonObject | None = None
     tool_use_id: Text | None = None
     content: Texts = Field(default_factory=list)
     is_error: Flag = False
@@ -116,7 +117,7 @@ class AnthropicTool(RequestBody):
     type: Literal["custom"] = "custom"
     name: Text
     description: Text | None = None
-    input_schema: TemplateValues
+    input_schema: JsonObject
     strict: Flag | None = None
 
     @property
@@ -156,7 +157,7 @@ class OutputFormat(RequestBody):
     """The form of the answer's text."""
 
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[JsonObject, Field(alias="schema")]
 
 
 class OutputConfig(RequestBody):
@@ -174,7 +175,7 @@ class CountTokensRequest(SamplingRequest):
 
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MAX_PROMPTS)]
     system: Texts = Field(default_factory=list)
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_PROMPTS)] = Field(default_factory=list)
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: AnthropicToolChoice | None = None
     output_config: OutputConfig | None = None
     n: Annotated[Integer, Field(ge=1, le=1)] = 1
@@ -183,11 +184,10 @@ class CountTokensRequest(SamplingRequest):
         """The conversation as a ChatRequest, with more fields of one."""
         messages = [message for given in self.messages for message in given.chat_messages]
         first = [{"role": "system", "content": joined(self.system)}] if self.system else []
-        fields: dict[str, Any] = {"messages": [*first, *messages], **more}
+        tools = [tool.function for tool in self.tools]
+        fields: dict[str, Any] = {"messages": [*first, *messages], "tools": tools, **more}
         if messages[-1]["role"] == "assistant":
             fields["continue_final_message"] = True
-        if self.tools:
-            fields["tools"] = [tool.function for tool in self.tools]
         if self.tool_choice is not None:
             fields |= self.tool_choice.chat_fields
         if self.output_config is not None and self.output_config.format is not None:

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from heedful.serve import not_implemented
-from heedful.serve.chat_adapter import to_chat_request
-from heedful.serve.field_types import MAX_PROMPTS, Count, FieldError, Flag, Integer, TemplateValues, Text
+from heedful.serve.chat_adapter import JsonObject, to_chat_request
+from heedful.serve.field_types import MAX_PROMPTS, Count, FieldError, Flag, Integer, Text
 from heedful.serve.request_schema import ChatRequest, RequestBody, SamplingRequest
 from heedful.serve.response_schema import ResponseModel
+from heedful.serve.tool_fields import MAX_TOOLS
 
 # The fields of a ChatRequest by the names that they have here.
 FIELD_NAMES = {
@@ -29,6 +30,8 @@ REQUIRED = {
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
 }
+
+NESTED = {"name", "description", "parameters", "strict"}  # what chat completions have within a tool's `function`
 
 # --- the request ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class TextFormat(RequestBody):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Text | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
     strict: Flag | None = None
 
     @model_validator(mode="after")
@@ -129,13 +132,18 @@ class TextConfig(RequestBody):
     format: TextFormat = TextFormat()
 
 
-class FlatFunctionTool(RequestBody):
-    """A function that the model may call."""
+class NamedFunction(RequestBody):
+    """A function that may be called."""
 
     type: Literal["function"]
     name: Text
+
+
+class FlatFunctionTool(NamedFunction):
+    """A function that the model may call."""
+
     description: Text | None = None
-    parameters: TemplateValues | None = None
+    parameters: JsonObject | None = None
     strict: Flag | None = None
 
     @property
@@ -144,30 +152,35 @@ class FlatFunctionTool(RequestBody):
         return {"type": self.type, "function": self.model_dump(include=NESTED, exclude_none=True)}
 
 
-NESTED = {"name", "description", "parameters", "strict"}
-
-
 class FlatToolChoice(RequestBody):
     """Which function is called, if any."""
 
-    type: Literal["none", "auto", "required", "function"]
+    type: Literal["none", "auto", "required", "function", "allowed_tools"]
     name: Text | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedFunction], Field(max_length=MAX_TOOLS)] | None = None
 
     @model_validator(mode="after")
-    def _check_name(self) -> Self:
-        if self.type == "function" and self.name is None:
-            raise FieldError("name", "is missing: which function?")
+    def _check_choice(self) -> Self:
+        for name in {"function": ("name",), "allowed_tools": ("mode", "tools")}.get(self.type, ()):
+            if getattr(self, name) is None:
+                raise FieldError(name, f"is missing: a choice of type {self.type} has one")
         return self
 
     @property
     def nested(self) -> str | dict[str, Any]:
         """It as chat completions have it."""
-        return {"type": self.type, "function": {"name": self.name}} if self.type == "function" else self.type
+        if self.type == "function":
+            return {"type": self.type, "function": {"name": self.name}}
+        if self.type == "allowed_tools":
+            tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools or ()]
+            return {"type": self.type, "allowed_tools": {"mode": self.mode, "tools": tools}}
+        return self.type
 
     @property
     def listed(self) -> str | dict[str, Any]:
         """It as a response repeats it."""
-        return {"type": self.type, "name": self.name} if self.type == "function" else self.type
+        return self.model_dump(exclude_none=True) if self.type in ("function", "allowed_tools") else self.type
 
 
 Metadata = Annotated[
@@ -189,7 +202,7 @@ class ResponsesRequest(SamplingRequest):
     previous_response_id: Text | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     text: TextConfig = TextConfig()
-    tools: Annotated[list[FlatFunctionTool], Field(max_length=MAX_PROMPTS)] = Field(default_factory=list)
+    tools: Annotated[list[FlatFunctionTool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: ToolChoiceField = FlatToolChoice(type="auto")
     parallel_tool_calls: Flag = True
     metadata: Metadata = Field(default_factory=dict)
@@ -208,11 +221,8 @@ class ResponsesRequest(SamplingRequest):
             fields["response_format"] = self.text.format.response_format
         if self.truncation == "auto":
             fields["truncate_prompt_tokens"] = -1
-        if self.tools:
-            fields["tools"] = [tool.nested for tool in self.tools]
-            fields |= {"tool_choice": self.tool_choice.nested, "parallel_tool_calls": self.parallel_tool_calls}
-        elif self.tool_choice.type not in ("none", "auto"):
-            fields["tool_choice"] = self.tool_choice.nested
+        fields["tools"] = [tool.nested for tool in self.tools]
+        fields |= {"tool_choice": self.tool_choice.nested, "parallel_tool_calls": self.parallel_tool_calls}
         return to_chat_request(self, fields)
 
 
