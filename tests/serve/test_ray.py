@@ -55,7 +55,7 @@ def replicas() -> list[Any]:
 
 
 def test_a_worker_is_killed_and_nothing_is_lost_or_doubled(cluster):
-    from heedful.serve.ray_batch import answer_batch_on_ray
+    from heedful.serve.ray_batch import answer_batch_on_ray, started_replicas
 
     body = {"model": "tiny", "prompt": "To be", "max_tokens": 20, "temperature": 0}
     lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": body} for i in range(120)]
@@ -68,7 +68,8 @@ def test_a_worker_is_killed_and_nothing_is_lost_or_doubled(cluster):
         if len(answers) == 20:
             os.kill(replicas()[0].pid, signal.SIGKILL)
 
-    asyncio.run(answer_batch_on_ray(index.unanswered(), len(index), options, write, replicas=2))
+    with started_replicas(options, 2) as actors:
+        asyncio.run(answer_batch_on_ray(index.unanswered(), len(index), actors, write, max_rows=8))
     assert Counter(answer.request.custom_id for answer in answers) == {str(i): 1 for i in range(120)}
     here = list[BatchAnswer]()
     asyncio.run(answer_batch(iter([answers[0].request]), options, here.append))

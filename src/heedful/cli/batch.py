@@ -97,13 +97,14 @@ async def answer_all(options: argparse.Namespace, settings: Options, progress: B
 
         return await answer_batch(requests, settings, progress.write)
     try:
-        from heedful.serve.ray_batch import answer_batch_on_ray, connected
+        from heedful.serve.ray_batch import answer_batch_on_ray, connected, started_replicas
     except ImportError:
         raise ValueError("--ray needs Ray: pip install 'heedful[ray]'") from None
-    with redirect_stdout(sys.stderr), connected(options.ray):  # Ray prints what becomes of its workers
-        await answer_batch_on_ray(
-            requests, progress.left, settings, progress.write, replicas=options.replicas or 2, cpus=options.cpus
-        )
+    with ExitStack() as cluster:
+        cluster.enter_context(redirect_stdout(sys.stderr))  # Ray prints what becomes of its workers
+        cluster.enter_context(connected(options.ray))
+        actors = cluster.enter_context(started_replicas(settings, options.replicas or 2, options.cpus))
+        await answer_batch_on_ray(requests, progress.left, actors, progress.write, max_rows=settings.max_rows)
 
 
 class BatchProgress:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,7 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
-from heedful.serve.batch import BatchClient, run_together
+from heedful.serve.batch import BatchClient
 from heedful.serve.batch_files import BatchAnswer, BatchRequest
 from heedful.serve.options import Options
 
@@ -94,55 +95,66 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def resources(options: Options, replicas: int, cpus: int | None) -> dict[str, Any]:
-    """What Ray sets aside for a replica: a GPU, or its part of the cluster's cores."""
-    if options.device is not None and options.device.startswith("cuda"):
-        return {"num_gpus": 1, "num_cpus": cpus or 1}
+@contextmanager
+def started_replicas(options: Options, n: int, cpus: int | None = None) -> Iterator[list[Any]]:
+    """Actors with the models, each with so many cores; None: its part of the cluster's. They end with the block."""
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return {"num_cpus": cpus or max(1, int(total.get("CPU", 1)) // replicas)}
-
-
-async def answer_batch_on_ray(
-    requests: Iterator[BatchRequest],
-    n_requests: int,
-    options: Options,
-    write: Callable[[BatchAnswer], None],
-    *,
-    replicas: int,
-    cpus: int | None = None,
-) -> None:
-    """Answer all requests with the replicas; `write` gets the answers in the order they are done."""
-    actor_class: Any = ray.remote(max_restarts=MAX_RESTARTS, **resources(options, replicas, cpus))(Replica)
-    actors = [actor_class.remote(options) for _ in range(replicas)]
-    groups = RequestGroups(requests)
-
-    async def feed(actor: Any) -> None:
-        """Give groups to a replica until all are answered, or it is dead for good."""
-        while True:
-            try:
-                await actor.start.remote()
-                while True:
-                    async with groups.take() as group:
-                        for answer in await actor.answer.remote(group) if group else ():
-                            write(answer)
-                    if not group:
-                        return
-            except ActorDiedError:
-                return
-            except RayActorError:
-                continue  # it is started again
-
-    # As many at once as keep the engine's batch full, but no more than a replica's part of them.
-    at_once = min(2 * options.max_rows, math.ceil(n_requests / replicas))
+    available = int(total.get("CPU", 1))
+    on_gpu = options.device is not None and options.device.startswith("cuda")
+    cpus = cpus or (1 if on_gpu else max(1, available // n))
+    if n * cpus > available:
+        warnings.warn(
+            f"{n} workers with {cpus} cores each need more than the cluster's {available}: some wait until there are "
+            "more, and the others work",
+            stacklevel=2,
+        )
+    settings: Any = {"max_restarts": MAX_RESTARTS, "num_cpus": cpus, "num_gpus": int(on_gpu)}
+    actor_class: Any = ray.remote(**settings)(Replica)
+    actors = [actor_class.remote(options) for _ in range(n)]
     try:
-        await run_together(feed(actor) for _ in range(math.ceil(at_once / GROUP)) for actor in actors)
-    except RayTaskError as error:
-        raise error.cause from None
+        yield actors
     finally:
         for actor in actors:
             ray.kill(actor)
-    if groups.unanswered:
-        raise ChildProcessError(
-            f"all {replicas} workers have died, each after {MAX_RESTARTS} restarts: their logs, in Ray's folder for "
-            "them, say why. What is answered is kept: the same command goes on"
-        )
+
+
+async def answer_batch_on_ray(
+    requests: Iterator[BatchRequest], n_requests: int, actors: list[Any], write: Callable[[BatchAnswer], None],
+    *, max_rows: int,
+) -> None:  # fmt: skip
+    """Answer all requests with replicas; `write` gets the answers in the order they are done."""
+    groups = RequestGroups(requests)
+    # As many at once as keep the engine's batch full, but no more than a replica's part of them.
+    at_once = min(2 * max_rows, math.ceil(n_requests / len(actors)))
+    n_feeders = math.ceil(at_once / GROUP)
+    feeders = [asyncio.ensure_future(feed(actor, groups, write)) for _ in range(n_feeders) for actor in actors]
+    try:
+        for feeder in asyncio.as_completed(feeders):
+            if await feeder:
+                return  # without those that wait for a place in the cluster
+    except RayTaskError as error:
+        raise error.cause from None
+    finally:
+        for task in feeders:
+            task.cancel()
+    raise ChildProcessError(
+        f"all {len(actors)} workers have died, each after {MAX_RESTARTS} restarts: Ray's logs of them say why. What is "
+        "answered is kept: the same command goes on"
+    )
+
+
+async def feed(actor: Any, groups: RequestGroups, write: Callable[[BatchAnswer], None]) -> bool:
+    """Give groups to a replica until all are answered; False if it is dead for good."""
+    while True:
+        try:
+            await actor.start.remote()
+            while True:
+                async with groups.take() as group:
+                    if not group:
+                        return True
+                    for answer in await actor.answer.remote(group):
+                        write(answer)
+        except ActorDiedError:
+            return False
+        except RayActorError:
+            continue  # it is started again
