@@ -128,7 +128,7 @@ WRONG: dict[str, dict[str, tuple[list[Any], str]]] = {
         "logprobs": ([1, "true"], ""),
         "top_logprobs": ([21, -1, 1], ""),
         "tools": ([[{"type": "function", "function": {"name": "f"}}]], ""),
-        "response_format": ([{"type": "json_object"}], ""),
+        "response_format": ([1, {}, {"type": "yaml"}, {"type": "json_schema", "json_schema": {"schema": 1}}], ""),
         "modalities": ([["text", "audio"]], ""),
     },
     EMBEDDINGS: {

@@ -137,7 +137,7 @@ def test_top_k_can_be_switched_off_as_elsewhere(off):
         ({"min_tokens": 17}, "min_tokens"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
         ({"use_beam_search": True}, "use_beam_search"),
     ],
 )
@@ -209,7 +209,7 @@ def test_options_of_embeddings_that_are_not_implemented_are_refused_by_name():
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"functions": [{}]}, "functions"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {}}, "audio"),
         ({"web_search_options": {}}, "web_search_options"),

@@ -15,6 +15,7 @@ of a parser. Deep grammars are compiled on a deep stack, since llguidance recurs
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import cache, lru_cache
@@ -33,8 +34,10 @@ R = TypeVar("R")
 NAMES: dict[Kind, str] = {
     "json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar", "gbnf": "GBNF grammar",
 }  # fmt: skip
-MAX_CHARACTERS: dict[Kind, int] = {"json_schema": 2**17, "regex": 2**13, "lark": 2**15, "gbnf": 2**15}
-MAX_PATTERNS = 2**13  # characters of all regular expressions of a schema: the time to compile one grows as its square
+# Characters that a grammar may have; the time to compile some of them grows as their square.
+MAX_SCHEMAS = 2**17
+MAX_PATTERNS = 2**13  # of the regular expressions in schemas
+MAX_CHARACTERS: dict[Kind, int] = {"json_schema": MAX_SCHEMAS, "regex": 2**13, "lark": 2**15, "gbnf": 2**15}
 LIMITS = LLParserLimits(
     step_max_items=10_000, step_lexer_fuel=50_000, max_lexer_states=20_000, max_grammar_size=100_000,
     verbose_errors=False,
@@ -42,9 +45,9 @@ LIMITS = LLParserLimits(
 STACK = 2**27  # bytes for compiling
 PROBED = 3  # tokens of a text that are tried, to find what is too complex before it runs
 COMPILED = 32  # grammars that are kept compiled
-# Between the tokens of JSON: small models never end what may be longer. A schema's x-guidance.whitespace_pattern is
-# another, as "[ \\n]+".
-WHITESPACE = "[ ]"
+# JSON is written as Python's json.dumps does: small models would never end white space that may be longer. A schema's
+# own "x-guidance" comes before this.
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarFailed(ValueError):
@@ -155,20 +158,36 @@ def compile_grammar(tokenizer: Tokenizer, grammar: Grammar, with_space: bool = F
 
 def _compile(tokenizer: Tokenizer, grammar: Grammar, with_space: bool) -> LLMatcher:
     name = NAMES[grammar.kind]
-    if len(grammar.text) > MAX_CHARACTERS[grammar.kind]:
-        most = MAX_CHARACTERS[grammar.kind]
-        raise ValueError(f"the {name} has {len(grammar.text):,} characters, and may have {most:,}: make it smaller")
     try:
+        _check_size(grammar)
         parts = {"grammars": [_definition(grammar)]}
-    except (Exception, RecursionError) as error:
-        raise ValueError(f"the {name} is not valid: {error}") from None
+    except Exception as error:
+        raise ValueError(f"the {name} cannot be used: {error}") from None
     if with_space:
         parts["grammars"] = [{"lark_grammar": 'start: " "? @text'}, {"name": "text", **parts["grammars"][0]}]
     state = LLMatcher(_llguidance_tokenizer(tokenizer), json.dumps(parts), log_level=0, limits=LIMITS)
     if state.is_error():
-        raise ValueError(f"the {name} is not valid: {_problem(state)}")
+        raise ValueError(f"the {name} cannot be used: {_problem(state)}")
     _probe(state.deep_copy(), name, tokenizer.vocab_size)
     return state
+
+
+def _check_size(grammar: Grammar) -> None:
+    """ValueError for more characters than may be compiled. Schemas inside a Lark grammar (%json) count as schemas."""
+    schemas = [json.loads(grammar.text)] if grammar.kind == "json_schema" else []
+    n_other, n_schemas = len(grammar.text), 0
+    for place in re.finditer(r"%json\s*", grammar.text) if grammar.kind == "lark" else ():
+        schema, end = json.JSONDecoder().raw_decode(grammar.text, place.end())
+        schemas.append(schema)
+        n_schemas += end - place.end()
+    counts = (
+        ("it has", n_other - n_schemas, MAX_CHARACTERS[grammar.kind]),
+        ("its schemas have", n_schemas, MAX_SCHEMAS),
+        ("the patterns of its schemas have", sum(map(len, _patterns(schemas))), MAX_PATTERNS),
+    )
+    for what, n, most in counts:
+        if n > most:
+            raise ValueError(f"{what} {n:,} characters, and may have {most:,}: make it smaller")
 
 
 def _definition(grammar: Grammar) -> dict[str, Any]:
@@ -176,10 +195,7 @@ def _definition(grammar: Grammar) -> dict[str, Any]:
     match grammar.kind:
         case "json_schema":
             schema = json.loads(grammar.text)
-            if (n := sum(map(len, _patterns(schema)))) > MAX_PATTERNS:
-                raise ValueError(f"its patterns have {n:,} characters, and may have {MAX_PATTERNS:,}")
-            options = {"whitespace_pattern": WHITESPACE} | schema.get("x-guidance", {})
-            return {"json_schema": {**schema, "x-guidance": options}}
+            return {"json_schema": {**schema, "x-guidance": JSON_FORM | schema.get("x-guidance", {})}}
         case "regex":
             (definition,) = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"]
             return {"lark_grammar": definition["lark_grammar"]}
@@ -188,9 +204,9 @@ def _definition(grammar: Grammar) -> dict[str, Any]:
     return {"lark_grammar": grammar.text}
 
 
-def _patterns(schema: Any) -> list[str]:
-    """The regular expressions in a schema; also what only looks like one."""
-    found, left = list[str](), [schema]
+def _patterns(schemas: list[Any]) -> list[str]:
+    """The regular expressions in schemas; also what only looks like one."""
+    found, left = list[str](), [*schemas]
     while left:
         part = left.pop()
         if isinstance(part, dict):
@@ -206,8 +222,10 @@ def _probe(state: LLMatcher, name: str, end: int) -> None:
     """ValueError if a text cannot even begin."""
     for place in range(PROBED):
         words = _words(state.compute_bitmask())
+        if state.is_error():
+            raise ValueError(f"the {name} is too complex: {_problem(state)}")
         more, ends = _take_end(words, end)
-        if not more and ends and not state.is_error():
+        if not more and ends:
             if place:
                 return
             raise ValueError(f"the {name} allows the empty text alone")

@@ -59,6 +59,7 @@ class GenerationSpec:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    grammar_field: str = "tools"  # the field of the body that asks for it
     tool_format: ToolFormat | None = None  # the form of calls in the answer, where it may have some
     warnings: tuple[str, ...] = ()  # about the prompts, for the client
 
@@ -121,6 +122,7 @@ def generation_params(body: SamplingRequest, loaded: Loaded, max_tokens: int) ->
         sampling = Sampling(**{**chosen, "logit_bias": bias})
     ends = loaded.chat_eos_ids if isinstance(body, ChatRequest) else loaded.eos_ids
     own = () if body.ignore_eos else ends
+    name, grammar = body.answer_grammar or ("tools", None)
     return {
         "sampling": sampling,
         "stop": body.stop,
@@ -128,6 +130,8 @@ def generation_params(body: SamplingRequest, loaded: Loaded, max_tokens: int) ->
         "min_tokens": min(options.get("min_tokens", 0), max_tokens),
         "include_stop_str_in_output": body.include_stop_str_in_output,
         "skip_special_tokens": body.skip_special_tokens,
+        "grammar": grammar,
+        "grammar_field": name,
     }
 
 
@@ -189,6 +193,9 @@ async def generate_response(
     resources: AsyncExitStack,
 ) -> Response:
     """Submit to the worker, and return the full response or a stream, which keeps the resources until it ends."""
+    if spec.grammar is not None:
+        with client_errors(spec.grammar_field):
+            await worker.compile_grammar(spec.grammar, at_start=not spec.prompts[0][0])
     with client_errors():
         subrequests = split_requests(spec, worker)
         group = submit(worker, subrequests, stream=stream)

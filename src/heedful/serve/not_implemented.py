@@ -13,16 +13,7 @@ NoEffect = tuple[Any, ...]
 
 SAMPLING: Mapping[str, NoEffect] = {
     # structured output
-    "response_format": ({"type": "text"},),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": ({},),
-    "regex": (),
-    "ebnf": (),
+    "guided_whitespace_pattern": (),
     "format": ("",),
     # beam and contrastive search
     "use_beam_search": (False,),

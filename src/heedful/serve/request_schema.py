@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_v
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from heedful.generate.grammar import Grammar
 from heedful.serve import not_implemented
 from heedful.serve.errors import abbreviate
 from heedful.serve.field_types import (
@@ -35,6 +36,19 @@ from heedful.serve.field_types import (
     TopK,
     Truncation,
     to_integer,
+)
+from heedful.serve.grammar_fields import (
+    FIELDS,
+    ContextFree,
+    Ebnf,
+    GuidedChoice,
+    GuidedGrammar,
+    GuidedJson,
+    GuidedRegex,
+    JsonSchema,
+    Regex,
+    ResponseFormat,
+    StructuredOutputs,
 )
 from heedful.serve.tool_fields import MessageCalls, ToolCalling, ToolChoice, Tools, tool_calling
 
@@ -102,6 +116,16 @@ class SamplingRequest(RequestBody):
     ignore_eos: Flag = False
     min_tokens: Annotated[Count, Field(ge=0)] = 0
     truncate_prompt_tokens: Truncation | None = None  # -1: what the context leaves for the prompt
+    response_format: ResponseFormat = None  # this and the next nine: what the answer must match, one of them
+    structured_outputs: StructuredOutputs = None
+    guided_json: GuidedJson = None
+    guided_regex: GuidedRegex = None
+    guided_grammar: GuidedGrammar = None
+    guided_choice: GuidedChoice = None
+    json_schema: JsonSchema = None
+    grammar: ContextFree = None
+    regex: Regex = None
+    ebnf: Ebnf = None
     n: Annotated[Integer, Field(ge=1, le=128)] = 1
     stream: Flag = False
     stream_options: StreamOptions | None = None
@@ -112,6 +136,15 @@ class SamplingRequest(RequestBody):
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def answer_grammar(self) -> tuple[str, Grammar] | None:
+        """What the answer must match, with the name of its field; FieldError for more than one."""
+        given = {name: getattr(self, name) for name in FIELDS if getattr(self, name) is not None}
+        found = [(name, grammar) for name, value in given.items() if (grammar := FIELDS[name](value)) is not None]
+        if found[1:]:
+            raise FieldError(found[1][0], f"and {found[0][0]} exclude each other: leave one out")
+        return found[0] if found else None
+
     def check_min_tokens(self, name: str, most: int | None) -> None:
         """FieldError if at least more tokens are asked for than at most; `name` is the field of the latter."""
         if most is not None and self.min_tokens > most:
@@ -121,6 +154,7 @@ class SamplingRequest(RequestBody):
     def _check_stream_options(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise FieldError("stream_options", "is for streams: set stream to true, or leave it out")
+        self.answer_grammar  # noqa: B018  (checks that there is one at most)
         return self
 
 

@@ -25,6 +25,8 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from heedful.generate.engine import Engine
+from heedful.generate.grammar import Grammar
+from heedful.generate.matcher import GrammarFailed, new_matcher
 from heedful.generate.request import Request
 from heedful.generate.sampling import InvalidLogits
 from heedful.generate.sequence import Event
@@ -56,6 +58,7 @@ class Worker:
     ) -> None:
         self.loaded, self.queue = loaded, queue
         self.chat_encoders = asyncio.Semaphore(2)  # threads that a slow chat template may hold at once
+        self._compilers = asyncio.Semaphore(2)  # threads that compile grammars
         self._settings: dict[str, Any] = {
             "max_rows": max_rows, "chunk": chunk, "step_time": step_time, "cache_tokens": cache_tokens,
         }  # fmt: skip
@@ -114,6 +117,12 @@ class Worker:
         handles = [GenerationHandle(self._cancel, request, stream, wakeup) for request in requests]
         self._enqueue(*handles)
         return handles
+
+    async def compile_grammar(self, grammar: Grammar, *, at_start: bool) -> None:
+        """Compile a grammar beside the event loop; requests that have it then find it. ValueError if it is wrong."""
+        tokenizer = self._require_engine().tokenizer
+        async with self._compilers:
+            await asyncio.to_thread(new_matcher, tokenizer, grammar, (), at_start=at_start)
 
     def run_job(self, job: Iterator[T]) -> JobHandle[T]:
         """Queue other work: the thread calls `next` on it once between two steps, in turns with other jobs."""
@@ -312,7 +321,9 @@ class Worker:
         if error.__traceback__ is not None:  # several requests may share it
             log.error("a pass of %s failed", self.loaded.name, exc_info=error)
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        like_a_clients = isinstance(error, ValueError | LookupError) and not isinstance(error, InvalidLogits)
+        like_a_clients = isinstance(error, ValueError | LookupError) and not isinstance(
+            error, InvalidLogits | GrammarFailed
+        )
         return RuntimeError(str(error)) if like_a_clients else error
 
     def _count_token(self, handle: GenerationHandle, event: Event) -> None:
