@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -48,6 +49,17 @@ OPERATIONS = [
     "GET /health",
     "GET /metrics",
 ]
+TOOLS = "POST /v1/chat/completions with tools"
+CHAT_WITH_TOOLS = (
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "stream",
+    "logprobs",
+    "n",
+)
 MODELS = {"/v1/embeddings": "bert-books"}  # elsewhere "small"
 LENGTHS = {"/v1/responses": "max_output_tokens"}  # elsewhere max_tokens
 PARTS = {
@@ -58,12 +70,30 @@ PARTS = {
 
 
 @pytest.fixture(scope="module")
-def schema(server) -> Any:
-    described = server.get("/openapi.json").json()
-    for name, part in described["components"]["schemas"].items():
+def described(server) -> dict[str, Any]:
+    found = server.get("/openapi.json").json()
+    for name, part in found["components"]["schemas"].items():
         if name in PARTS or (name.endswith("Request") and name != "DetokenizeRequest"):
             part["additionalProperties"] = False  # to make up unknown fields everywhere would take most of the time
+    return found
+
+
+@pytest.fixture(scope="module")
+def schema(server, described) -> Any:
     found = schemathesis.openapi.from_dict(described)
+    found.config.update(base_url=server.url)
+    return found
+
+
+@pytest.fixture(scope="module")
+def with_tools(server, described) -> Any:
+    """Chats that have one or two tools: among all fields they would rarely be there."""
+    changed = copy.deepcopy(described)
+    chat = changed["components"]["schemas"]["ChatRequest"]
+    chat["properties"] = {name: chat["properties"][name] for name in CHAT_WITH_TOOLS}
+    chat["properties"]["tools"] = chat["properties"]["tools"]["anyOf"][0] | {"minItems": 1, "maxItems": 2}
+    chat["required"] = ["messages", "tools"]
+    found = schemathesis.openapi.from_dict(changed)
     found.config.update(base_url=server.url)
     return found
 
@@ -76,6 +106,11 @@ def sensible(case: Any, draw: random.Random, stored: str) -> None:
     if isinstance(case.body, dict):
         case.body.pop("engine", None)
         case.body["model"] = model
+        for message in case.body["messages"] if "chat" in case.path else ():
+            if message["role"] != "assistant":
+                message.pop("tool_calls", None)
+            if message["role"] == "tool":
+                message["tool_call_id"] = "call_1"
         if case.path.endswith(("completions", "responses", "messages")):
             case.body.pop("max_completion_tokens", None)
             case.body[LENGTHS.get(case.path, "max_tokens")] = 4
@@ -94,11 +129,11 @@ def test_every_operation_is_listed_here(schema):
     assert sorted(listed) == sorted(OPERATIONS)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_answers_are_as_described(schema, server, operation):
-    method, path = operation.split()
-    found, draw, statuses = schema[path][method], random.Random(1), []
-    cases = FEW if path.startswith(("/v1/responses", "/v1/messages")) else CASES
+@pytest.mark.parametrize("operation", [*OPERATIONS, TOOLS])
+def test_answers_are_as_described(schema, with_tools, server, operation):
+    method, path = operation.removesuffix(" with tools").split()
+    found, draw, statuses = (with_tools if operation == TOOLS else schema)[path][method], random.Random(1), []
+    cases = FEW if operation == TOOLS or path.startswith(("/v1/responses", "/v1/messages")) else CASES
     stored = server.post("/v1/responses", {"model": "small", "input": "a", "max_output_tokens": 1}).json()["id"]
 
     @seeded(1)
