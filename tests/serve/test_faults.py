@@ -29,6 +29,10 @@ LONG = {
     "temperature": 1,
     "ignore_eos": True,
 }
+CHATS: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "the old dog", "max_output_tokens": 900},
+    "/v1/messages": {"messages": [{"role": "user", "content": "the old dog"}], "max_tokens": 900},
+}
 CANCELLED = "heedful_cancelled_requests_total"
 
 
@@ -75,6 +79,15 @@ def test_gone_while_the_answer_is_written(idle, long, stream):
     idle.wait_until_idle()
     assert idle.count(CANCELLED) == before + 1
     assert idle.count("heedful_generated_tokens_total") < written + 900
+
+
+@pytest.mark.parametrize("path", CHATS)
+def test_gone_from_another_form_of_a_chat(idle, path):
+    before = idle.count(CANCELLED)
+    with idle.open(path, {**CHATS[path], "model": "small", "ignore_eos": True, "stream": True}) as sock:
+        first_words(sock)
+    idle.wait_until_idle()
+    assert idle.count(CANCELLED) == before + 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -247,7 +260,7 @@ def test_a_chat_template_without_end_holds_up_nobody(narrow, monkeypatch):
 
 # --- a model that fails -----------------------------------------------------------------------------------------------
 
-POISON = 77  # a token on which the model fails
+POISON = 60  # a token on which the model fails
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +326,19 @@ def test_a_stream_that_fails_says_so_and_ends(failing):
     client = openai.OpenAI(base_url=f"{failing.url}/v1", api_key="x", max_retries=0)
     with pytest.raises(openai.APIError, match="internal error"):
         list(client.completions.create(model="small", prompt=[5, 6], logit_bias={str(POISON): 100}, stream=True))
+
+
+def test_the_streams_of_other_apis_fail_in_their_own_ways(failing):
+    asked = {"model": "small", "stream": True, "extra_body": {"logit_bias": {str(POISON): 100}}}
+    client = openai.OpenAI(base_url=f"{failing.url}/v1", api_key="x", max_retries=0)
+    *_, last = client.responses.create(input="a", **asked)
+    assert last.type == "response.failed" and last.response.status == "failed"
+    assert last.response.error.code == "server_error" and "internal error" in last.response.error.message
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed: pip install anthropic")
+    other = anthropic.Anthropic(base_url=failing.url, api_key="x", max_retries=0)
+    with pytest.raises(anthropic.APIStatusError, match="internal error") as caught:
+        list(other.messages.create(messages=[{"role": "user", "content": "a"}], max_tokens=9, **asked))
+    assert caught.value.body["error"]["type"] == "api_error"
 
 
 def test_a_model_that_computes_nonsense(folder):

@@ -28,7 +28,8 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(lambda value: check_nestin
 
 def to_chat_request(body: SamplingRequest, fields: Mapping[str, Any]) -> ChatRequest:
     """The ChatRequest with the sampling of another body and these fields; ApiError if it is not valid."""
-    sampling = body.model_dump(mode="json", include=set(SamplingRequest.model_fields), exclude_unset=True)
+    names = set(SamplingRequest.model_fields)  # as JSON again, without warnings that it is not what it was parsed to
+    sampling = body.model_dump(mode="json", include=names, exclude_unset=True, warnings=False)
     try:
         return ChatRequest.model_validate({**sampling, **fields})
     except ValidationError as problem:
