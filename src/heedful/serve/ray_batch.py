@@ -104,8 +104,8 @@ def started_replicas(options: Options, n: int, cpus: int | None = None) -> Itera
     cpus = cpus or (1 if on_gpu else max(1, available // n))
     if n * cpus > available:
         warnings.warn(
-            f"{n} workers with {cpus} cores each need more than the cluster's {available}: some wait until there are "
-            "more, and the others work",
+            f"{n} workers need {n * cpus} cores, and the cluster has {available}: some wait until there are more, "
+            "and the others work",
             stacklevel=2,
         )
     settings: Any = {"max_restarts": MAX_RESTARTS, "num_cpus": cpus, "num_gpus": int(on_gpu)}
