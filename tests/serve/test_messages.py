@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 import heedful
 from support.serving import KEY
@@ -177,3 +178,15 @@ def test_the_use_of_a_tool_streams(client):
     (call,) = final.content
     assert json.loads("".join(pieces)) == call.input and call.input["city"] in ("Paris", "Rome")
     assert final.stop_reason == "tool_use" and len(pieces) > 1
+
+
+class Report(BaseModel):
+    city: Literal["Paris", "Rome"]
+    cold: bool
+
+
+def test_an_answer_of_a_schema(client):
+    asked = {"model": "small", "max_tokens": 200, "messages": ASKED, "output_format": Report}
+    assert isinstance(client.messages.parse(**asked).parsed_output, Report)
+    with client.messages.stream(**asked) as stream:
+        assert isinstance(stream.get_final_message().parsed_output, Report)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 
 import heedful
 from heedful.serve.response_store import ResponseStore, StoredResponse
@@ -157,6 +158,7 @@ def test_a_long_conversation_is_refused_or_cut(client):
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"max_tokens": 5}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
@@ -224,6 +226,25 @@ def test_a_call_streams(client):
     ]  # fmt: skip
     pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert "".join(pieces) == call.arguments and call.parsed_arguments["city"] in ("Paris", "Rome")
+
+
+class Report(BaseModel):
+    city: Literal["Paris", "Rome"]
+    cold: bool
+
+
+def test_an_answer_of_a_schema(client):
+    found = client.responses.parse(model="small", input="Is it cold?", text_format=Report, max_output_tokens=200)
+    assert isinstance(found.output_parsed, Report) and found.status == "completed"
+    assert found.text.format.type == "json_schema" and found.text.format.name == "Report"
+    with client.responses.stream(
+        model="small", input="Is it cold?", text_format=Report, max_output_tokens=200
+    ) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Report)
+    wrong = {"format": {"type": "json_schema", "name": "wrong", "schema": {"type": 5}}}
+    with pytest.raises(openai.BadRequestError, match="JSON schema") as caught:
+        client.responses.create(input="a", text=wrong, **SHORT)
+    assert caught.value.param == "text.format"
 
 
 # --- the store --------------------------------------------------------------------------------------------------------

@@ -114,6 +114,7 @@ RESPONSES: Mapping[str, NoEffect] = {
     "moderation": (),
     "prompt": (),
     "reasoning": ({}, {"effort": "none"}, {"effort": None, "summary": None}),
+    "response_format": ({"type": "text"},),  # text.format
     "top_logprobs": (0,),
 }
 
@@ -126,7 +127,8 @@ ANTHROPIC_MESSAGES: Mapping[str, NoEffect] = {
     "container": (),
     "context_management": ({},),
     "mcp_servers": ([],),
-    "output_format": (),
+    "output_format": (),  # output_config.format
+    "response_format": ({"type": "text"},),
     "thinking": ({"type": "disabled"},),
 }
 
