@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from heedful.cli.arguments import add_context_length, add_quantize
+from heedful.cli.arguments import add_context_length, add_quantize, add_tensor_parallel, torchrun_processes
+
+if TYPE_CHECKING:
+    from heedful.serve.options import Options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", help="where models run (default: the CPU)")
     add_quantize(parser)
     add_context_length(parser)
+    add_tensor_parallel(parser)
     for limit in (
         ("--memory", float, None, "GB", "what loaded models may take together; idle ones make room"),
         ("--max-rows", int, 64, "N", "answers written at once by a model"),
@@ -76,13 +82,38 @@ def run(options: argparse.Namespace) -> int:
     given = dict(vars(options))
     keys, source = _api_keys(given.pop("api_key"), given.pop("api_key_file"))
     given |= {"models": tuple(options.models), "allow_origins": tuple(given.pop("allow_origin"))}
+    given["tensor_parallel"] = int(os.environ.get("WORLD_SIZE", "1")) if options.tensor_parallel else 1
     settings = Options(**given, api_keys=keys, key_source=source)
     settings.check_exercises()
     settings.check_public()
     prepare_threads()
+    if options.tensor_parallel:
+        return serve_together(settings)
     from heedful.serve.server import serve
 
     return serve(settings)
+
+
+def serve_together(settings: Options) -> int:
+    """Serve one model that the processes of torchrun share: the first has the server, the others follow its engine."""
+    from heedful.generate.leader import end_followers, follow
+    from heedful.serve.metrics import Metrics
+    from heedful.serve.model_manager import ModelManager
+    from heedful.serve.server import serve
+
+    if settings.tensor_parallel == 1:
+        raise ValueError("--tensor-parallel needs several processes: torchrun --nproc-per-node N -m heedful serve ...")
+    with torchrun_processes() as processes:
+        settings = replace(settings, device=processes.device.type)
+        if processes.main:
+            code = serve(settings)
+            end_followers()
+            return code
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, signal.SIG_IGN)  # the first process decides when all end
+        loaded = ModelManager(settings.models, settings, Metrics()).load_first()
+        follow(cast(Any, loaded.model), None if loaded.tokenizer is None else loaded.tokenizer.target)
+        return 0
 
 
 def prepare_threads() -> None:

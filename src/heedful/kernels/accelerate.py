@@ -170,6 +170,6 @@ def _pack_rest(model: Model, precision: Precision, dtype: torch.dtype) -> None:
 
 
 def n_bytes(model: nn.Module) -> int:
-    """Bytes of a model's weights, packed or not."""
-    tensors = [*model.parameters(), *model.buffers()]
+    """Bytes of a model's weights, packed or not; of those that are divided over processes, this one's."""
+    tensors = [t.to_local() if hasattr(t, "to_local") else t for t in (*model.parameters(), *model.buffers())]
     return sum(t.nbytes for t in tensors) + sum(m.nbytes for m in model.modules() if isinstance(m, Frozen))

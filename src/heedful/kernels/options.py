@@ -30,6 +30,8 @@ BLOCK = NORMS | {"attention", "cross", "feedforward", "dropout"}
 STACK = frozenset({"causal", "blocks", "norm", "rotary", "bias", "recompute"})
 INFO = frozenset({"mask", "rotation", "bias", "memory", "counts"})
 MASK = frozenset({"n_queries", "n_keys", "causal", "starts", "lengths", "documents", "device", "_dense"})
+# What models can do that are divided over processes: what all of these compute together.
+TENSOR_PARALLEL = frozenset({"generate", "stream", "translate"})
 ROTATION = frozenset({"cos", "sin", "layout"})
 
 

@@ -44,8 +44,6 @@ from heedful.nn.lora import refuse_adapted
 from heedful.nn.position import Alibi, RelativeBias
 from heedful.nn.stack import Stack
 
-ABILITIES = ("generate", "stream", "translate")  # what all processes compute together
-
 
 def process_mesh(device: str | torch.device | None = None) -> DeviceMesh:
     """All processes that torchrun started, on the CPU or each on a GPU of its own; ValueError without torchrun."""
@@ -76,7 +74,7 @@ def parallelize(model: Model, mesh: DeviceMesh) -> None:
             plan.bias_of_heads(module.bias)
     model.tie()
     model.requires_grad_(False)
-    model.abilities = tuple(ability for ability in model.abilities if ability in ABILITIES)
+    model.abilities = tuple(ability for ability in model.abilities if ability in options.TENSOR_PARALLEL)
     _same_random_state(mesh)
 
 

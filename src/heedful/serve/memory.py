@@ -7,9 +7,10 @@ KV cache   for all answers together: an upper bound, allocated as it fills
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from heedful.kernels.options import TENSOR_PARALLEL
 from heedful.kernels.packed import Precision
 from heedful.models.base import GenerativeModel, Model
 from heedful.nn.block import Block
@@ -36,6 +37,12 @@ class MemoryEstimate:
     per_token: int  # of the KV cache
     context: int  # tokens that the KV cache must hold at least: the longest answer's, unless --cache-tokens says
     context_length: int | None = None  # the most tokens that the model reads, None if there is no limit
+
+    def divided(self, n_processes: int) -> MemoryEstimate:
+        """What each of several processes needs that share the model."""
+        weights, per_token = self.weights // n_processes, self.per_token // n_processes
+        abilities = tuple(ability for ability in self.abilities if n_processes == 1 or ability in TENSOR_PARALLEL)
+        return replace(self, abilities=abilities, weights=weights, per_token=per_token)
 
     @property
     def minimum(self) -> int:

@@ -84,6 +84,7 @@ class ModelManager:
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
         options = self.options
         estimate = estimate_memory(path, options.quantize, options.cache_tokens, options.context_length)
+        estimate = estimate.divided(options.tensor_parallel)
         name = name or (model_name(source, path) if path.is_dir() else path.stem)
         if self.budget is not None and estimate.minimum > self.budget:
             raise ValueError(
@@ -229,15 +230,24 @@ class ModelManager:
         self.metrics.model(model.name).loaded(weights)
         return worker
 
+    def load_first(self) -> Loaded:
+        """The first model, in a process that has a part of it and does not serve."""
+        return self._read_weights(self._find(self.names[0]))
+
     def _read_weights(self, model: ServedModel) -> Loaded:
         """Load the weights; runs in a thread."""
         options = self.options
+        parallel = options.tensor_parallel > 1
         loaded = load(
-            model.source, device=options.device, quantize=options.quantize, context_length=options.context_length
+            model.source,
+            device=options.device,
+            quantize=options.quantize,
+            context_length=options.context_length,
+            tensor_parallel=parallel,
         )
         loaded.name = model.name
         _ = loaded.chat_eos_ids  # renders the chat template once: here, and not on the event loop
-        if options.quantize is None and loaded.model.device.type == "cpu":
+        if options.quantize is None and not parallel and loaded.model.device.type == "cpu":
             accelerate_as_stored(loaded.model)
         return loaded
 

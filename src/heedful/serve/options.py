@@ -25,6 +25,7 @@ class Options:
     allow_origins: tuple[str, ...] = ()  # pages that may call this server, as "https://example.org"; "*" for all
     device: str | None = None
     quantize: Precision | None = None
+    tensor_parallel: int = 1  # processes that share the one model (heedful.kernels.tensor_parallel)
     context_length: int | None = None  # most tokens of a prompt and its answer; None: what the models' files say
     memory: float | None = None  # GB that loaded models may take together; None: 80 % of what is free
     max_rows: int = 64  # answers decoded at once (the batch size), per model
@@ -52,6 +53,8 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}: it must be 1 or more")
+        if self.tensor_parallel > 1 and (len(self.models) != 1 or self.quantize is not None or self.lazy):
+            raise ValueError("with --tensor-parallel name the one model to share, and neither --quantize nor --lazy")
         if self.memory is not None and not (math.isfinite(self.memory) and self.memory > 0):
             raise ValueError(f"memory is {self.memory}: it must be above 0 (in GB)")
         if not (math.isfinite(self.step_time) and self.step_time > 0):
@@ -69,7 +72,7 @@ class Options:
     @property
     def may_train(self) -> bool:
         """Whether the playground may train, and serve the runs of its folder: on this machine alone, or if allowed."""
-        return self.allow_training or is_local_only(self.host)
+        return self.tensor_parallel == 1 and (self.allow_training or is_local_only(self.host))
 
     def check_exercises(self) -> None:
         """ValueError where answers to exercises would be run for anybody."""

@@ -26,6 +26,7 @@ from typing import Any, TypeVar, cast
 
 from heedful.generate.engine import Engine
 from heedful.generate.grammar import Grammar
+from heedful.generate.leader import LeadingEngine
 from heedful.generate.matcher import GrammarFailed, new_matcher
 from heedful.generate.request import Request
 from heedful.generate.sampling import InvalidLogits
@@ -35,6 +36,7 @@ from heedful.models.base import GenerativeModel
 from heedful.serve.errors import Overloaded, ShuttingDown
 from heedful.serve.handle import GenerationHandle, Handle, JobHandle, Wakeup, is_last
 from heedful.serve.metrics import Metrics
+from heedful.weights.load import is_sharded
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -62,6 +64,7 @@ class Worker:
         self._settings: dict[str, Any] = {
             "max_rows": max_rows, "chunk": chunk, "step_time": step_time, "cache_tokens": cache_tokens,
         }  # fmt: skip
+        self._is_divided = any(map(is_sharded, loaded.model.parameters()))
         self._metrics = None if metrics is None else metrics.model(loaded.name)
         self._n_prefilled, self._n_generated, self._last_step = 0, 0, 0.0  # reported to the metrics, and when
         self._engine = self._make_engine()
@@ -81,10 +84,11 @@ class Worker:
             return None
         tokenizer = None if self.loaded.tokenizer is None else self.loaded.tokenizer.target
         model = cast(GenerativeModel[Any], self.loaded.model)
+        kind = LeadingEngine if self._is_divided else Engine
         try:
-            return Engine(model, tokenizer, state="paged", **self._settings)
+            return kind(model, tokenizer, state="paged", **self._settings)
         except ValueError:
-            return Engine(model, tokenizer, state="contiguous", **self._settings)
+            return kind(model, tokenizer, state="contiguous", **self._settings)
 
     # --- on the event loop -----------------------------------------------------------------------------------------
 
@@ -126,6 +130,8 @@ class Worker:
 
     def run_job(self, job: Iterator[T]) -> JobHandle[T]:
         """Queue other work: the thread calls `next` on it once between two steps, in turns with other jobs."""
+        if self._is_divided:
+            raise ValueError(f"{self.loaded.name} is divided over processes, which generate and do nothing else")
         handle = JobHandle(self._cancel, job)
         self._enqueue(handle)
         return handle
