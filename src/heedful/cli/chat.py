@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.cli.arguments import MODEL, add_context_length, add_quantize
+from heedful.cli.generate import GRAMMARS
 from heedful.cli.inputs import is_piped, read_whole
 from heedful.cli.results import add_json, print_json
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded
 
-OPTIONS = {"temperature": float, "top_p": float, "max_tokens": int, "seed": int}
+OPTIONS = ("temperature", "top_p", "max_tokens", "seed", *GRAMMARS)
 HELP = "/reset forgets the conversation   /system TEXT   /save FILE (JSON lines)   /exit; anything else is a message"
 ROOM = 256  # tokens at least for an answer, in a context that has them
 
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, metavar="P", help="choose within this mass of probability")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (default: the model's, else 2048)")
     parser.add_argument("--seed", type=int, help="the same seed gives the same answers")
+    for name, (parse, about) in GRAMMARS.items():
+        parser.add_argument(f"--{name}", type=parse, metavar="REGEX" if name == "regex" else "FILE", help=about)
     add_quantize(parser)
     add_context_length(parser)
     add_json(parser)

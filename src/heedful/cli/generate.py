@@ -11,6 +11,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.cli.arguments import (
@@ -21,6 +22,7 @@ from heedful.cli.arguments import (
     add_tensor_parallel,
     torchrun_processes,
 )
+from heedful.cli.inputs import read_whole
 from heedful.models.config import did_you_mean
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ def parse_token_ids(text: str) -> list[int]:
     return [int(token) for token in text.split(",")]
 
 
+def read_text(path: str) -> str:
+    """The text of a file."""
+    return read_whole(Path(path))
+
+
 def parse_early_stopping(text: str) -> bool | str:
     """ "true" -> True, "false" -> False, and "never" as it is"""
     known: dict[str, bool | str] = {"true": True, "false": False, "never": "never"}
@@ -47,6 +54,12 @@ def parse_early_stopping(text: str) -> bool | str:
     return known[text]
 
 
+# What an answer must match: one of these.
+GRAMMARS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "schema": (read_text, "a file with a JSON schema: the answer is JSON that it allows"),
+    "regex": (str, "a regular expression that matches all of the answer"),
+    "grammar": (read_text, "a file with a context-free grammar of the answer, in the notation of Lark or GBNF"),
+}
 # Name: how its text is parsed, help. An option that is not given has the default of the request, except where said.
 OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "max_tokens": (int, "at most this many new tokens (default: the model's own, else 200; in a chat 2048)"),
@@ -73,6 +86,7 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], str]] = {
     "early_stopping": (parse_early_stopping, "with beams: when to stop looking: true, false (default) or never"),
     "beam_groups": (int, "with beams: groups that each look for something else"),
     "diversity": (float, "with groups: what a token costs that the groups before have chosen"),
+    **GRAMMARS,
     "draft": (str, "guess tokens ahead, for speed: lookup (copy from the prompt), or a smaller model"),
 }
 FLAGS = {
@@ -97,7 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tensor_parallel(parser)
     for name, (parse, about) in OPTIONS.items():
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=parse, metavar=name.rpartition("_")[2].upper(), help=about)
+        metavar = "FILE" if parse is read_text else name.rpartition("_")[2].upper()
+        parser.add_argument(flag, type=parse, metavar=metavar, help=about)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end the answer before this; may be repeated")
     for name, about in FLAGS.items():
         parser.add_argument("--" + name.replace("_", "-"), action="store_true", help=about)

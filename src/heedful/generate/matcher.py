@@ -27,6 +27,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
 from heedful.generate.grammar import Grammar, Kind
+from heedful.generate.json_schema import patterns_of, with_defaults
 from heedful.text.token_bytes import strips_first_space, token_bytes
 from heedful.text.tokenizer import Tokenizer
 
@@ -45,9 +46,6 @@ LIMITS = LLParserLimits(
 STACK = 2**27  # bytes for compiling
 PROBED = 3  # tokens of a text that are tried, to find what is too complex before it runs
 COMPILED = 32  # grammars that are kept compiled
-# JSON is written as Python's json.dumps does: small models would never end white space that may be longer. A schema's
-# own "x-guidance" comes before this.
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarFailed(ValueError):
@@ -183,7 +181,7 @@ def _check_size(grammar: Grammar) -> None:
     counts = (
         ("it has", n_other - n_schemas, MAX_CHARACTERS[grammar.kind]),
         ("its schemas have", n_schemas, MAX_SCHEMAS),
-        ("the patterns of its schemas have", sum(map(len, _patterns(schemas))), MAX_PATTERNS),
+        ("the patterns of its schemas have", sum(map(len, patterns_of(schemas))), MAX_PATTERNS),
     )
     for what, n, most in counts:
         if n > most:
@@ -194,28 +192,13 @@ def _definition(grammar: Grammar) -> dict[str, Any]:
     """The grammar in llguidance's form."""
     match grammar.kind:
         case "json_schema":
-            schema = json.loads(grammar.text)
-            return {"json_schema": {**schema, "x-guidance": JSON_FORM | schema.get("x-guidance", {})}}
+            return {"json_schema": with_defaults(json.loads(grammar.text))}
         case "regex":
             (definition,) = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"]
             return {"lark_grammar": definition["lark_grammar"]}
         case "gbnf":
             return {"lark_grammar": gbnf_to_lark(grammar.text)}
     return {"lark_grammar": grammar.text}
-
-
-def _patterns(schemas: list[Any]) -> list[str]:
-    """The regular expressions in schemas; also what only looks like one."""
-    found, left = list[str](), [*schemas]
-    while left:
-        part = left.pop()
-        if isinstance(part, dict):
-            left += part.values()
-            found += [part["pattern"]] if isinstance(part.get("pattern"), str) else []
-            found += part["patternProperties"] if isinstance(part.get("patternProperties"), dict) else []
-        elif isinstance(part, list):
-            left += part
-    return found
 
 
 def _probe(state: LLMatcher, name: str, end: int) -> None:
