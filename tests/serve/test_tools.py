@@ -26,6 +26,7 @@ QUESTION = [{"role": "user", "content": "Is it cold?"}]
 class Weather(BaseModel):
     """The weather in a city."""
 
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Basel", "Zürich"]
     days: Annotated[int, Field(ge=1, le=9)]
 
@@ -170,16 +171,38 @@ def test_langchain(where, tokenizers):
     assert Weather.model_validate(whole.tool_calls[0]["args"])
     talk = [HumanMessage("Is it cold?"), answer, ToolMessage("3 °C", tool_call_id=call["id"])]
     assert llm.bind_tools([Weather]).invoke(talk).usage_metadata["input_tokens"] > 100
-    structured = llm.with_structured_output(Weather, method="function_calling")
-    assert isinstance(structured.invoke("Is it cold?"), Weather)
+    for method in ("function_calling", "json_schema"):
+        assert isinstance(llm.with_structured_output(Weather, method=method).invoke("Is it cold?"), Weather)
+    # Any object is a valid answer: the shortest.
+    closed = llm.model_copy(update={"logit_bias": {tokenizers["qwen"].id("}"): 100}})
+    assert isinstance(closed.with_structured_output(Anything, method="json_mode").invoke("As JSON:"), Anything)
 
 
-def test_instructor(client):
+def test_instructor(client, tokenizers):
     instructor = pytest.importorskip("instructor", reason="instructor is not installed: pip install instructor")
     settings = dict(model="chatml", messages=QUESTION, max_tokens=200, max_retries=0)
-    for mode in (instructor.Mode.TOOLS,):
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         patched = instructor.from_openai(client, mode=mode)
         assert isinstance(patched.chat.completions.create(response_model=Weather, **settings), Weather)
+    settings["logit_bias"] = {str(tokenizers["chatml"].id("}")): 100}
+    patched = instructor.from_openai(client, mode=instructor.Mode.JSON)
+    assert isinstance(patched.chat.completions.create(response_model=Anything, **settings), Anything)
+
+
+def test_an_answer_without_calls_follows_the_response_format(client, where, tokenizers):
+    schema = {"name": "weather", "schema": Weather.model_json_schema()}
+    settings: dict[str, Any] = dict(
+        model="mistral", messages=QUESTION, tools=TOOLS, n=4, seed=1, max_tokens=150,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )  # fmt: skip
+    for bias, calls in ((-100, False), (100, True)):
+        settings["logit_bias"] = {str(tokenizers["mistral"].special_tokens["[TOOL_CALLS]"]): bias}
+        for choice in client.chat.completions.create(**settings).choices:
+            assert bool(choice.message.tool_calls) == calls
+            assert calls or Weather.model_validate_json(choice.message.content)
+    for model, format in (("llama", settings["response_format"]), ("qwen", {"type": "regex", "regex": "a+"})):
+        asked = {"model": model, "messages": QUESTION, "tools": TOOLS, "response_format": format}
+        assert_error(where.post("/v1/chat/completions", asked), 400, param="response_format")
 
 
 def test_refusals(where):
@@ -190,7 +213,7 @@ def test_refusals(where):
             "function": {"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}},
         }
     ]
-    message = assert_error(where.post("/v1/chat/completions", {**asked, "tools": wrong}), 400)
+    message = assert_error(where.post("/v1/chat/completions", {**asked, "tools": wrong}), 400, param="tools")
     assert "not" in message
     wrong[0]["function"]["strict"] = False
     assert where.post("/v1/chat/completions", {**asked, "tools": wrong}).status_code == 200

@@ -101,7 +101,11 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 TOOLS = [
-    tool("get_weather", city={"type": "string", "enum": ["Basel", "Zürich"]}, days={"type": "integer", "maximum": 9}),
+    tool(
+        "get_weather",
+        city={"type": "string", "enum": ["Basel", "Zürich"]},
+        days={"type": "integer", "minimum": 0, "maximum": 9},
+    ),
     tool("get_time", zone={"$ref": "#/$defs/Zone"}),
 ]
 TOOLS[1]["function"]["parameters"]["$defs"] = {"Zone": {"enum": ["UTC", "CET"]}}

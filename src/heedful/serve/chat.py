@@ -85,7 +85,7 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
     check_context_length(worker, encoded, max_tokens, "messages")
     params = generation_params(body, worker.loaded, max_tokens)
     if body.tool_calling is not None:
-        params |= tool_params(body.tool_calling, worker.loaded, params.get("grammar"))
+        params |= tool_params(body.tool_calling, worker.loaded, params["grammar"], params["grammar_field"])
     with client_errors():
         return GenerationSpec(
             [encoded],
@@ -98,22 +98,25 @@ async def chat_spec(body: ChatRequest, worker: Worker, most: int) -> GenerationS
         )
 
 
-def tool_params(calling: ToolCalling, loaded: Loaded, answer: Grammar | None) -> dict[str, Any]:
-    """The fields of a GenerationSpec for an answer that may call tools, and else matches the grammar `answer`."""
+def tool_params(calling: ToolCalling, loaded: Loaded, answer: Grammar | None, field: str) -> dict[str, Any]:
+    """The fields of a GenerationSpec for an answer that may call tools, and else matches the grammar `answer`, which
+    the body's `field` asks for."""
     tokenizer = loaded.tokenizer
     assert tokenizer is not None and tokenizer.chat_template is not None
     special = tokenizer.target.special_tokens
     with client_errors("tools"):
         format = find_tool_format(tokenizer.chat_template)
-    if answer is not None and not calling.required and (answer.kind != "json_schema" or format.alone):
-        why = "a JSON schema" if answer.kind != "json_schema" else "text, since this model's calls are JSON too"
-        raise ApiError(400, f"beside tools the answer can only be {why}: leave out one of them", param="tools")
-    schema = None if answer is None or calling.required else json.loads(answer.text)
+    schema = None
+    if answer is not None and not calling.required:
+        schema = json.loads(answer.text) if answer.kind == "json_schema" else None
+        if not isinstance(schema, dict) or format.alone:
+            what = "text, since this model's calls are JSON too" if format.alone else "text, or JSON of a schema"
+            raise ApiError(400, f"beside tools an answer can only be {what}: leave out one of them", param=field)
     lark = call_grammar(
         format, calling.tools, special, required=calling.required, parallel=calling.parallel, answer=schema
     )
     shown = {"skip_special_tokens": False} if uses_special_tokens(format, special) else {}
-    return {"grammar": Grammar.lark(lark), "tool_format": format, **shown}
+    return {"grammar": Grammar.lark(lark), "grammar_field": "tools", "tool_format": format, **shown}
 
 
 def chat_prompt_options(body: ChatRequest, worker: Worker) -> PromptOptions:

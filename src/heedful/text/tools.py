@@ -69,6 +69,8 @@ _MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 ANNOTATIONS = ("$schema", "$comment", "title", "description", "default", "examples", "deprecated")
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
+WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # JSON as models learn it
+
 DESCRIPTION = """\
 You can call functions to help with the user's request. These are the functions, with a JSON schema of the arguments:
 <tools>
@@ -214,7 +216,7 @@ def call_grammar(
     *,
     required: bool = False,
     parallel: bool = True,
-    answer: Mapping[str, Any] | bool | None = None,
+    answer: Mapping[str, Any] | None = None,
 ) -> str:
     """A grammar in Lark's notation, with llguidance's additions, of an answer with calls of these tools.
 
@@ -236,7 +238,7 @@ def call_grammar(
     if required:
         start = [f"start: {trigger} calls"]
     elif answer is not None:
-        start = [f"start: answer | {trigger} calls", f"answer: %json {json.dumps(answer)}"]
+        start = [f"start: answer | {trigger} calls", f"answer: %json {json.dumps({'x-guidance': WRITTEN, **answer})}"]
     elif format.alone:
         first = re.escape(format.trigger[0])
         start = [f"start: TEXT | {trigger} calls", rf"TEXT: /(\s*[^\s{first}](.|\n)*)?/"]
@@ -254,13 +256,12 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
 
 
 def _arguments_schema(function: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a function's arguments, written with the separators of `json.dumps` as models learn it. Unless
-    the function is `strict`, keywords that cannot be enforced do not matter."""
+    """The JSON schema of a function's arguments. Unless the function is `strict`, keywords that cannot be enforced do
+    not matter."""
     schema = {"type": "object", **_without_annotations(function.get("parameters") or {"properties": {}})}
     if "properties" in schema and not {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"} & set(schema):
         schema.setdefault("additionalProperties", False)  # a function takes the arguments that it names
-    written = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return {**schema, "x-guidance": {**written, "lenient": not function.get("strict")}}
+    return {**schema, "x-guidance": {**WRITTEN, "lenient": not function.get("strict")}}
 
 
 def _without_annotations(schema: Any) -> Any:
