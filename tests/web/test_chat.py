@@ -1,4 +1,5 @@
-"""Chat: messages and replies, edited and tried again, kept in the browser; the raw prompt; replies in other tabs."""
+"""Chat: messages and replies, edited and tried again, kept in the browser; the raw prompt; replies in other tabs; replies
+by a schema, and tools."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def say(page, text: str, turns: int):
 
 
 def answered(page, turns: int):
-    page.get_by_role("button", name="Send", exact=False).wait_for()
+    page.locator(".composer").get_by_role("button", name="Send").wait_for()
     page.wait_for_function("n => document.querySelectorAll('.turn').length === n", arg=turns)
     return page.locator(".turn")
 
@@ -115,3 +116,70 @@ def test_complete_offers_the_chat_of_a_chat_model(open_tab, page):
     assert page.get_by_role("textbox", name="Message").input_value() == "a cat"
     open_tab("complete", model="tiny", text="To be")
     assert page.get_by_role("link", name="Ask it in Chat").count() == 0
+
+
+GOOD = {
+    "type": "object",
+    "properties": {"good": {"type": "boolean"}},
+    "required": ["good"],
+    "additionalProperties": False,
+}
+
+
+def test_a_reply_keeps_to_the_schema_at_the_side(open_tab, page):
+    open_tab("chat", model="small", length=60, seed=1)
+    page.locator("summary", has_text="JSON schema").click()
+    page.get_by_role("button", name="A person").click()
+    box = page.get_by_role("textbox", name="JSON schema")
+    assert json.loads(box.input_value())["required"] == ["name", "age", "city"]
+    box.fill('{"type":\n  object}')
+    page.get_by_text("Line 2, column 3: object} is not JSON here.").wait_for()
+    page.get_by_role("textbox", name="Message").fill("is a cat good")
+    page.keyboard.press("Enter")  # it waits for what is wrong
+    page.get_by_role("alert").get_by_text("The schema: Line 2, column 3").wait_for()
+    box.fill(json.dumps(GOOD))
+    page.get_by_role("alert").wait_for(state="detached")
+    text = say(page, "is a cat good", 2).nth(1).locator(".bubble").inner_text()
+    assert isinstance(json.loads(text)["good"], bool)
+    act(page, "Pretty print")
+    assert page.locator(".turn").nth(1).locator(".bubble").inner_text() == json.dumps(json.loads(text), indent=2)
+    with page.expect_download() as file:
+        page.get_by_role("button", name="Export all").click()
+    (kept,) = json.loads(file.value.path().read_text())["conversations"]
+    assert json.loads(kept["schema"]) == GOOD and kept["turns"][1]["json"]
+
+
+def test_tools_are_called_and_what_they_return_is_answered(visit, open_tab, page):
+    open_tab("chat", model="small", length=60, seed=1)
+    page.locator("summary", has_text="Tools").click()
+    tool = {"type": "function", "function": {"name": "weigh", "parameters": GOOD}}
+    page.get_by_role("textbox", name="Tools").fill(json.dumps([tool]))
+    page.get_by_label("Always call one").check()
+    say(page, "how heavy is a cat", 2)
+    card = page.get_by_role("region", name="Call 1 of 1")
+    assert card.locator("code").inner_text() == "weigh" and card.locator("dt").inner_text() == "good"
+    act(page, "Edit")
+    calls = page.get_by_role("textbox", name="The calls")
+    calls.fill('[{"name": "weigh", "arguments": {"good": 7}}]')
+    act(page, "Keep")
+    assert card.locator("dd").inner_text() == "7"
+    card.get_by_role("textbox", name="Its result").fill("four\nkilos")
+    page.keyboard.press("Enter")
+    answered(page, 4)
+    assert page.locator(".turn").nth(2).locator(".text").inner_text() == "four\nkilos"
+    act(page, "Raw prompt")
+    prompt = page.get_by_role("dialog").get_by_role("region", name="The prompt")
+    prompt.get_by_role("list").wait_for()
+    read = re.sub(r"\s", "", prompt.inner_text())
+    assert '{"name":"weigh","arguments":{"good":7}}' in read and "four⏎kilos" in read
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => location.hash.includes('said=')")
+    again = visit()
+    again.goto(page.url)  # in a browser that does not have it
+    again.get_by_role("region", name="Call 1 of 1").wait_for()
+    assert again.locator(".turn").count() == 4
+    act(page, "Edit", 2)
+    page.get_by_role("textbox", name="The message").fill("five kilos")
+    page.keyboard.press("Enter")
+    answered(page, 4)
+    assert "2 of 2" in page.locator(".turn").nth(2).inner_text()

@@ -1,7 +1,19 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest'
 import { api, ApiError } from '../src/lib/api'
+import {
+  argumentsOf,
+  askedOf,
+  callsOf,
+  callsText,
+  indented,
+  parsed,
+  SCHEMAS,
+  toolsOf,
+  WEATHER,
+  written,
+} from '../src/tabs/chat/boxes'
 import { codeOf, startersOf } from '../src/tabs/chat/how'
-import { Tokens } from '../src/tabs/chat/reply.svelte'
+import { takeCalls, Tokens } from '../src/tabs/chat/reply.svelte'
 import {
   add,
   checked,
@@ -11,16 +23,19 @@ import {
   link,
   messages,
   path,
+  promptOf,
   show,
   siblings,
   title,
+  toolOf,
+  transcript,
   unlink,
 } from '../src/tabs/chat/talk'
 
 const bytes = (text: string) => [...new TextEncoder().encode(text)]
 
 function talked() {
-  const talk = fresh('Be kind.')
+  const talk = fresh({ system: 'Be kind.' })
   const first = add(talk, { role: 'user', content: 'Hello\nthere', parent: -1 })
   const answer = add(talk, { role: 'assistant', content: 'Hi', parent: first, by: 'small', end: 'stop' })
   add(talk, { role: 'user', content: 'Bye', parent: answer })
@@ -77,6 +92,98 @@ describe('a conversation', () => {
       "heedful chat 'Hello\nthere' --model models/small --system 'Be kind.' --temperature 0 --max-tokens 9",
     )
     expect(code.python).toContain('model.stream(messages, chat=True, max_tokens=9, temperature=0)')
+    const { python, shell } = codeOf({ id: 'small', source: 'small' }, messages(talked(), 0), {
+      max_tokens: 9,
+      temperature: 0,
+      ...askedOf({ schema: '{"type": "object"}', tools: '' }).asked,
+    })
+    expect(python).toContain('schema = {"type": "object"}')
+    expect(python).toContain('temperature=0, schema=schema)')
+    expect(shell).toMatch(/^echo '\{"type":"object"\}' > schema.json\nheedful chat .* --schema schema.json$/s)
+  })
+})
+
+const CALL = {
+  id: 'call_1',
+  type: 'function' as const,
+  function: { name: 'get_weather', arguments: '{"city": "Rome"}' },
+}
+
+function called() {
+  const talk = fresh({ schema: written(SCHEMAS[0].schema), tools: written(WEATHER), must: true })
+  const asked = add(talk, { role: 'user', content: 'Is it warm in Rome?', parent: -1 })
+  const calls = add(talk, { role: 'assistant', content: '', parent: asked, end: 'tool_calls', tool_calls: [CALL] })
+  const result = add(talk, { role: 'tool', content: '31', parent: calls, tool_call_id: 'call_1' })
+  add(talk, { role: 'assistant', content: '{"name": "Rome"}', parent: result, json: true })
+  return talk
+}
+
+describe('what is typed at the side', () => {
+  it('is sent as the API wants it, or said to be wrong, with the place', () => {
+    expect(askedOf({ schema: ' ', tools: '' })).toEqual({ asked: {}, problem: '' })
+    const { asked, problem } = askedOf(called())
+    expect(problem).toBe('')
+    expect(asked.response_format?.json_schema.schema).toEqual(SCHEMAS[0].schema)
+    expect(asked).toMatchObject({ tools: WEATHER, tool_choice: 'required' })
+    expect(parsed('{\n  "a": [1, 2,],\n}').problem).toBe('Line 2, column 14: ], is not JSON here.')
+    expect(parsed('{"a" 1}').problem).toBe('Line 1, column 6: 1} is not JSON here.')
+    expect(parsed("{'a': true, 'b': false}").problem).toBe("Line 1, column 2: 'a': true, … is not JSON here.")
+    expect(parsed('[1] [2]').problem).toBe('Line 1, column 5: [2] is not JSON here.')
+    expect(parsed('{"a": {"b": [1, ').problem).toBe('This JSON is not complete.')
+    expect(parsed('['.repeat(20_000)).problem).not.toBe('')
+    expect(askedOf({ schema: '[]', tools: '' }).problem).toMatch('The schema: A schema is an object')
+    expect(toolsOf('{}').problem).toMatch('Tools are a list')
+    expect(toolsOf(`[${JSON.stringify(WEATHER[0])}, {"name": "x"}]`).problem).toMatch('Tool 2 needs')
+  })
+
+  it('is shown with a line for each value, numbers and all as they were', () => {
+    const value = { a: [1, { b: 'x, "y": {' }, [], {}], c: null, d: -1.5e300 }
+    expect(indented(JSON.stringify(value))).toBe(JSON.stringify(value, null, 2))
+    expect(indented('{"n": 12345678901234567890.0')).toBe('{\n  "n": 12345678901234567890.0')
+    expect(argumentsOf('{"city": "Rome", "days": [1, 2]}')).toEqual([
+      ['city', 'Rome'],
+      ['days', '[1,2]'],
+    ])
+    expect(argumentsOf('{"city": "Ro')).toBeNull()
+    expect(JSON.parse(written(WEATHER))).toEqual(WEATHER)
+    expect(written(SCHEMAS[1].schema)).toContain('\n    "stars": {\n      "type": "integer",\n      "minimum": 1,')
+    expect(written(SCHEMAS[0].schema)).toContain('\n    "city": { "type": "string" }\n')
+  })
+})
+
+describe('tools', () => {
+  it('are called piece by piece', () => {
+    const calls: (typeof CALL)[] = []
+    takeCalls(calls, [{ index: 0, id: 'call_1', function: { name: 'get_weather', arguments: '' } }])
+    takeCalls(calls, [{ index: 0, function: { arguments: '{"city": ' } }])
+    takeCalls(calls, [
+      { index: 0, function: { arguments: '"Rome"}' } },
+      { index: 1, id: 'call_2', function: { name: 'now', arguments: '{}' } },
+    ])
+    expect(calls).toEqual([CALL, { id: 'call_2', type: 'function', function: { name: 'now', arguments: '{}' } }])
+  })
+
+  it('stay in a conversation, in its link and its file, and as OpenAI writes them', () => {
+    const talk = called()
+    expect(imported(exported([talk]))).toEqual([talk])
+    expect(promptOf(unlink(link(talk)))).toEqual(promptOf(talk))
+    expect(unlink(link(talk))).toMatchObject({ schema: talk.schema, tools: talk.tools, must: true })
+    expect(promptOf(talk).messages.slice(1, 3)).toEqual([
+      { role: 'assistant', content: '', tool_calls: [CALL] },
+      { role: 'tool', content: '31', tool_call_id: 'call_1' },
+    ])
+    const [other] = imported(JSON.stringify([{ role: 'assistant', content: null, tool_calls: [CALL] }]))
+    expect(other.turns[0].tool_calls).toEqual([CALL])
+    expect(toolOf(talk, 2)).toBe('get_weather')
+    expect(transcript(talk)).toContain('assistant: get_weather({"city": "Rome"})')
+    expect(unlink(['no JSON']).turns).toEqual([])
+  })
+
+  it('are edited as JSON', () => {
+    expect(callsOf(callsText([CALL]).replace('Rome', 'Oslo'), [CALL]).value).toEqual([
+      { ...CALL, function: { name: 'get_weather', arguments: '{"city":"Oslo"}' } },
+    ])
+    for (const wrong of ['[]', '{}', '[{"name": "x"}]', '[{']) expect(callsOf(wrong, [CALL]).problem).not.toBe('')
   })
 })
 

@@ -117,7 +117,7 @@ def _field(name: str, schema: dict[str, Any]) -> Any:
     return Annotated[Any, PlainValidator(check), WithJsonSchema(schema)]
 
 
-_OBJECT: dict[str, Any] = {"type": "object"}
+_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
 _SCHEMA: dict[str, Any] = {"anyOf": [_OBJECT, _TEXT]}

@@ -32,13 +32,28 @@ export type CompletionLogprobs = Schemas['CompletionLogprobs']
 export type Choice = Schemas['CompletionChoice']
 export type Completion = Schemas['CompletionResponse']
 export type ChatLogprob = Schemas['ChatLogprob']
-export type ChatMessage = { role: 'system' | 'user' | 'assistant'; content: string }
+/** A function that a model may call. */
+export type Tool = NonNullable<Schemas['ChatRequest']['tools']>[number]
+/** A call of a tool that the model asks for; its arguments are JSON, as the model wrote it. */
+export type ToolCall = Schemas['MessageToolCall']
+/** A part of a call, which has the index of its call. */
+export interface ToolCallDelta {
+  index: number
+  id?: string
+  function?: { name?: string; arguments?: string }
+}
+export type ChatMessage = {
+  role: 'system' | 'user' | 'assistant' | 'tool'
+  content: string
+  tool_calls?: ToolCall[]
+  tool_call_id?: string
+}
 /** A part of a streamed answer to a conversation. */
 export interface ChatChunk {
   choices: {
-    delta: { content?: string }
+    delta: { content?: string | null; tool_calls?: ToolCallDelta[] }
     logprobs: { content: ChatLogprob[] | null } | null
-    finish_reason: 'stop' | 'length' | null
+    finish_reason: 'stop' | 'length' | 'tool_calls' | null
   }[]
 }
 

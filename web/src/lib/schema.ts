@@ -64,6 +64,110 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/responses": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Response
+         * @description Answer a text or a conversation.
+         */
+        post: operations["create_response_v1_responses_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/responses/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get Response
+         * @description A response that was stored.
+         */
+        get: operations["get_response_v1_responses__id__get"];
+        put?: never;
+        post?: never;
+        /**
+         * Delete Response
+         * @description Forget a response that was stored.
+         */
+        delete: operations["delete_response_v1_responses__id__delete"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/responses/{id}/input_items": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Input Items
+         * @description The items of the conversation that a stored response answers.
+         */
+        get: operations["list_input_items_v1_responses__id__input_items_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/messages": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create Message
+         * @description Generate the next message of a conversation.
+         */
+        post: operations["create_message_v1_messages_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/messages/count_tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Count Message Tokens
+         * @description Count the tokens of a conversation.
+         */
+        post: operations["count_message_tokens_v1_messages_count_tokens_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/embeddings": {
         parameters: {
             query?: never;
@@ -903,6 +1007,19 @@ export interface components {
             text: string | null;
         };
         /**
+         * AnswerContent
+         * @description A text, or a call of a tool.
+         */
+        AnswerContent: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "text" | "tool_use";
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * AnswerInPassage
          * @description A part of the passage, by its characters.
          */
@@ -947,6 +1064,102 @@ export interface components {
              * @description The probability that the passage has none; null: this model always answers
              */
             no_answer: number | null;
+        };
+        /**
+         * AnthropicError
+         * @description The body of every error of this API.
+         */
+        AnthropicError: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "error";
+            error: components["schemas"]["AnthropicErrorDetail"];
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * AnthropicErrorDetail
+         * @description What went wrong.
+         */
+        AnthropicErrorDetail: {
+            /** Type */
+            type: string;
+            /** Message */
+            message: string;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * AnthropicMessage
+         * @description A message of a conversation.
+         */
+        AnthropicMessage: {
+            /**
+             * Role
+             * @enum {string}
+             */
+            role: "user" | "assistant" | "system";
+            /** Content */
+            content: string | components["schemas"]["ContentBlock"][];
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * AnthropicTool
+         * @description A function that the model may call.
+         */
+        AnthropicTool: {
+            /**
+             * Type
+             * @default custom
+             */
+            type?: "custom" | null;
+            /** Name */
+            name: string;
+            /** Description */
+            description?: string | null;
+            /** Input Schema */
+            input_schema: {
+                [key: string]: unknown;
+            };
+            /** Strict */
+            strict?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * AnthropicToolChoice
+         * @description Which tool is called, if any.
+         */
+        AnthropicToolChoice: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "auto" | "any" | "tool" | "none";
+            /** Name */
+            name?: string | null;
+            /**
+             * Disable Parallel Tool Use
+             * @default false
+             */
+            disable_parallel_tool_use?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * AnthropicUsage
+         * @description Numbers of tokens.
+         */
+        AnthropicUsage: {
+            /** Input Tokens */
+            input_tokens: number;
+            /** Output Tokens */
+            output_tokens: number;
+        } & {
+            [key: string]: unknown;
         };
         /**
          * AttentionRequest
@@ -1072,6 +1285,18 @@ export interface components {
             data: string;
         };
         /**
+         * CalledFunction
+         * @description The function of a call, and its arguments as JSON text.
+         */
+        CalledFunction: {
+            /** Name */
+            name: string;
+            /** Arguments */
+            arguments: string;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * ChatChoice
          * @description One answer to the conversation.
          */
@@ -1083,7 +1308,7 @@ export interface components {
              * Finish Reason
              * @enum {string}
              */
-            finish_reason: "stop" | "length";
+            finish_reason: "stop" | "length" | "tool_calls";
             logprobs: components["schemas"]["ChatLogprobs"] | null;
         } & {
             [key: string]: unknown;
@@ -1128,18 +1353,35 @@ export interface components {
             content: string | null;
             /** Refusal */
             refusal: string | null;
+            /** Tool Calls */
+            tool_calls?: components["schemas"]["MessageToolCall"][] | null;
         } & {
             [key: string]: unknown;
         };
         /**
          * ChatPromptRequest
-         * @description A conversation; its last message stays open where the model is to continue it.
+         * @description A conversation with its tools; its last message stays open where the model is to continue it.
          */
         ChatPromptRequest: {
             /** Model */
             model: string;
             /** Messages */
             messages: components["schemas"]["Message"][];
+            /** Tools */
+            tools?: {
+                /** @constant */
+                type: "function";
+                function: {
+                    name: string;
+                    description?: string;
+                    strict?: boolean;
+                    /** @description A JSON schema */
+                    parameters?: {
+                        /** @constant */
+                        type?: "object";
+                    };
+                };
+            }[] | null;
             /**
              * Continue Final Message
              * @default false
@@ -1237,6 +1479,11 @@ export interface components {
              */
             include_stop_str_in_output?: boolean | null;
             /**
+             * Skip Special Tokens
+             * @default true
+             */
+            skip_special_tokens?: boolean | null;
+            /**
              * Ignore Eos
              * @default false
              */
@@ -1248,6 +1495,59 @@ export interface components {
             min_tokens?: number | null;
             /** Truncate Prompt Tokens */
             truncate_prompt_tokens?: -1 | number | null;
+            /** Response Format */
+            response_format?: ({
+                /** @enum {unknown} */
+                type: "text" | "json_object";
+            } | {
+                /** @enum {unknown} */
+                type: "json_schema";
+                json_schema?: {
+                    name?: string;
+                    schema?: {
+                        [key: string]: unknown;
+                    };
+                    strict?: boolean;
+                };
+            } | {
+                /** @enum {unknown} */
+                type: "regex";
+                regex?: string;
+            } | {
+                /** @enum {unknown} */
+                type: "grammar";
+                grammar?: string;
+            }) | null;
+            /** Structured Outputs */
+            structured_outputs?: {
+                json?: {
+                    [key: string]: unknown;
+                } | string;
+                regex?: string;
+                grammar?: string;
+                choice?: string[];
+                json_object?: boolean;
+            } | null;
+            /** Guided Json */
+            guided_json?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Guided Regex */
+            guided_regex?: string | null;
+            /** Guided Grammar */
+            guided_grammar?: string | null;
+            /** Guided Choice */
+            guided_choice?: string[] | null;
+            /** Json Schema */
+            json_schema?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Grammar */
+            grammar?: string | null;
+            /** Regex */
+            regex?: string | null;
+            /** Ebnf */
+            ebnf?: string | null;
             /**
              * N
              * @default 1
@@ -1287,6 +1587,51 @@ export interface components {
              */
             continue_final_message?: boolean | null;
             /**
+             * Tools
+             * @default []
+             */
+            tools?: {
+                /** @constant */
+                type: "function";
+                function: {
+                    name: string;
+                    description?: string;
+                    strict?: boolean;
+                    /** @description A JSON schema */
+                    parameters?: {
+                        /** @constant */
+                        type?: "object";
+                    };
+                };
+            }[] | null;
+            /** Tool Choice */
+            tool_choice?: ("none" | "auto" | "required") | {
+                /** @constant */
+                type: "function";
+                function: {
+                    name: string;
+                };
+            } | {
+                /** @constant */
+                type: "allowed_tools";
+                allowed_tools: {
+                    /** @enum {unknown} */
+                    mode: "auto" | "required";
+                    tools: {
+                        /** @constant */
+                        type: "function";
+                        function: {
+                            name: string;
+                        };
+                    }[];
+                };
+            } | null;
+            /**
+             * Parallel Tool Calls
+             * @default true
+             */
+            parallel_tool_calls?: boolean | null;
+            /**
              * Chat Template Kwargs
              * @default {}
              */
@@ -1306,54 +1651,7 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            response_format?: null | {
-                type: "text";
-            };
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            grammar?: null | "";
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            json_schema?: null | Record<string, never>;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_json?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_regex?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_choice?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_grammar?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            structured_outputs?: null | Record<string, never>;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            regex?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            ebnf?: null;
+            guided_whitespace_pattern?: null;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -1533,11 +1831,6 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            skip_special_tokens?: null | true;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
             n_predict?: null | -1;
             /**
              * @description Not implemented
@@ -1653,16 +1946,6 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            tools?: null | never[];
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            tool_choice?: null | "none" | "auto";
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
             functions?: null | never[];
             /**
              * @description Not implemented
@@ -1723,6 +2006,11 @@ export interface components {
         } & {
             [key: string]: unknown;
         };
+        ChosenTools: [
+            string,
+            string[] | null,
+            boolean
+        ];
         /**
          * ClassificationResponse
          * @description The classes of a text or of a pair.
@@ -1859,6 +2147,11 @@ export interface components {
              */
             include_stop_str_in_output?: boolean | null;
             /**
+             * Skip Special Tokens
+             * @default true
+             */
+            skip_special_tokens?: boolean | null;
+            /**
              * Ignore Eos
              * @default false
              */
@@ -1870,6 +2163,59 @@ export interface components {
             min_tokens?: number | null;
             /** Truncate Prompt Tokens */
             truncate_prompt_tokens?: -1 | number | null;
+            /** Response Format */
+            response_format?: ({
+                /** @enum {unknown} */
+                type: "text" | "json_object";
+            } | {
+                /** @enum {unknown} */
+                type: "json_schema";
+                json_schema?: {
+                    name?: string;
+                    schema?: {
+                        [key: string]: unknown;
+                    };
+                    strict?: boolean;
+                };
+            } | {
+                /** @enum {unknown} */
+                type: "regex";
+                regex?: string;
+            } | {
+                /** @enum {unknown} */
+                type: "grammar";
+                grammar?: string;
+            }) | null;
+            /** Structured Outputs */
+            structured_outputs?: {
+                json?: {
+                    [key: string]: unknown;
+                } | string;
+                regex?: string;
+                grammar?: string;
+                choice?: string[];
+                json_object?: boolean;
+            } | null;
+            /** Guided Json */
+            guided_json?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Guided Regex */
+            guided_regex?: string | null;
+            /** Guided Grammar */
+            guided_grammar?: string | null;
+            /** Guided Choice */
+            guided_choice?: string[] | null;
+            /** Json Schema */
+            json_schema?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Grammar */
+            grammar?: string | null;
+            /** Regex */
+            regex?: string | null;
+            /** Ebnf */
+            ebnf?: string | null;
             /**
              * N
              * @default 1
@@ -1920,54 +2266,7 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            response_format?: null | {
-                type: "text";
-            };
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            grammar?: null | "";
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            json_schema?: null | Record<string, never>;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_json?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_regex?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_choice?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            guided_grammar?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            structured_outputs?: null | Record<string, never>;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            regex?: null;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            ebnf?: null;
+            guided_whitespace_pattern?: null;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -2143,11 +2442,6 @@ export interface components {
              * @enum {unknown}
              */
             ban_eos_token?: null | false;
-            /**
-             * @description Not implemented
-             * @enum {unknown}
-             */
-            skip_special_tokens?: null | true;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -2287,6 +2581,511 @@ export interface components {
             usage?: components["schemas"]["Usage"] | null;
             /** Warnings */
             warnings?: string[] | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * ContentBlock
+         * @description A text, a call of a tool, or what it returned.
+         */
+        ContentBlock: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "text" | "tool_use" | "tool_result";
+            /** Text */
+            text?: string | null;
+            /** Id */
+            id?: string | null;
+            /** Name */
+            name?: string | null;
+            /** Input */
+            input?: {
+                [key: string]: unknown;
+            } | null;
+            /** Tool Use Id */
+            tool_use_id?: string | null;
+            /** Content */
+            content?: (string | components["schemas"]["TextBlock"][]) | null;
+            /**
+             * Is Error
+             * @default false
+             */
+            is_error?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * CountTokensRequest
+         * @description The body of /v1/messages/count_tokens: a conversation.
+         */
+        CountTokensRequest: {
+            /** Model */
+            model?: string | null;
+            /**
+             * Temperature
+             * @default 1
+             */
+            temperature?: number | null;
+            /**
+             * Top P
+             * @default 1
+             */
+            top_p?: number | null;
+            /** Top K */
+            top_k?: number | null;
+            /**
+             * Min P
+             * @default 0
+             */
+            min_p?: number | null;
+            /**
+             * Typical P
+             * @default 1
+             */
+            typical_p?: number | null;
+            /**
+             * Repetition Penalty
+             * @default 1
+             */
+            repetition_penalty?: number | null;
+            /**
+             * Frequency Penalty
+             * @default 0
+             */
+            frequency_penalty?: number | null;
+            /**
+             * Presence Penalty
+             * @default 0
+             */
+            presence_penalty?: number | null;
+            /**
+             * No Repeat Ngram Size
+             * @default 0
+             */
+            no_repeat_ngram_size?: number | null;
+            /**
+             * Logit Bias
+             * @default {}
+             */
+            logit_bias?: {
+                [key: string]: number;
+            } | null;
+            /** Seed */
+            seed?: number | null;
+            /**
+             * Stop
+             * @default []
+             */
+            stop?: (string | string[]) | null;
+            /**
+             * Stop Token Ids
+             * @default []
+             */
+            stop_token_ids?: number[] | null;
+            /**
+             * Include Stop Str In Output
+             * @default false
+             */
+            include_stop_str_in_output?: boolean | null;
+            /**
+             * Skip Special Tokens
+             * @default true
+             */
+            skip_special_tokens?: boolean | null;
+            /**
+             * Ignore Eos
+             * @default false
+             */
+            ignore_eos?: boolean | null;
+            /**
+             * Min Tokens
+             * @default 0
+             */
+            min_tokens?: number | null;
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: -1 | number | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            response_format?: null | {
+                type: "text";
+            };
+            /** Structured Outputs */
+            structured_outputs?: {
+                json?: {
+                    [key: string]: unknown;
+                } | string;
+                regex?: string;
+                grammar?: string;
+                choice?: string[];
+                json_object?: boolean;
+            } | null;
+            /** Guided Json */
+            guided_json?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Guided Regex */
+            guided_regex?: string | null;
+            /** Guided Grammar */
+            guided_grammar?: string | null;
+            /** Guided Choice */
+            guided_choice?: string[] | null;
+            /** Json Schema */
+            json_schema?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Grammar */
+            grammar?: string | null;
+            /** Regex */
+            regex?: string | null;
+            /** Ebnf */
+            ebnf?: string | null;
+            /**
+             * N
+             * @default 1
+             */
+            n?: number | null;
+            /**
+             * Stream
+             * @default false
+             */
+            stream?: boolean | null;
+            stream_options?: components["schemas"]["StreamOptions"] | null;
+            /** User */
+            user?: string | null;
+            /** Messages */
+            messages: components["schemas"]["AnthropicMessage"][];
+            /** System */
+            system?: (string | components["schemas"]["TextBlock"][]) | null;
+            /** Tools */
+            tools?: components["schemas"]["AnthropicTool"][] | null;
+            tool_choice?: components["schemas"]["AnthropicToolChoice"] | null;
+            output_config?: components["schemas"]["OutputConfig"] | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guided_whitespace_pattern?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            format?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            use_beam_search?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_beams?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            length_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            early_stopping?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            penalty_alpha?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            repeat_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            encoder_repetition_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dry_multiplier?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            xtc_probability?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynatemp_range?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynamic_temperature?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            temperature_last?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            smoothing_factor?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs_z?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_a?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_n_sigma?: null | -1 | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            typical?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            epsilon_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            eta_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mirostat?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mirostat_mode?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            samplers?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            sampler_priority?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            do_sample?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guidance_scale?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            negative_prompt?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            logits_processors?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            allowed_token_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            custom_token_bans?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            banned_tokens?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            ban_eos_token?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_new_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            min_new_tokens?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_length?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stopping_strings?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            rep_pen?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            options?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            prompt_logprobs?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_probs?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_tokens_as_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            t_max_predict_ms?: null | 0 | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            thinking_token_budget?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora_path?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mm_processor_kwargs?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            image_data?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_keep?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            container?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            context_management?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mcp_servers?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            output_format?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            thinking?: null | {
+                type: "disabled";
+            };
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * DeletedResponse
+         * @description A response that was forgotten.
+         */
+        DeletedResponse: {
+            /** Id */
+            id: string;
+            /**
+             * Object
+             * @constant
+             */
+            object: "response";
+            /**
+             * Deleted
+             * @constant
+             */
+            deleted: true;
         } & {
             [key: string]: unknown;
         };
@@ -2584,6 +3383,48 @@ export interface components {
             choices: string[];
         };
         /**
+         * FlatFunctionTool
+         * @description A function that the model may call.
+         */
+        FlatFunctionTool: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "function";
+            /** Name */
+            name: string;
+            /** Description */
+            description?: string | null;
+            /** Parameters */
+            parameters?: {
+                [key: string]: unknown;
+            } | null;
+            /** Strict */
+            strict?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * FlatToolChoice
+         * @description Which function is called, if any.
+         */
+        FlatToolChoice: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "none" | "auto" | "required" | "function" | "allowed_tools";
+            /** Name */
+            name?: string | null;
+            /** Mode */
+            mode?: ("auto" | "required") | null;
+            /** Tools */
+            tools?: components["schemas"]["NamedFunction"][] | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * FloatArray
          * @description An array of float32 numbers, little-endian, in base64.
          */
@@ -2724,6 +3565,56 @@ export interface components {
         ImagesResponse: {
             /** Digits */
             digits: components["schemas"]["LabelledDigit"][];
+        };
+        /**
+         * InputItem
+         * @description An item of a conversation: a message, a call of a function, or what it returned.
+         */
+        InputItem: {
+            /**
+             * Type
+             * @default message
+             */
+            type?: ("message" | "function_call" | "function_call_output") | null;
+            /** Id */
+            id?: string | null;
+            /** Role */
+            role?: ("user" | "assistant" | "system" | "developer") | null;
+            /** Content */
+            content?: string | components["schemas"]["TextPart"][] | null;
+            /** Call Id */
+            call_id?: string | null;
+            /** Name */
+            name?: string | null;
+            /** Arguments */
+            arguments?: string | null;
+            /** Output */
+            output?: string | components["schemas"]["TextPart"][] | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * InputItemList
+         * @description The items that a response answers.
+         */
+        InputItemList: {
+            /**
+             * Object
+             * @constant
+             */
+            object: "list";
+            /** Data */
+            data: {
+                [key: string]: unknown;
+            }[];
+            /** First Id */
+            first_id: string | null;
+            /** Last Id */
+            last_id: string | null;
+            /** Has More */
+            has_more: boolean;
+        } & {
+            [key: string]: unknown;
         };
         /**
          * LabelProbability
@@ -3094,7 +3985,7 @@ export interface components {
              * Role
              * @enum {string}
              */
-            role: "system" | "developer" | "user" | "assistant";
+            role: "system" | "developer" | "user" | "assistant" | "tool";
             /** Content */
             content: string | {
                 /** @constant */
@@ -3102,10 +3993,20 @@ export interface components {
                 text: string;
             }[];
             /**
-             * @description Not implemented
-             * @enum {unknown}
+             * Tool Calls
+             * @default []
              */
-            tool_calls?: null | never[];
+            tool_calls?: {
+                id: string;
+                /** @constant */
+                type: "function";
+                function: {
+                    name: string;
+                    arguments: string;
+                };
+            }[] | null;
+            /** Tool Call Id */
+            tool_call_id?: string | null;
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -3116,6 +4017,508 @@ export interface components {
              * @enum {unknown}
              */
             audio?: null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * MessageObject
+         * @description The response of /v1/messages, and the first event of its stream.
+         */
+        MessageObject: {
+            /** Id */
+            id: string;
+            /**
+             * Type
+             * @constant
+             */
+            type: "message";
+            /**
+             * Role
+             * @constant
+             */
+            role: "assistant";
+            /** Model */
+            model: string;
+            /** Content */
+            content: components["schemas"]["AnswerContent"][];
+            /** Stop Reason */
+            stop_reason: ("end_turn" | "max_tokens" | "stop_sequence" | "tool_use") | null;
+            /** Stop Sequence */
+            stop_sequence: string | null;
+            usage: components["schemas"]["AnthropicUsage"];
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * MessageToolCall
+         * @description A call of a tool.
+         */
+        MessageToolCall: {
+            /** Id */
+            id: string;
+            /**
+             * Type
+             * @constant
+             */
+            type: "function";
+            function: components["schemas"]["CalledFunction"];
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * MessagesRequest
+         * @description The body of /v1/messages.
+         */
+        MessagesRequest: {
+            /** Model */
+            model?: string | null;
+            /**
+             * Temperature
+             * @default 1
+             */
+            temperature?: number | null;
+            /**
+             * Top P
+             * @default 1
+             */
+            top_p?: number | null;
+            /** Top K */
+            top_k?: number | null;
+            /**
+             * Min P
+             * @default 0
+             */
+            min_p?: number | null;
+            /**
+             * Typical P
+             * @default 1
+             */
+            typical_p?: number | null;
+            /**
+             * Repetition Penalty
+             * @default 1
+             */
+            repetition_penalty?: number | null;
+            /**
+             * Frequency Penalty
+             * @default 0
+             */
+            frequency_penalty?: number | null;
+            /**
+             * Presence Penalty
+             * @default 0
+             */
+            presence_penalty?: number | null;
+            /**
+             * No Repeat Ngram Size
+             * @default 0
+             */
+            no_repeat_ngram_size?: number | null;
+            /**
+             * Logit Bias
+             * @default {}
+             */
+            logit_bias?: {
+                [key: string]: number;
+            } | null;
+            /** Seed */
+            seed?: number | null;
+            /**
+             * Stop
+             * @default []
+             */
+            stop?: (string | string[]) | null;
+            /**
+             * Stop Token Ids
+             * @default []
+             */
+            stop_token_ids?: number[] | null;
+            /**
+             * Include Stop Str In Output
+             * @default false
+             */
+            include_stop_str_in_output?: boolean | null;
+            /**
+             * Skip Special Tokens
+             * @default true
+             */
+            skip_special_tokens?: boolean | null;
+            /**
+             * Ignore Eos
+             * @default false
+             */
+            ignore_eos?: boolean | null;
+            /**
+             * Min Tokens
+             * @default 0
+             */
+            min_tokens?: number | null;
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: -1 | number | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            response_format?: null | {
+                type: "text";
+            };
+            /** Structured Outputs */
+            structured_outputs?: {
+                json?: {
+                    [key: string]: unknown;
+                } | string;
+                regex?: string;
+                grammar?: string;
+                choice?: string[];
+                json_object?: boolean;
+            } | null;
+            /** Guided Json */
+            guided_json?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Guided Regex */
+            guided_regex?: string | null;
+            /** Guided Grammar */
+            guided_grammar?: string | null;
+            /** Guided Choice */
+            guided_choice?: string[] | null;
+            /** Json Schema */
+            json_schema?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Grammar */
+            grammar?: string | null;
+            /** Regex */
+            regex?: string | null;
+            /** Ebnf */
+            ebnf?: string | null;
+            /**
+             * N
+             * @default 1
+             */
+            n?: number | null;
+            /**
+             * Stream
+             * @default false
+             */
+            stream?: boolean | null;
+            stream_options?: components["schemas"]["StreamOptions"] | null;
+            /** User */
+            user?: string | null;
+            /** Messages */
+            messages: components["schemas"]["AnthropicMessage"][];
+            /** System */
+            system?: (string | components["schemas"]["TextBlock"][]) | null;
+            /** Tools */
+            tools?: components["schemas"]["AnthropicTool"][] | null;
+            tool_choice?: components["schemas"]["AnthropicToolChoice"] | null;
+            output_config?: components["schemas"]["OutputConfig"] | null;
+            /** Max Tokens */
+            max_tokens: number;
+            /** Stop Sequences */
+            stop_sequences?: string[] | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guided_whitespace_pattern?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            format?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            use_beam_search?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_beams?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            length_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            early_stopping?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            penalty_alpha?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            repeat_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            encoder_repetition_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dry_multiplier?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            xtc_probability?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynatemp_range?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynamic_temperature?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            temperature_last?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            smoothing_factor?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs_z?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_a?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_n_sigma?: null | -1 | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            typical?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            epsilon_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            eta_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mirostat?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mirostat_mode?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            samplers?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            sampler_priority?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            do_sample?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guidance_scale?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            negative_prompt?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            logits_processors?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            allowed_token_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            custom_token_bans?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            banned_tokens?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            ban_eos_token?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_new_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            min_new_tokens?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_length?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stopping_strings?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            rep_pen?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            options?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            prompt_logprobs?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_probs?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_tokens_as_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            t_max_predict_ms?: null | 0 | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            thinking_token_budget?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora_path?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mm_processor_kwargs?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            image_data?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_keep?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            container?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            context_management?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mcp_servers?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            output_format?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            thinking?: null | {
+                type: "disabled";
+            };
         } & {
             [key: string]: unknown;
         };
@@ -3262,6 +4665,21 @@ export interface components {
             pullable: components["schemas"]["PullableModel"][];
         };
         /**
+         * NamedFunction
+         * @description A function that may be called.
+         */
+        NamedFunction: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "function";
+            /** Name */
+            name: string;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * NeighboursRequest
          * @description A word, or words that are added and subtracted: "king - man + woman", "man:king::woman:?".
          */
@@ -3400,6 +4818,57 @@ export interface components {
             eps: number;
         };
         /**
+         * OutputConfig
+         * @description How the answer is written.
+         */
+        OutputConfig: {
+            format?: components["schemas"]["OutputFormat"] | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            effort?: null | "high";
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * OutputFormat
+         * @description The form of the answer's text.
+         */
+        OutputFormat: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "json_schema";
+            /** Schema */
+            schema: {
+                [key: string]: unknown;
+            };
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * OutputItem
+         * @description A message, or a call of a function.
+         */
+        OutputItem: {
+            /** Id */
+            id: string;
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "message" | "function_call";
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "in_progress" | "completed" | "incomplete";
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * OverviewResponse
          * @description Every head of every layer, small.
          */
@@ -3512,6 +4981,565 @@ export interface components {
             licence: string;
             /** Command */
             command: string;
+        };
+        /**
+         * ResponseObject
+         * @description The response of /v1/responses, also within the first and the last events of its stream.
+         */
+        ResponseObject: {
+            /** Id */
+            id: string;
+            /**
+             * Object
+             * @constant
+             */
+            object: "response";
+            /** Created At */
+            created_at: number;
+            /**
+             * Status
+             * @enum {string}
+             */
+            status: "in_progress" | "completed" | "incomplete" | "failed";
+            /** Model */
+            model: string;
+            /** Output */
+            output: components["schemas"]["OutputItem"][];
+            usage: components["schemas"]["ResponsesUsage"] | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * ResponsesRequest
+         * @description The body of /v1/responses.
+         */
+        ResponsesRequest: {
+            /** Model */
+            model?: string | null;
+            /**
+             * Temperature
+             * @default 1
+             */
+            temperature?: number | null;
+            /**
+             * Top P
+             * @default 1
+             */
+            top_p?: number | null;
+            /** Top K */
+            top_k?: number | null;
+            /**
+             * Min P
+             * @default 0
+             */
+            min_p?: number | null;
+            /**
+             * Typical P
+             * @default 1
+             */
+            typical_p?: number | null;
+            /**
+             * Repetition Penalty
+             * @default 1
+             */
+            repetition_penalty?: number | null;
+            /**
+             * Frequency Penalty
+             * @default 0
+             */
+            frequency_penalty?: number | null;
+            /**
+             * Presence Penalty
+             * @default 0
+             */
+            presence_penalty?: number | null;
+            /**
+             * No Repeat Ngram Size
+             * @default 0
+             */
+            no_repeat_ngram_size?: number | null;
+            /**
+             * Logit Bias
+             * @default {}
+             */
+            logit_bias?: {
+                [key: string]: number;
+            } | null;
+            /** Seed */
+            seed?: number | null;
+            /**
+             * Stop
+             * @default []
+             */
+            stop?: (string | string[]) | null;
+            /**
+             * Stop Token Ids
+             * @default []
+             */
+            stop_token_ids?: number[] | null;
+            /**
+             * Include Stop Str In Output
+             * @default false
+             */
+            include_stop_str_in_output?: boolean | null;
+            /**
+             * Skip Special Tokens
+             * @default true
+             */
+            skip_special_tokens?: boolean | null;
+            /**
+             * Ignore Eos
+             * @default false
+             */
+            ignore_eos?: boolean | null;
+            /**
+             * Min Tokens
+             * @default 0
+             */
+            min_tokens?: number | null;
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: -1 | number | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            response_format?: null | {
+                type: "text";
+            };
+            /** Structured Outputs */
+            structured_outputs?: {
+                json?: {
+                    [key: string]: unknown;
+                } | string;
+                regex?: string;
+                grammar?: string;
+                choice?: string[];
+                json_object?: boolean;
+            } | null;
+            /** Guided Json */
+            guided_json?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Guided Regex */
+            guided_regex?: string | null;
+            /** Guided Grammar */
+            guided_grammar?: string | null;
+            /** Guided Choice */
+            guided_choice?: string[] | null;
+            /** Json Schema */
+            json_schema?: ({
+                [key: string]: unknown;
+            } | string) | null;
+            /** Grammar */
+            grammar?: string | null;
+            /** Regex */
+            regex?: string | null;
+            /** Ebnf */
+            ebnf?: string | null;
+            /**
+             * N
+             * @default 1
+             */
+            n?: number | null;
+            /**
+             * Stream
+             * @default false
+             */
+            stream?: boolean | null;
+            stream_options?: components["schemas"]["StreamOptions"] | null;
+            /** User */
+            user?: string | null;
+            /** Input */
+            input: string | components["schemas"]["InputItem"][];
+            /** Instructions */
+            instructions?: string | null;
+            /** Previous Response Id */
+            previous_response_id?: string | null;
+            /** Max Output Tokens */
+            max_output_tokens?: number | null;
+            /**
+             * @default {
+             *       "format": {
+             *         "type": "text"
+             *       }
+             *     }
+             */
+            text?: components["schemas"]["TextConfig"] | null;
+            /** Tools */
+            tools?: components["schemas"]["FlatFunctionTool"][] | null;
+            /**
+             * @default {
+             *       "type": "auto"
+             *     }
+             */
+            tool_choice?: (("none" | "auto" | "required") | components["schemas"]["FlatToolChoice"]) | null;
+            /**
+             * Parallel Tool Calls
+             * @default true
+             */
+            parallel_tool_calls?: boolean | null;
+            /** Metadata */
+            metadata?: {
+                [key: string]: string;
+            } | null;
+            /**
+             * Store
+             * @default true
+             */
+            store?: boolean | null;
+            /**
+             * Truncation
+             * @default disabled
+             */
+            truncation?: ("auto" | "disabled") | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guided_whitespace_pattern?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            format?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            use_beam_search?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_beams?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            length_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            early_stopping?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            penalty_alpha?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            repeat_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            encoder_repetition_penalty?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dry_multiplier?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            xtc_probability?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynatemp_range?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            dynamic_temperature?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            temperature_last?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            smoothing_factor?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            tfs_z?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_a?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_n_sigma?: null | -1 | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            typical?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            epsilon_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            eta_cutoff?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mirostat?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mirostat_mode?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            samplers?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            sampler_priority?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            do_sample?: null | true;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            guidance_scale?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            negative_prompt?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            logits_processors?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            bad_words_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            allowed_token_ids?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            custom_token_bans?: null | "";
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            banned_tokens?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            ban_eos_token?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            num_predict?: null | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_new_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            min_new_tokens?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_length?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stop_sequences?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            stopping_strings?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            rep_pen?: null | 1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            options?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            prompt_logprobs?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_probs?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            return_tokens_as_token_ids?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            t_max_predict_ms?: null | 0 | -1;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            thinking_token_budget?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            lora_path?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            mm_processor_kwargs?: null | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            image_data?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            n_keep?: null | 0;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            background?: null | false;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            conversation?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            context_management?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            include?: null | never[];
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            max_completion_tokens?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            moderation?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            prompt?: null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            reasoning?: null | Record<string, never> | {
+                effort: "none";
+            } | Record<string, never>;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            top_logprobs?: null | 0;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * ResponsesUsage
+         * @description Numbers of tokens.
+         */
+        ResponsesUsage: {
+            /** Input Tokens */
+            input_tokens: number;
+            /** Output Tokens */
+            output_tokens: number;
+            /** Total Tokens */
+            total_tokens: number;
+        } & {
+            [key: string]: unknown;
         };
         /**
          * RolloutRequest
@@ -3747,6 +5775,76 @@ export interface components {
             shows: string;
         };
         /**
+         * TextBlock
+         * @description A text.
+         */
+        TextBlock: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "text";
+            /** Text */
+            text: string;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * TextConfig
+         * @description How the answer's text is written.
+         */
+        TextConfig: {
+            /**
+             * @default {
+             *       "type": "text"
+             *     }
+             */
+            format?: components["schemas"]["TextFormat"] | null;
+            /**
+             * @description Not implemented
+             * @enum {unknown}
+             */
+            verbosity?: null | "medium";
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * TextFormat
+         * @description The form of the answer's text.
+         */
+        TextFormat: {
+            /**
+             * Type
+             * @default text
+             */
+            type?: ("text" | "json_object" | "json_schema") | null;
+            /** Name */
+            name?: string | null;
+            /** Schema */
+            schema?: {
+                [key: string]: unknown;
+            } | null;
+            /** Strict */
+            strict?: boolean | null;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
+         * TextPart
+         * @description A part of a message: text.
+         */
+        TextPart: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "input_text" | "output_text" | "text";
+            /** Text */
+            text: string;
+        } & {
+            [key: string]: unknown;
+        };
+        /**
          * TextRequest
          * @description A model and a text for it.
          */
@@ -3786,6 +5884,16 @@ export interface components {
             raw: string;
             /** Special */
             special: boolean;
+        };
+        /**
+         * TokenCount
+         * @description How many tokens a conversation has.
+         */
+        TokenCount: {
+            /** Input Tokens */
+            input_tokens: number;
+        } & {
+            [key: string]: unknown;
         };
         /**
          * TokenProbability
@@ -4097,6 +6205,159 @@ export interface operations {
                         /** @description A chunk as JSON; the last is [DONE] */
                         data: string;
                     };
+                };
+            };
+        };
+    };
+    create_response_v1_responses_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResponsesRequest"];
+            };
+        };
+        responses: {
+            /** @description The response, or with `stream` its events (response.output_text.delta and others) */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResponseObject"];
+                    "text/event-stream": {
+                        /** @description A chunk as JSON; the last is [DONE] */
+                        data: string;
+                    };
+                };
+            };
+        };
+    };
+    get_response_v1_responses__id__get: {
+        parameters: {
+            query?: {
+                include?: string[] | null;
+                stream?: boolean;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResponseObject"];
+                };
+            };
+        };
+    };
+    delete_response_v1_responses__id__delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DeletedResponse"];
+                };
+            };
+        };
+    };
+    list_input_items_v1_responses__id__input_items_get: {
+        parameters: {
+            query?: {
+                after?: string | null;
+                limit?: number;
+                order?: "asc" | "desc";
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["InputItemList"];
+                };
+            };
+        };
+    };
+    create_message_v1_messages_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["MessagesRequest"];
+            };
+        };
+        responses: {
+            /** @description The message, or with `stream` its events (content_block_delta and others) */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageObject"];
+                    "text/event-stream": {
+                        /** @description A chunk as JSON; the last is [DONE] */
+                        data: string;
+                    };
+                };
+            };
+        };
+    };
+    count_message_tokens_v1_messages_count_tokens_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CountTokensRequest"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenCount"];
                 };
             };
         };

@@ -1,7 +1,7 @@
 // The settings of a chat, as the address has them and as the server, Python and the command line want them.
 
 import type { ChatMessage } from '../../lib/api'
-import { call, curl, heedful, py, type Code, type Named } from '../../lib/code'
+import { call, curl, heedful, py, sh, type Code, type Named } from '../../lib/code'
 import { isSeed } from '../complete/how'
 import type { How } from './reply.svelte'
 
@@ -42,14 +42,19 @@ export function howOf(own: Own, context: number | null): How {
 /** The same answer elsewhere. */
 export function codeOf(model: Named, said: ChatMessage[], how: How): Code {
   const listed = said.map((message) => `    ${py(message)},`).join('\n')
-  const { max_tokens, temperature, top_p, seed } = how
+  const { max_tokens, temperature, top_p, seed, tools } = how
+  const schema = how.response_format?.json_schema.schema
   const options = { chat: true, max_tokens, temperature, top_p, seed }
   const named = Object.entries(options).filter(([, value]) => value !== undefined)
+  const long = Object.entries({ schema, tools }).filter(([, value]) => value !== undefined)
+  const given = [...named.map(([name, value]) => `${name}=${py(value)}`), ...long.map(([name]) => `${name}=${name}`)]
   const [first, ...rest] = said
   const system = first?.role === 'system' ? first.content : undefined
   const asked = system === undefined ? said : rest
   // The command answers one message; a conversation goes on in it by hand.
   const flags = { model: model.source, system, temperature, 'top-p': top_p, 'max-tokens': max_tokens, seed }
+  const file = schema && 'schema.json'
+  const command = heedful('chat', asked.length === 1 ? [asked[0].content] : [], { ...flags, schema: file })
   return {
     python: [
       'import heedful',
@@ -58,10 +63,12 @@ export function codeOf(model: Named, said: ChatMessage[], how: How): Code {
       'messages = [',
       listed,
       ']',
-      `for piece in model.stream(messages, ${named.map(([name, value]) => `${name}=${py(value)}`).join(', ')}):`,
+      ...long.map(([name, value]) => `${name} = ${py(value)}`),
+      `for piece in model.stream(messages, ${given.join(', ')}):`,
       '    print(piece, end="", flush=True)',
     ].join('\n'),
-    shell: heedful('chat', asked.length === 1 ? [asked[0].content] : [], flags),
-    curl: curl('/v1/chat/completions', { model: model.id, messages: said, max_tokens, temperature, top_p, seed }),
+    // The command knows no tools.
+    shell: tools ? undefined : file ? `echo ${sh(JSON.stringify(schema))} > ${file}\n${command}` : command,
+    curl: curl('/v1/chat/completions', { model: model.id, messages: said, ...how }),
   }
 }

@@ -34,7 +34,7 @@ class Kept {
     this.current = this.talks.find((talk) => talk.id === id) ?? this.current
   }
 
-  begin(talk: Talk = fresh(this.current.system)): void {
+  begin(talk: Talk = fresh(this.current)): void {
     this.current = talk
     if (talk.turns.length) this.keep(this.current)
   }

@@ -1,14 +1,15 @@
 // The reply that is being written: streamed into its message, with the probabilities of its tokens.
 
 import { SvelteMap } from 'svelte/reactivity'
-import { aborted, api, ApiError, type ChatLogprob, type Model } from '../../lib/api'
+import { aborted, api, ApiError, type ChatLogprob, type Model, type ToolCall, type ToolCallDelta } from '../../lib/api'
 import { Waiting } from '../../lib/waiting.svelte'
 import { echoed, type Piece } from '../complete/pieces'
+import type { Asked } from './boxes'
 import { kept } from './kept.svelte'
-import { add, messages, path, type Talk } from './talk'
+import { add, messages, path, promptOf, type Talk } from './talk'
 
 /** How to answer, in the words of /v1/chat/completions. */
-export interface How {
+export interface How extends Asked {
   max_tokens: number
   temperature: number
   top_p?: number
@@ -50,6 +51,16 @@ export class Tokens {
   }
 }
 
+/** Add what has come of calls to what there was. */
+export function takeCalls(calls: ToolCall[], deltas: ToolCallDelta[]): void {
+  for (const { index, id, function: called } of deltas) {
+    const call = (calls[index] ??= { id: '', type: 'function', function: { name: '', arguments: '' } })
+    call.id ||= id ?? ''
+    call.function.name += called?.name ?? ''
+    call.function.arguments += called?.arguments ?? ''
+  }
+}
+
 /** A token as Complete calls it: "bytes:..." for a part of a character. */
 function nameOf({ token, bytes }: Pick<ChatLogprob, 'token' | 'bytes'>): string {
   const whole = bytes === null || new TextDecoder().decode(new Uint8Array(bytes)) === token
@@ -59,8 +70,8 @@ function nameOf({ token, bytes }: Pick<ChatLogprob, 'token' | 'bytes'>): string 
 /** The probabilities of a message that is there already: the model reads it with all that stands before. */
 export async function score({ model, talk, index }: Message, signal: AbortSignal): Promise<void> {
   const { content, parent } = talk.turns[index]
-  const prompt = await api.chatPrompt({ model, messages: messages(talk, parent) }, signal)
-  const whole = await api.chatPrompt({ model, messages: messages(talk, index), continue_final_message: true }, signal)
+  const prompt = await api.chatPrompt({ model, ...promptOf(talk, parent) }, signal)
+  const whole = await api.chatPrompt({ model, ...promptOf(talk, index), continue_final_message: true }, signal)
   const ids = whole.tokens.map((token) => token.id)
   const { choices } = await api.complete({ model, prompt: ids, max_tokens: 0, logprobs: 5, echo: true }, signal)
   const pieces = echoed(whole.text, choices[0].text, choices[0].logprobs!)
@@ -110,12 +121,23 @@ class Reply {
     const { model, talk, after, how, begun = '', end = false } = wish
     const control = (this.#control = new AbortController())
     const sent = messages(talk, after)
-    const index = add(talk, { role: 'assistant', content: begun, parent: after, by: model.id })
+    const asked = { ...how }
+    if (begun) delete asked.response_format // it holds from a reply's beginning
+    if (begun || sent.at(-1)?.role !== 'user') delete asked.tool_choice // a tool's result need not be followed by a call
+    const index = add(talk, {
+      role: 'assistant',
+      content: begun,
+      parent: after,
+      by: model.id,
+      ...(asked.response_format && { json: true }),
+    })
     const turn = talk.turns[index]
     const tokens = new Tokens(wish.pieces)
+    const calls: ToolCall[] = []
     let text = begun
     const tell = (): void => {
       turn.content = text
+      if (calls.length) turn.tool_calls = structuredClone(calls)
       this.remember(talk, index, [...tokens.pieces])
     }
     Object.assign(this, { now: { talk, index }, waiting: true, error: null, note: '' })
@@ -123,7 +145,7 @@ class Reply {
     this.loading.begin(model.id)
     try {
       const body = {
-        ...how,
+        ...asked,
         model: model.id,
         messages: begun ? [...sent, { role: 'assistant' as const, content: begun }] : sent,
         continue_final_message: begun !== '',
@@ -137,6 +159,10 @@ class Reply {
         if (!choice) continue
         if (choice.delta.content) {
           text += choice.delta.content
+          this.waiting = false
+        }
+        if (choice.delta.tool_calls) {
+          takeCalls(calls, choice.delta.tool_calls)
           this.waiting = false
         }
         tokens.take(choice.logprobs?.content ?? [])
@@ -158,7 +184,7 @@ class Reply {
 
   #end(talk: Talk, index: number): void {
     const turn = talk.turns[index]
-    if (turn.content === '' && turn.end !== 'stop' && turn.end !== 'length') {
+    if (turn.content === '' && !turn.tool_calls && turn.end !== 'stop' && turn.end !== 'length') {
       // nothing came: there is no reply
       if (path(talk).includes(index)) talk.leaf = turn.parent
       if (index === talk.turns.length - 1) talk.turns.pop()

@@ -1,21 +1,35 @@
 // A conversation as a tree: each message knows the one that it follows. Editing a message or asking for another answer
 // adds one beside it, so that nothing that was said is lost; what is shown is the way from the first message to one.
 
-import type { ChatMessage } from '../../lib/api'
+import type { ChatMessage, Tool, ToolCall } from '../../lib/api'
+import { askedOf, written, type Asked } from './boxes'
 
 export interface Turn {
-  role: 'user' | 'assistant'
+  role: 'user' | 'assistant' | 'tool'
   content: string
   /** The index of the message that it follows; -1: it is the first. */
   parent: number
   /** The model that wrote it. */
   by?: string
   /** Why it ends where it does; 'stopped': by the reader. */
-  end?: 'stop' | 'length' | 'stopped' | 'failed'
+  end?: (typeof ENDS)[number]
+  /** The tools that it calls. */
+  tool_calls?: ToolCall[]
+  /** Of a tool's result: the call that it is of. */
+  tool_call_id?: string
+  /** It was written by a schema. */
+  json?: boolean
 }
-export interface Talk {
-  id: string
+/** What holds for a whole conversation: the texts of the boxes at the side. */
+export interface Boxes {
   system: string
+  schema: string
+  tools: string
+  /** A message of the user is answered by a call of a tool. */
+  must: boolean
+}
+export interface Talk extends Boxes {
+  id: string
   /** When it was changed last, in milliseconds since 1970. */
   changed: number
   turns: Turn[]
@@ -23,13 +37,17 @@ export interface Talk {
   leaf: number
 }
 
+const ENDS = ['stop', 'length', 'tool_calls', 'stopped', 'failed'] as const
 const MOST_TURNS = 2000
 const MOST_CHARACTERS = 1_000_000 // of all messages together
 const LONGEST_LINK = 8000 // characters in an address: more than that is cut or refused on its way
 
-export const fresh = (system = ''): Talk => ({
+export const fresh = ({ system = '', schema = '', tools = '', must = false }: Partial<Boxes> = {}): Talk => ({
   id: Math.random().toString(36).slice(2, 10).padEnd(8, '0'),
   system,
+  schema,
+  tools,
+  must,
   changed: Date.now(),
   turns: [],
   leaf: -1,
@@ -64,9 +82,31 @@ export function add(talk: Talk, turn: Turn): number {
 
 /** What the model is sent: the system prompt, if there is one, and all up to a message. */
 export function messages(talk: Talk, to = talk.leaf): ChatMessage[] {
-  const said = path(talk, to).map((i) => ({ role: talk.turns[i].role, content: talk.turns[i].content }))
+  const said = path(talk, to).map((i): ChatMessage => {
+    const { role, content, tool_calls, tool_call_id } = talk.turns[i]
+    return { role, content, ...(tool_calls && { tool_calls }), ...(tool_call_id !== undefined && { tool_call_id }) }
+  })
   return talk.system.trim() ? [{ role: 'system', content: talk.system }, ...said] : said
 }
+
+/** What stands before a reply: the messages, and the tools, of which the model reads, too. */
+export function promptOf(talk: Talk, to = talk.leaf): { messages: ChatMessage[]; tools?: Tool[] } {
+  const { tools } = askedOf(talk).asked
+  return { messages: messages(talk, to), ...(tools && { tools }) }
+}
+
+/** The name of the tool that a result is of. */
+export function toolOf(talk: Talk, index: number): string {
+  const { tool_call_id } = talk.turns[index]
+  const calls = path(talk, index).flatMap((i) => talk.turns[i].tool_calls ?? [])
+  return calls.findLast(({ id }) => id === tool_call_id)?.function.name ?? ''
+}
+
+/** A message as one text: what it says, and what it calls. */
+export const textOf = ({ content, tool_calls = [] }: Pick<Turn, 'content' | 'tool_calls'>): string =>
+  [content, ...tool_calls.map(({ function: { name, arguments: given } }) => `${name}(${given})`)]
+    .filter(Boolean)
+    .join('\n')
 
 export function title(talk: Talk): string {
   const first =
@@ -80,58 +120,108 @@ export function title(talk: Talk): string {
 /** What is shown as text. */
 export const transcript = (talk: Talk): string =>
   messages(talk)
-    .map(({ role, content }) => `${role}: ${content}`)
+    .map((message) => `${message.role}: ${textOf(message)}`)
     .join('\n\n') + '\n'
 
 // --- links and files -------------------------------------------------------------------------------------------------
 
-/** What is shown, for an address: the system prompt, then the messages in turn; nothing where that is too long. */
+/** What is shown, for an address: the system prompt, then the messages in turn; nothing where that is too long. With
+ * tools or a schema it is one text: the request, as the API would be sent it. */
 export function link(talk: Talk): string[] {
-  const said = path(talk).map((i) => talk.turns[i].content)
-  const whole = [talk.system, ...said]
-  return said.length && encodeURIComponent(JSON.stringify(whole)).length <= LONGEST_LINK ? whole : []
+  const turns = path(talk).map((i) => talk.turns[i])
+  const { asked } = askedOf(talk)
+  const plain =
+    !asked.tools && !asked.response_format && turns.every((turn) => !turn.tool_calls && turn.role !== 'tool')
+  const whole = plain
+    ? [talk.system, ...turns.map((turn) => turn.content)]
+    : [JSON.stringify({ messages: messages(talk), ...asked })]
+  return turns.length && encodeURIComponent(JSON.stringify(whole)).length <= LONGEST_LINK ? whole : []
 }
 
 /** The conversation of a link. */
 export function unlink([system, ...said]: string[]): Talk {
+  if (!said.length) return request(system) ?? fresh()
   const turns = said.map((content, i): Turn => ({ role: i % 2 ? 'assistant' : 'user', content, parent: i - 1 }))
-  return { ...fresh(system), turns, leaf: turns.length - 1 }
+  return { ...fresh({ system }), turns, leaf: turns.length - 1 }
+}
+
+function request(text: string): Talk | null {
+  try {
+    return checked(JSON.parse(text))
+  } catch {
+    return null
+  }
 }
 
 const text = (value: unknown): value is string => typeof value === 'string'
 
+/** Calls as OpenAI's API has them; none: undefined; null: they are no calls. */
+function checkedCalls(value: unknown): ToolCall[] | undefined | null {
+  if (value === undefined || value === null) return undefined
+  if (!Array.isArray(value)) return null
+  const found = value.map((one): ToolCall | null => {
+    const { id, function: called } = (one ?? {}) as Record<string, unknown>
+    const { name, arguments: given } = (called ?? {}) as Record<string, unknown>
+    return text(id) && text(name) && text(given) ? { id, type: 'function', function: { name, arguments: given } } : null
+  })
+  return found.includes(null) ? null : found.length ? (found as ToolCall[]) : undefined
+}
+
 function checkedTurn(value: unknown, index: number): Turn | null {
-  const { role, content, parent, by, end } = (value ?? {}) as Record<string, unknown>
-  if ((role !== 'user' && role !== 'assistant') || !text(content)) return null
+  const { role, content, parent, by, end, json, ...more } = (value ?? {}) as Record<string, unknown>
+  if ((role !== 'user' && role !== 'assistant' && role !== 'tool') || !text(content)) return null
   if (typeof parent !== 'number' || !Number.isInteger(parent) || parent < -1 || parent >= index) return null
   const turn: Turn = { role, content, parent }
+  const calls = role === 'assistant' ? checkedCalls(more.tool_calls) : undefined
+  if (calls === null || (role === 'tool' && !text(more.tool_call_id))) return null
+  if (calls) turn.tool_calls = calls
+  if (role === 'tool') turn.tool_call_id = more.tool_call_id as string
   if (text(by)) turn.by = by
-  if (end === 'stop' || end === 'length' || end === 'stopped' || end === 'failed') turn.end = end
+  if (ENDS.includes(end as never)) turn.end = end as Turn['end']
+  if (json === true) turn.json = true
   return turn
 }
 
 /** A conversation out of a file or the browser's storage, or messages as OpenAI's API has them; null: neither. */
 export function checked(value: unknown): Talk | null {
   if (!value || typeof value !== 'object') return null
-  const { id, system, changed, turns, leaf, messages } = value as Record<string, unknown>
-  if (Array.isArray(messages)) return fromMessages(messages)
+  const { id, system, schema, tools, must, changed, turns, leaf, messages } = value as Record<string, unknown>
+  if (Array.isArray(messages)) return fromRequest(messages, value)
   if (!text(id) || !/^[a-z0-9]{8}$/.test(id) || !text(system) || !Array.isArray(turns)) return null
   if (turns.length > MOST_TURNS) return null
   const found = turns.map(checkedTurn)
   if (found.some((turn) => turn === null)) return null
   const last = typeof leaf === 'number' && Number.isInteger(leaf) && leaf >= -1 && leaf < found.length ? leaf : -1
-  const talk = { id, system, changed: typeof changed === 'number' ? changed : 0, turns: found as Turn[], leaf: last }
-  return talk.turns.reduce((sum, turn) => sum + turn.content.length, system.length) > MOST_CHARACTERS ? null : talk
+  const talk: Talk = {
+    id,
+    system,
+    schema: text(schema) ? schema : '',
+    tools: text(tools) ? tools : '',
+    must: must === true,
+    changed: typeof changed === 'number' ? changed : 0,
+    turns: found as Turn[],
+    leaf: last,
+  }
+  return JSON.stringify(talk).length > MOST_CHARACTERS ? null : talk
 }
 
-function fromMessages(messages: unknown[]): Talk | null {
-  const talk = fresh()
+/** A request of OpenAI's API: messages, and the tools and the schema that may stand with them. */
+function fromRequest(messages: unknown[], request: { [field in keyof Asked]?: unknown }): Talk | null {
+  const schema = (request.response_format as { json_schema?: { schema?: unknown } } | undefined)?.json_schema?.schema
+  const talk = fresh({
+    schema: schema === undefined ? '' : written(schema),
+    tools: Array.isArray(request.tools) ? written(request.tools) : '',
+    must: request.tool_choice === 'required',
+  })
   for (const message of messages.slice(0, MOST_TURNS)) {
     const { role, content } = (message ?? {}) as Record<string, unknown>
-    if (!text(content)) return null
-    if (role === 'system' || role === 'developer') talk.system = content
-    else if (role === 'user' || role === 'assistant') add(talk, { role, content, parent: talk.leaf })
-    else return null
+    if ((role === 'system' || role === 'developer') && text(content)) talk.system = content
+    else {
+      const turn = checkedTurn({ ...(message as object), content: content ?? '', parent: talk.leaf }, talk.turns.length)
+      if (!turn) return null
+      if (turn.role === 'assistant' && !turn.tool_calls && talk.schema) turn.json = true
+      add(talk, turn)
+    }
   }
   return talk
 }
