@@ -3,6 +3,7 @@ here, by the size of the data, and reported in `notes`."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -113,7 +114,7 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     if teacher is not None and recipe.train.precision == "bfloat16":
         teacher.model.bfloat16()
     rollouts = make_rollouts(recipe, model, tokenizer, data.answers) if recipe.objective.name == "grpo" else None
-    reference = begin.model if begin is not None and needs_reference(recipe) else None
+    reference = copy.deepcopy(model) if needs_reference(recipe) else None
     objective = recipe_objective(recipe, None if teacher is None else teacher.model, reference, rollouts)
     resolved = dataclasses.replace(recipe, model=chosen)
     return TrainingSetup(
