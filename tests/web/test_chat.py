@@ -1,5 +1,5 @@
-"""Chat: messages and replies, edited and tried again, kept in the browser; the raw prompt; replies in other tabs; replies
-by a schema, and tools."""
+"""Chat: messages and replies, edited and tried again, kept in the browser; the raw prompt; replies in other tabs;
+replies by a schema, and tools."""
 
 from __future__ import annotations
 
