@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import redirect_stdout
+from dataclasses import asdict, fields
 
 import pytest
 import torch
@@ -10,6 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import heedful
 from heedful.cli import main
+from heedful.generate.engine import Engine
+from heedful.generate.grammar import Grammar
+from heedful.generate.leader import request_from_json
+from heedful.generate.request import Request, Sampling
 from heedful.kernels.accelerate import accelerate
 from heedful.kernels.tensor_parallel import check_parts
 from heedful.nn.lora import LoRALinear
@@ -40,7 +45,7 @@ def write_models(folder, names):
 def two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     write_models(folder, DIVIDED)
-    jobs = {"ids": divided.compute, "parts": divided.own_part, "command": divided.command}
+    jobs = {"ids": divided.compute, "parts": divided.own_part, "led": divided.led, "command": divided.command}
     measured, ends, said = together.launch(2, folder, jobs)
     assert ends == [0, 0], said
     return folder, measured
@@ -86,6 +91,26 @@ def test_each_process_has_a_half_and_all_sample_the_same(two):
     assert first["cached heads"] == second["cached heads"] == 2
     assert first["sampled"] == second["sampled"]
     assert first["abilities"] == ["generate", "stream"]
+
+
+def test_followers_take_the_steps_of_the_leader(two):
+    (result,) = Engine(GENERATIVE["llama3"].model()).run(
+        [Request((1, 2, 3), max_tokens=8, sampling=Sampling(temperature=0))]
+    )
+    greedy, random = two[1]["led"]
+    assert greedy == result.choices[0].tokens and len(random) == 8
+
+
+def test_a_request_survives_the_way_to_the_followers():
+    sampling = Sampling(0.5, 7, 0.9, 0.1, 0.8, 1.1, 0.2, 0.3, 2, {5: 1.5}, 2**62 + 1)
+    request = Request(
+        (1, 2), (3,), 9, sampling, ("stop",), frozenset({4, 8}), 2, 3, 5, True, 1, 6, True, False, Grammar.regex("a+")
+    )
+    defaults = {field.name: field.default for field in fields(Request)}
+    assert all(getattr(request, name) != default for name, default in defaults.items())  # a new field is sent, too
+    sent = json.loads(json.dumps(asdict(request), default=list))
+    assert request_from_json(sent) == request
+    assert request_from_json(json.loads(json.dumps(asdict(Request((1,))), default=list))) == Request((1,))
 
 
 def test_the_command_prints_once(two):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.cli import main
 from heedful.generate.engine import Engine
+from heedful.generate.leader import LeadingEngine, end_followers, follow
 from heedful.generate.request import Request, Sampling
 from heedful.models.base import Batch, DecoderModel, GenerativeModel
 from heedful.train.distributed import Processes
@@ -70,6 +71,25 @@ def own_part(processes: Processes, folder: Path) -> dict[str, Any]:
         "abilities": model.abilities,
     }
     return [json.loads(text) for text in processes.gather_texts(json.dumps(found))]
+
+
+def led(processes: Processes, folder: Path) -> list[list[int]] | None:
+    """A job: the first process adds and cancels requests, as a server does; the other follows."""
+    model = heedful.load(folder / "models" / "llama3", device="cpu", tensor_parallel=True).model
+    if not processes.main:
+        return follow(model)
+    engine = LeadingEngine(model, state="paged", step_time=0.5)
+    cancelled = engine.add(Request((5, 6), max_tokens=30))
+    greedy = engine.add(Request((1, 2, 3), max_tokens=8, sampling=Sampling(temperature=0)))
+    random = engine.add(Request((4, 5), max_tokens=8, sampling=Sampling(temperature=2.0)))
+    results, n_steps = {}, 0
+    while engine.busy:
+        results |= {event.id: event.result.choices[0].tokens for event in engine.step() if event.result is not None}
+        n_steps += 1
+        if n_steps == 3:
+            engine.cancel(cancelled)
+    end_followers()
+    return [results[greedy], results[random]]
 
 
 def command(processes: Processes, folder: Path) -> list[str]:
