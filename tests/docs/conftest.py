@@ -34,7 +34,7 @@ def belongings(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("belongings")
     write_story(folder / "my.txt", 60)
     write_story(folder / "more.txt", 20, seed=2)
-    write_chat_model(folder / "chatty")
+    write_chat_model(folder / "chatty", max_len=2048)
     shutil.copytree(folder / "chatty", folder / "smollm2-135m-instruct")
     texts = {
         "chats.jsonl": CHATS,  "train.conll": CONLL, "dev.conll": CONLL, "reviews.tsv": REVIEWS,

@@ -17,12 +17,12 @@ TALK = [{"role": "user", "content": "What is red?"}, {"role": "assistant", "cont
 CHATS = (json.dumps({"messages": TALK}) + "\n") * 4
 
 
-def write_chat_model(folder: Path) -> Path:
+def write_chat_model(folder: Path, max_len: int = 128) -> Path:
     """A random LLaMA with ChatML, whose config.json does not say that <|im_end|> ends a text."""
     special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer = train_bpe(["What is red? A rose is red. user assistant"] * 9, 300, special=special)
     tokenizer.chat_template = CHATML
-    model = tiny_llama(vocab_size=len(tokenizer), max_len=128, tied=False)
+    model = tiny_llama(vocab_size=len(tokenizer), max_len=max_len, tied=False)
     model.special = {"eos_token_id": tokenizer.id("<|endoftext|>")}
     save(model, folder, tokenizer)
     return folder
