@@ -14,6 +14,8 @@ from support.serving import KEY
 anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed: pip install anthropic")
 
 ASKED = [{"role": "user", "content": "Where is the cat?"}]
+SYSTEM = {"role": "system", "content": "Be brief."}
+CALL = {"type": "tool_use", "id": "x", "name": "weather", "input": {"city": "Rome"}}
 SAMPLING = {"temperature": 1.5, "seed": 1}
 SHORT: dict[str, Any] = {"model": "small", "max_tokens": 9, "extra_body": SAMPLING}  # the client has no field for it
 
@@ -38,9 +40,6 @@ def said(small) -> Any:
         return result.choices[0].text
 
     return answer
-
-
-SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def test_a_message(client, said):
@@ -133,6 +132,7 @@ def test_errors_are_the_clients_exceptions(client, server, locked):
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "the user"),
+        ({"messages": [{"role": "assistant", "content": [CALL]}]}, "tool_result"),
         ({"messages": []}, "messages"),
         ({"system": 5}, "system"),
     ],

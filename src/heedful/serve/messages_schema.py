@@ -180,6 +180,12 @@ class CountTokensRequest(SamplingRequest):
     output_config: OutputConfig | None = None
     n: Annotated[Integer, Field(ge=1, le=1)] = 1
 
+    @model_validator(mode="after")
+    def _check_results(self) -> Self:
+        if any(block.type == "tool_use" for block in self.messages[-1].content):
+            raise FieldError("messages", "ends with a call of a tool: send what it returned, as a tool_result")
+        return self
+
     def chat_request(self, more: Mapping[str, Any]) -> ChatRequest:
         """The conversation as a ChatRequest, with more fields of one."""
         messages = [message for given in self.messages for message in given.chat_messages]

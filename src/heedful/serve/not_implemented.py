@@ -125,7 +125,7 @@ ANTHROPIC_OUTPUT: Mapping[str, NoEffect] = {"effort": ("high",)}
 ANTHROPIC_MESSAGES: Mapping[str, NoEffect] = {
     **{name: accepted for name, accepted in SAMPLING.items() if name != "stop_sequences"},
     "container": (),
-    "context_management": ({},),
+    "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
     "output_format": (),  # output_config.format
     "response_format": ({"type": "text"},),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,8 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from heedful.serve.chat import chat_response
 from heedful.serve.chat_adapter import AnswerBlock, BlockFormatter, new_id, renamed_fields, server_sent
-from heedful.serve.errors import ApiError
-from heedful.serve.generation import GenerationSpec
+from heedful.serve.errors import MAX_ECHOED, ApiError
 from heedful.serve.response_schema import json_or_event_stream
 from heedful.serve.response_store import ResponseStore, StoredResponse
 from heedful.serve.responses_schema import (
@@ -42,16 +42,19 @@ ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output"
 )
 async def create_response(http: HttpRequest, body: ResponsesRequest) -> Response:
     """Answer a text or a conversation."""
-    items = [*earlier_items(http, body.previous_response_id), *map(listed_item, body.input)]
-    encoded = json.dumps(items).encode()
+    earlier = earlier_items(http, body.previous_response_id)
+    items = json.dumps([*earlier, *map(listed_item, body.input)], ensure_ascii=False).encode()
     most = http.app.state.options.max_body
-    if len(encoded) > most:
-        message = f"the conversation has {len(encoded):,} bytes, and this server takes at most {most:,}: begin another"
+    if earlier and len(items) > most:
+        message = f"the conversation has {len(items):,} bytes, and this server takes at most {most:,}: begin another"
         raise ApiError(400, message, param="previous_response_id")
+
+    def keep(id: str, response: bytes) -> None:
+        store_of(http).put(http.scope["state"]["key"], id, StoredResponse(response, items))
+
     with renamed_fields(FIELD_NAMES):
-        chat = body.chat_request([InputItem.model_validate(item) for item in items])
-        make_formatter = partial(ResponsesFormatter, http, body, encoded)
-        return await chat_response(http, chat, make_formatter)
+        chat = body.chat_request([*map(InputItem.model_validate, earlier), *body.input])
+        return await chat_response(http, chat, partial(ResponsesFormatter, body, keep if body.store else None))
 
 
 @router.get("/v1/responses/{id}", response_model=ResponseObject)
@@ -104,7 +107,7 @@ def find_response(http: HttpRequest, id: str) -> StoredResponse:
     """A stored response; ApiError if there is none of this id for the request's API key."""
     found = store_of(http).get(http.scope["state"]["key"], id)
     if found is None:
-        raise ApiError(404, f"Response with id '{id}' not found.")
+        raise ApiError(404, f"Response with id '{id[:MAX_ECHOED]}' not found.")
     return found
 
 
@@ -114,7 +117,7 @@ def earlier_items(http: HttpRequest, id: str | None) -> list[dict[str, Any]]:
         return []
     found = store_of(http).get(http.scope["state"]["key"], id)
     if found is None:
-        message = f"Previous response with id '{id}' not found."
+        message = f"Previous response with id '{id[:MAX_ECHOED]}' not found."
         raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
     earlier: list[dict[str, Any]] = json.loads(found.items)
     return earlier + json.loads(found.response)["output"]
@@ -126,21 +129,18 @@ def listed_item(item: InputItem) -> dict[str, Any]:
 
 
 class ResponsesFormatter(BlockFormatter):
-    """A response and its events; stores the response at its end."""
+    """A response and its events; `keep` gets the id and the response at its end."""
 
-    def __init__(
-        self, http: HttpRequest, body: ResponsesRequest, items: bytes, spec: GenerationSpec, *given: Any
-    ) -> None:
-        super().__init__(spec, *given)
-        self.http, self.request, self.items = http, body, items
-        self.id = new_id("resp")
+    def __init__(self, body: ResponsesRequest, keep: Callable[[str, bytes], None] | None, *given: Any) -> None:
+        super().__init__(*given)
+        self.request, self.keep, self.id = body, keep, new_id("resp")
         self._item_ids: list[str] = []  # of the blocks
         self._n_events = 0
 
     # --- objects ----------------------------------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Any]:
-        """The response at its end, which is stored."""
+        """The response at its end, which is kept."""
         incomplete = self.finish_reason == "length"
         if not self.blocks:
             self._next_block(AnswerBlock(0))  # a message without text
@@ -148,9 +148,8 @@ class ResponsesFormatter(BlockFormatter):
         found |= {"usage": self.usage(), "completed_at": int(time.time())}
         if incomplete:
             found |= {"incomplete_details": {"reason": "max_output_tokens"}, "completed_at": None}
-        if self.request.store:
-            stored = StoredResponse(json.dumps(found).encode(), self.items)
-            store_of(self.http).put(self.http.scope["state"]["key"], self.id, stored)
+        if self.keep is not None:
+            self.keep(self.id, json.dumps(found).encode())
         return found
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -198,7 +197,7 @@ class ResponsesFormatter(BlockFormatter):
     def _item(self, block: AnswerBlock, status: str | None = None) -> dict[str, Any]:
         """An item of the output; only the last can be incomplete."""
         if status is None:
-            cut = self.finish_reason == "length" and block is self.blocks[-1]
+            cut = self.finish_reason in ("length", "error") and block is self.blocks[-1]
             status = "incomplete" if cut else "completed"
         found = {"id": self._item_ids[block.index], "status": status}
         if block.call_id is not None:
@@ -257,10 +256,9 @@ class ResponsesFormatter(BlockFormatter):
 
     def error_chunk(self, problem: ApiError) -> str:
         """The end of a stream that failed."""
-        response = self._response("failed")
-        codes = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
-        response["error"] = {"code": codes.get(problem.status, "server_error"), "message": problem.message}
-        return self._event("failed", {"response": response})
+        self.finish_reason = "error"
+        error = {"code": "server_error", "message": problem.message}
+        return self._event("failed", {"response": {**self._response("failed"), "error": error}})
 
 
 def text_part(text: str) -> dict[str, Any]:
