@@ -23,7 +23,7 @@ from heedful.train.distributed import Processes
 N_PREFIX = 3  # tokens of the prompt before a step
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def logits(model: GenerativeModel[Any], batch: Batch) -> dict[str, torch.Tensor]:
     """Of all tokens, and of a decoder of one more token after a cached prefix."""
     found = {"logits": model(batch).logits}
