@@ -147,7 +147,7 @@ describe('what is typed at the side', () => {
     expect(argumentsOf('{"city": "Ro')).toBeNull()
     expect(JSON.parse(written(WEATHER))).toEqual(WEATHER)
     expect(written(SCHEMAS[1].schema)).toContain('\n    "stars": {\n      "type": "integer",\n      "minimum": 1,')
-    expect(written(SCHEMAS[0].schema)).toContain('\n    "city": { "type": "string" }\n')
+    expect(written(SCHEMAS[0].schema)).toContain('\n    "city": {"type": "string"}\n')
   })
 })
 

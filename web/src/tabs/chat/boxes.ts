@@ -197,7 +197,9 @@ export const WEATHER: Tool[] = [
 ]
 /** As it stands in a box: JSON in which what is short has one line; `used` characters of the first one are taken. */
 export function written(value: unknown, indent = '', used = 0): string {
-  const flat = indented(JSON.stringify(value)).replace(/\n\s*/g, ' ')
+  const flat = indented(JSON.stringify(value))
+    .replace(/(?<=[{[])\n\s*|\n\s*(?=[\]}])/g, '')
+    .replace(/\n\s*/g, ' ')
   if (typeof value !== 'object' || value === null || indent.length + used + flat.length <= WIDTH) return flat
   const inner = indent + '  '
   const items = Array.isArray(value)
