@@ -33,7 +33,11 @@ ON_PAGE = {  # where another model fits what the page does
     "docs/evaluation.md": {"MODEL": "sentiment"},
     "docs/inside.md": {"bias books": "bias tiny-books"},
 }
-DATA = {("docs/chat.md", "json"): "chats.jsonl", ("docs/training.md", "toml"): "my-llama.toml"}  # blocks that are files
+DATA = {  # blocks that are files
+    ("docs/batches.md", "json"): "requests.jsonl",
+    ("docs/chat.md", "json"): "chats.jsonl",
+    ("docs/training.md", "toml"): "my-llama.toml",
+}
 SHORTER = {'{"steps": 200}': '{"steps": 2}'}  # in Python
 SHORT = [
     word
@@ -47,6 +51,8 @@ ONLY_PARSED = {
     r"heedful convert": "needs pickled weights; tests/weights has them",
     r"heedful train chat ": "needs a chat model to learn from",
     r"torchrun": "needs several processes or machines; tests/train starts two",
+    r"heedful batch .*--ray": "needs a Ray cluster; tests/serve/test_ray.py starts one",
+    r"(\w+=\S+ )?(serve|ray) ": "needs a Ray cluster; tests/serve/test_ray.py starts one",
     r"pip install": "needs a network",
     r"make": "is what started this test, or builds for minutes",
     r"lm_eval": "needs a network; tests/serve/test_docs.py calls what it calls",

@@ -10,7 +10,7 @@ from docs.reader import ADDRESS, Reader
 from support.documents import documents, fenced, read
 
 EXECUTED = {"sh", "python"}
-DATA = {"json", "toml", "text", "markdown"}
+DATA = {"json", "toml", "yaml", "text", "markdown"}
 PAGES = [page for page in documents() if EXECUTED & {block.language for block in fenced(page)}]
 # What a page says that its code prints.
 PRINTED = {
