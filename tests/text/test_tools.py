@@ -78,8 +78,9 @@ def test_formats_are_found_in_templates():
     found = {family: find_tool_format(template).name for family, template in TEMPLATES.items()}
     assert found == {"qwen": "hermes", "hermes": "hermes", "llama": "llama", "mistral": "mistral"}
     assert find_tool_format(CHATML + "Never use <tools>.").name == "hermes"
-    with pytest.raises(ValueError, match="not known here"):
-        find_tool_format("{{ tools }}{{ messages }}")
+    for other in ("", "<tool_call><function=f>", "<tool_call>f\n<arg_key>", '"parameters": '):
+        with pytest.raises(ValueError, match="not known here"):
+            find_tool_format("{{ tools }}{{ arguments }}" + other)
 
 
 @pytest.mark.parametrize("template", [*TEMPLATES.values(), CHATML], ids=[*TEMPLATES, "chatml"])

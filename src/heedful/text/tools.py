@@ -42,7 +42,7 @@ class ToolFormat:
 
 
 HERMES = ToolFormat(  # NousResearch's Hermes, Qwen, and many others
-    "hermes", ("<tool_call>",), "<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>",
+    "hermes", ("<tool_call>", "arguments"), "<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>",
     again='\n<tool_call>\n{"name": "',
 )  # fmt: skip
 _LIST: dict[str, Any] = {"middle": '", "arguments": ', "close": "}", "again": ', {"name": "', "end": "]"}
@@ -52,11 +52,14 @@ FORMATS = (
     ToolFormat("mistral-space", ("[TOOL_CALLS] [",), "[TOOL_CALLS]", ' [{"name": "', **_LIST),
     ToolFormat("mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", '[{"name": "', **_LIST),
     ToolFormat(  # Llama 3.1 to 3.3, whose template refuses two calls in one message
-        "llama", ('"parameters": ',), "{", '"name": "', '", "parameters": ', "}",
+        "llama", ('{"name": function name, "parameters": ',), "{", '"name": "', '", "parameters": ', "}",
         again=None, alone=True, optional="<|python_tag|>",
     ),
 )  # fmt: skip
-OTHER_MARKS = ("<function=",)  # of a form that resembles a known one: Qwen3-Coder's arguments are tags, not JSON
+OTHER_MARKS = (
+    "<function=",
+    "<arg_key>",
+)  # of forms that resemble a known one: arguments of Qwen3-Coder and GLM are tags
 
 # The variable `tools` in a statement or an expression of a template, not the word in its text.
 _TOOLS = re.compile(r"\{[{%][^}]*?(?<![\w.'\"<])tools(?![\w'\">])")
