@@ -123,10 +123,11 @@ def test_the_openapi_schema_tells_of_every_error_and_of_no_422():
     schema = request(make_app(), path="/openapi.json").json
     assert "422" not in json.dumps(schema["paths"]) and "HTTPValidationError" not in schema["components"]["schemas"]
     for path, methods in schema["paths"].items():
+        form = "AnthropicError" if path.startswith("/v1/messages") else "ErrorResponse"
         for operation in methods.values():
             for status in DESCRIPTIONS:
                 content = operation["responses"][str(status)]["content"]["application/json"]
-                assert content["schema"] == {"$ref": "#/components/schemas/ErrorResponse"}, path
+                assert content["schema"] == {"$ref": f"#/components/schemas/{form}"}, path
             assert all(
                 kind.keys() & {"schema", "itemSchema"} for kind in operation["responses"]["200"]["content"].values()
             )
