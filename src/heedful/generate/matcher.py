@@ -45,6 +45,7 @@ LIMITS = LLParserLimits(
 )  # fmt: skip
 STACK = 2**27  # bytes for compiling
 PROBED = 3  # tokens of a text that are tried, to find what is too complex before it runs
+STUCK = "the model's vocabulary has no token with which the text could go on"
 COMPILED = 32  # grammars that are kept compiled
 
 
@@ -85,12 +86,15 @@ class Matcher:
         """Whether the text may end and no token can follow; there is no stop token to be sampled instead."""
         return self._state.is_accepting() and not _take_end(_words(self._state.compute_bitmask()), self.n_tokens)[0]
 
-    def allowed(self, words: NDArray[np.uint32], banned: Collection[int]) -> str | None:
-        """Complete the parser's bits: stop tokens where the text may end, no `banned` token unless all are. What is
-        wrong if none is left."""
+    def allowed(self, words: NDArray[np.uint32], n_logits: int, banned: Collection[int]) -> str | None:
+        """Complete the parser's bits: stop tokens where the text may end, no `banned` token unless all are, none that
+        has no logit. What is wrong if none is left."""
         if self._state.is_error():
             return _problem(self._state)
         _, ends = _take_end(words, self.n_tokens)
+        if n_logits < self.n_tokens:
+            words[n_logits >> 5] &= np.uint32((1 << (n_logits & 31)) - 1)
+            words[(n_logits >> 5) + 1 :] = 0
         for token in self._stop_ids if ends else ():
             words[token >> 5] |= np.uint32(1 << (token & 31))
         if banned:
@@ -98,10 +102,10 @@ class Matcher:
             for token in banned:
                 left[token >> 5] &= ~np.uint32(1 << (token & 31))
             words[:] = left if left.any() else words
-        return None if words.any() else "the model's vocabulary has no token with which the text could go on"
+        return None if words.any() else STUCK
 
 
-def allowed_tokens(matchers: Sequence[Matcher], banned: Sequence[Collection[int]]) -> NDArray[np.uint32]:
+def allowed_tokens(matchers: Sequence[Matcher], n_logits: int, banned: Sequence[Collection[int]]) -> NDArray[np.uint32]:
     """A bit for every token that each sequence may have next, 32 to a word: (B, words). `banned` tokens are not
     allowed unless there is no other."""
     masks = np.empty((len(matchers), matchers[0].n_tokens // 32 + 1), np.uint32)
@@ -110,7 +114,7 @@ def allowed_tokens(matchers: Sequence[Matcher], banned: Sequence[Collection[int]
     else:
         states = [(matcher._state, row) for row, matcher in enumerate(matchers)]
         _executor().unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.shape[1] * 4, len(masks))
-    found = [matcher.allowed(words, ids) for matcher, words, ids in zip(matchers, masks, banned, strict=True)]
+    found = [matcher.allowed(words, n_logits, ids) for matcher, words, ids in zip(matchers, masks, banned, strict=True)]
     if wrong := {row: problem for row, problem in enumerate(found) if problem is not None}:
         problem = next(iter(wrong.values()))
         raise GrammarFailed(list(wrong), f"no token is allowed by the grammar: {problem}")
@@ -205,25 +209,26 @@ def _probe(state: LLMatcher, name: str, end: int) -> None:
     """ValueError if a text cannot even begin."""
     for place in range(PROBED):
         words = _words(state.compute_bitmask())
-        if state.is_error():
-            raise ValueError(f"the {name} is too complex: {_problem(state)}")
         more, ends = _take_end(words, end)
-        if not more and ends:
+        if not more and ends and not state.is_error():
             if place:
                 return
             raise ValueError(f"the {name} allows the empty text alone")
         if more:
             first = int(np.flatnonzero(words)[0])
             state.consume_token(first * 32 + (int(words[first]) & -int(words[first])).bit_length() - 1)
-        if not more or "doesn't satisfy" in state.get_error():
-            raise ValueError(f"the model's vocabulary has no tokens for a text that the {name} allows")
-        if state.is_error():
+        if state.is_error() and _problem(state) != STUCK:
             raise ValueError(f"the {name} is too complex: {_problem(state)}")
+        if state.is_error() or not more:
+            raise ValueError(f"the model's vocabulary has no tokens for a text that the {name} allows")
 
 
 def _problem(state: LLMatcher) -> str:
     """An error of llguidance in one line, without the place in a text that it made itself."""
-    lines = [line.strip() for line in state.get_error().replace("<non-verbose/>", "").splitlines()]
+    error = state.get_error().replace("<non-verbose/>", "")
+    if "NoExtension" in error or "doesn't satisfy" in error:
+        return STUCK
+    lines = [line.strip() for line in error.splitlines()]
     found = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), " ".join(lines[:2]))
     return found.strip()[:300]
 

@@ -174,18 +174,19 @@ def apply_penalties(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     for row, tokens in banned.items():
         logits[row, [token for token in tokens if token < n_tokens]] = -torch.inf
     if constrained:
-        mask_tokens(logits, constrained, _allowed(constrained, samplers))
+        mask_tokens(logits, constrained, _allowed(constrained, samplers, n_tokens))
     return logits
 
 
-def _allowed(rows: Sequence[int], samplers: Sequence[Sampler]) -> Tensor:
+def _allowed(rows: Sequence[int], samplers: Sequence[Sampler], n_tokens: int) -> Tensor:
     """The bits of the tokens that the grammars of these rows allow: (rows, words)."""
     chosen = [samplers[row] for row in rows]
     matchers = [sampler.matcher for sampler in chosen if sampler.matcher is not None]
     try:
-        return torch.from_numpy(allowed_tokens(matchers, [sampler.banned for sampler in chosen]).view(np.int32))
+        allowed = allowed_tokens(matchers, n_tokens, [sampler.banned for sampler in chosen])
     except GrammarFailed as error:
         raise GrammarFailed([rows[i] for i in error.rows], str(error)) from None
+    return torch.from_numpy(allowed.view(np.int32))
 
 
 # --- filters: (..., V) -> (..., V), with -inf at what is removed -----------------------------------------------------
