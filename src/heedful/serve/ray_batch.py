@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,6 +28,7 @@ from heedful.serve.options import Options
 
 GROUP = 8  # requests that a replica gets at once
 MAX_RESTARTS = 3  # of a replica
+PATIENCE = 10.0  # seconds for a cluster to accept a connection
 
 
 class Replica:
@@ -85,10 +87,13 @@ def connected(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    host, _, port = address.rpartition(":")
     try:
+        if host and port.isdigit() and "://" not in address:
+            socket.create_connection((host, int(port)), PATIENCE).close()  # Ray itself would try for minutes
         ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        raise ValueError(f"there is no Ray cluster at {address!r}: {error}") from None
+    except OSError as error:  # ConnectionError is one
+        raise ValueError(f"there is no Ray cluster at {address or 'RAY_ADDRESS'}: {error}") from None
     try:
         yield
     finally:
