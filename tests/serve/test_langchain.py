@@ -58,6 +58,14 @@ def test_a_chat(where, folder):
     assert "".join(piece.content for piece in llm.stream(turns)) == answer.content
 
 
+def test_the_responses_api_says_the_same(where):
+    settings = dict(model="small", temperature=0, max_completion_tokens=9, **where)
+    turns = [SystemMessage("Be brief."), HumanMessage("Where is the cat?")]
+    answer = ChatOpenAI(use_responses_api=True, **settings).invoke(turns)
+    assert answer.text == ChatOpenAI(**settings).invoke(turns).text and answer.usage_metadata["output_tokens"] == 9
+    assert "".join(piece.text for piece in ChatOpenAI(use_responses_api=True, **settings).stream(turns)) == answer.text
+
+
 def test_embeddings(where):
     """As heedful's own documentation says: the texts themselves are sent."""
     vectors = OpenAIEmbeddings(model="bert-books", check_embedding_ctx_length=False, **where)
