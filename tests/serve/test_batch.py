@@ -21,11 +21,14 @@ openai = pytest.importorskip("openai", reason="the openai client is not installe
 
 TURNS = [{"role": "user", "content": "Where is the cat?"}]
 CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSE = "/v1/responses"
+OTHER_EACH_TIME = ("id", "created", "created_at", "completed_at")
 ASKED = {
     "a chat": (CHAT, {"model": "small", "messages": TURNS, "max_completion_tokens": 9, "temperature": 0}),
     "two prompts": (COMPLETION, {"model": "small", "prompt": ["the old", "a bird"], "max_tokens": 5, "temperature": 0}),
     "a seed": (COMPLETION, {"model": "tiny", "prompt": "To be", "max_tokens": 7, "seed": 3, "n": 2}),
     "vectors": (EMBEDDING, {"model": "bert-books", "input": ["a cat", "The whale"], "encoding_format": "float"}),
+    "a response": (RESPONSE, {"model": "small", "input": "Where is it?", "max_output_tokens": 9, "temperature": 0}),
     "nobody": (CHAT, {"model": "nobody", "messages": TURNS}),
     "too hot": (COMPLETION, {"model": "small", "prompt": "x", "temperature": 3}),
     "no chat template": (CHAT, {"model": "tiny", "messages": TURNS}),
@@ -48,7 +51,8 @@ def answers_in(path: Path) -> dict[str | None, dict[str, Any]]:
 
 def over_http(client: Any, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """The status and the body that openai's client gets for the same."""
-    create = {CHAT: client.chat.completions, COMPLETION: client.completions, EMBEDDING: client.embeddings}[url]
+    routes = {CHAT: client.chat.completions, COMPLETION: client.completions, EMBEDDING: client.embeddings}
+    create = (routes | {RESPONSE: client.responses})[url]
     try:
         return 200, json.loads(create.with_raw_response.create(**body).text)
     except openai.APIStatusError as error:
@@ -60,16 +64,17 @@ def test_bodies_are_those_of_the_server(server, folder, tmp_path, capsys):
     requests.write_text("\n".join(line_of(name, url, **body) for name, (url, body) in ASKED.items()))
     assert main(["batch", str(requests), str(answers), "--model", str(folder), *MODELS]) == 1  # three are errors
     said = capsys.readouterr()
-    assert "4 ok, 3 failed" in said.out and "tokens/s" in said.out and not said.err
+    assert "5 ok, 3 failed" in said.out and "tokens/s" in said.out and not said.err
     found = answers_in(answers)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
     for name, (url, body) in ASKED.items():
         status, expected = over_http(client, url, body)
         got = found.pop(name)
         assert got["status_code"] == status and got["request_id"].startswith("req_")
-        for other in ("id", "created"):
-            assert (other in expected) == (other in got["body"])
-            expected.pop(other, None), got["body"].pop(other, None)
+        parts = [[body, *body.get("output", ())] for body in (got["body"], expected)]
+        for mine, its in zip(*parts, strict=True):
+            for other in OTHER_EACH_TIME:
+                assert (mine.pop(other, None) is None) == (its.pop(other, None) is None)
         if status == 404:
             message = got["body"]["error"].pop("message")
             assert expected["error"].pop("message").split(";")[0] == message.split(";")[0]

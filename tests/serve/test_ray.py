@@ -23,7 +23,8 @@ import heedful
 from heedful.serve.batch import answer_batch
 from heedful.serve.batch_files import BatchAnswer, RequestIndex
 from heedful.serve.options import Options
-from support.serving import Client
+from support.documents import fenced
+from support.serving import KEY, Client
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'heedful[ray]'")
 openai = pytest.importorskip("openai", reason="the openai client is not installed: pip install openai")
@@ -96,6 +97,19 @@ def test_two_replicas_behind_ray_serve(cluster, folder, monkeypatch):
         asks_both_replicas(Client(f"http://127.0.0.1:{port}"), folder)
     finally:
         serve.shutdown()
+
+
+def test_the_documented_configuration_is_one():
+    import yaml
+    from ray.serve.schema import ServeDeploySchema
+
+    from heedful.serve.ray_app import deployment, replica_options
+
+    (block,) = [block for block in fenced("docs/batches.md") if block.language == "yaml"]
+    (application,) = ServeDeploySchema.model_validate(yaml.safe_load(block.code)).applications
+    options = replica_options({**application.args, "api_keys": [KEY]})
+    assert [found.name for found in application.deployments] == [deployment(options).name]
+    assert options.models == ("shakespeare", "bert-books") and options.api_keys == (KEY,)
 
 
 def asks_both_replicas(http: Client, folder: Path) -> None:
