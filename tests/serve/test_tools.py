@@ -12,15 +12,20 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from pydantic import BaseModel, ConfigDict, Field
 
+import heedful
+from heedful.generate.grammar import Grammar
 from heedful.loaded import Loaded
 from heedful.text import Tokenizer
+from heedful.text.tool_calls import parse_calls
+from heedful.text.tools import HERMES, call_grammar
 from heedful.weights.save import save
 from support.folders import tiny_gpt
+from support.real import real_model
 from support.serving import ThreadServer, assert_error, serving
-from support.tool_templates import CHATML, TEMPLATES, TOOLS, conversation, tool_tokenizer
+from support.tool_templates import CHATML, TEMPLATES, TOOLS, conversation, tool, tool_tokenizer
 
 MODELS = {**TEMPLATES, "chatml": CHATML}
-SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+SCHEMAS = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
 QUESTION = [{"role": "user", "content": "Is it cold?"}]
 
 
@@ -222,6 +227,17 @@ def test_refusals(where):
     assert where.post("/v1/chat/completions", {**asked, "tools": wrong}).status_code == 200
     old = {**asked, "functions": [TOOLS[0]["function"]]}
     assert_error(where.post("/v1/chat/completions", old), 400, param="functions")
+
+
+def test_a_real_model_fills_in_what_it_must_call():
+    """SmolLM2 never learned this form."""
+    loaded = heedful.load(real_model("smollm2-135m-instruct"))
+    city = {"type": "string"}
+    tools = [tool("get_weather", city=city), tool("get_time", city=city)]
+    grammar = call_grammar(HERMES, tools, loaded.tokenizer.special_tokens, required=True, parallel=False)
+    settings = {"tools": tools, "grammar": Grammar.lark(grammar), "temperature": 0, "max_tokens": 60}
+    (call,) = parse_calls(HERMES, loaded.chat("What time is it in Tokyo?", **settings)).calls
+    assert call.name == "get_time" and json.loads(call.arguments) == {"city": "Tokyo"}
 
 
 def test_a_conversation_in_python(tokenizers):

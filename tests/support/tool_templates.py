@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from heedful.text import Tokenizer, train_bpe
@@ -121,8 +122,12 @@ def conversation(arguments: Any) -> list[dict[str, Any]]:
     ]
 
 
-def tool_tokenizer(template: str) -> Tokenizer:
+@cache
+def trained() -> Tokenizer:
     """A byte-level BPE of 500 tokens with the special tokens of all these templates."""
-    tokenizer = train_bpe([story(200, seed=3), str(TOOLS)] * 2, 500, special=SPECIAL)
-    tokenizer.chat_template = template
-    return tokenizer
+    return train_bpe([story(200, seed=3), str(TOOLS)] * 2, 500, special=SPECIAL)
+
+
+def tool_tokenizer(template: str) -> Tokenizer:
+    """The same for every template."""
+    return Tokenizer(trained().backend, roles=trained().roles, chat_template=template)

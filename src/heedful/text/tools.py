@@ -56,10 +56,7 @@ FORMATS = (
         again=None, alone=True, optional="<|python_tag|>",
     ),
 )  # fmt: skip
-OTHER_MARKS = (
-    "<function=",
-    "<arg_key>",
-)  # of forms that resemble a known one: arguments of Qwen3-Coder and GLM are tags
+OTHER_MARKS = ("<function=", "<arg_key>")  # of forms that resemble a known one: Qwen3-Coder's and GLM's tags
 
 # The variable `tools` in a statement or an expression of a template, not the word in its text.
 _TOOLS = re.compile(r"\{[{%][^}]*?(?<![\w.'\"<])tools(?![\w'\">])")
