@@ -3048,7 +3048,9 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            context_management?: null | Record<string, never>;
+            context_management?: null | Record<string, never> | {
+                edits: never[];
+            };
             /**
              * @description Not implemented
              * @enum {unknown}
@@ -4501,7 +4503,9 @@ export interface components {
              * @description Not implemented
              * @enum {unknown}
              */
-            context_management?: null | Record<string, never>;
+            context_management?: null | Record<string, never> | {
+                edits: never[];
+            };
             /**
              * @description Not implemented
              * @enum {unknown}
