@@ -51,6 +51,14 @@ def test_arguments_as_text_where_a_template_writes_them_as_they_are():
         assert '"arguments": {"city": "Z' in text and '"days": 2}}' in text
 
 
+def test_arguments_that_are_no_object_stay_text():
+    for arguments in ("", "{", "[1]", '{"a":' * 500 + "1" + "}" * 500):
+        text = tool_tokenizer(QWEN).render_messages(conversation(arguments), False).text
+        assert f'"arguments": {json.dumps(arguments)}' in text
+    with pytest.raises(ValueError, match="tool_calls of message 0"):
+        tool_tokenizer(QWEN).chat([{"role": "assistant", "content": "", "tool_calls": ["f"]}])
+
+
 def test_long_ids_for_mistral():
     talk = conversation(ARGUMENTS)
     talk[1]["tool_calls"][0]["id"] = talk[2]["tool_call_id"] = "call_0123456789abcdef"

@@ -148,6 +148,9 @@ def check_messages(messages: Messages) -> None:
             raise ValueError(f"message {index} has the role {message['role']!r}; known roles: {known}")
         if not isinstance(message.get("content"), str | list | tuple | None):
             raise ValueError(f"the content of message {index} must be text or a list of parts")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list | tuple) or not all(isinstance(call, Mapping) for call in calls):
+            raise ValueError(f"the tool_calls of message {index} must be a list of objects")
 
 
 def strings_in(value: Any) -> list[str]:

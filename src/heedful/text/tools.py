@@ -63,6 +63,7 @@ _TOOLS = re.compile(r"\{[{%][^}]*?(?<![\w.'\"<])tools(?![\w'\">])")
 # Arguments of a past call written as they are, and through a filter (tojson, items).
 _WRITTEN_PLAIN = re.compile(r"\+\s*[\w.\[\]'\"]*\barguments\b|\barguments['\"]?\]?\s*(\+|-?\}\})")
 _FILTERED = re.compile(r"\barguments['\"]?\]?\s*\||\bfunction['\"]?\]?\s*\|\s*tojson|\bcall\s*\|\s*tojson")
+MAX_ARGUMENTS_NESTING = 64
 _MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 # Keywords of JSON schema that are for readers, and those whose members are schemas under any name.
@@ -113,12 +114,11 @@ def with_tools(
     if reads_tools(template) or (not tools and "tool_calls" in template):
         return [_native_message(template, message) for message in messages]
     turns: list[Mapping[str, Any]] = []
-    for message in messages:
+    for before, message in zip([{}, *messages], messages, strict=False):
         turn = _plain_message(message)
-        if message.get("role") == "tool" and turns and turns[-1].get("role") == "user" and "tool" in turns[-1]:
-            turn["content"] = f"{turns.pop()['content']}\n{turn['content']}"  # results of one message's calls
+        if message.get("role") == before.get("role") == "tool":  # results of one message's calls
+            turn["content"] = f"{turns.pop()['content']}\n{turn['content']}"
         turns.append(turn)
-    turns = [{key: value for key, value in turn.items() if key != "tool"} for turn in turns]
     return _describe_tools(turns, tools) if tools else turns
 
 
@@ -128,15 +128,13 @@ def _native_message(template: str, message: Mapping[str, Any]) -> Mapping[str, A
     shortens = "[TOOL_CALLS]" in template
     if shortens and isinstance(message.get("tool_call_id"), str):
         changed["tool_call_id"] = _mistral_id(message["tool_call_id"])
-    if isinstance(message.get("tool_calls"), Sequence) and not isinstance(message["tool_calls"], str):
+    if message.get("tool_calls"):
         as_text = bool(_WRITTEN_PLAIN.search(template)) and not _FILTERED.search(template)
         changed["tool_calls"] = [_native_call(call, as_text, shortens) for call in message["tool_calls"]]
     return changed
 
 
-def _native_call(call: Any, as_text: bool, shortens: bool) -> Any:
-    if not isinstance(call, Mapping):
-        return call
+def _native_call(call: Mapping[str, Any], as_text: bool, shortens: bool) -> Mapping[str, Any]:
     changed = dict(call)
     if shortens and isinstance(call.get("id"), str):
         changed["id"] = _mistral_id(call["id"])
@@ -154,14 +152,18 @@ def _mistral_id(id: str) -> str:
 
 
 def arguments_object(arguments: Any) -> Any:
-    """The arguments of a call as an object; what is not the JSON of one stays as it is."""
-    if isinstance(arguments, str):
-        try:
-            found = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return arguments
-        return found if isinstance(found, dict) else arguments
-    return arguments
+    """The arguments of a call as an object; what is not the JSON of one, or nested very deeply, stays as it is."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    level, depth = [found], 0
+    while level and depth <= MAX_ARGUMENTS_NESTING:
+        inner = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        level, depth = [part for parts in inner for part in parts], depth + 1
+    return found if isinstance(found, dict) and not level else arguments
 
 
 def arguments_text(arguments: Any) -> str:
@@ -172,7 +174,7 @@ def arguments_text(arguments: Any) -> str:
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without calls: those of the assistant are part of its text, and a result is a message of the user."""
     if message.get("role") == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>", "tool": True}
+        return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
     if not message.get("tool_calls"):
         return dict(message)
     texts = [_text(message)] if _text(message) else []
