@@ -24,7 +24,9 @@ from heedful.weights.resolve import resolve_model, shipped_models
 
 SEEDS = range(10)
 N_TOKENS, TEMPERATURE = 200, 0.8
-PROMPTS = {"shakespeare": "ROMEO:", "tiny": "The ", "books": "The old house", "tiny-books": "The old man"}
+PROMPTS = {
+    "shakespeare": "ROMEO:", "tiny": "The ", "books": "The old house", "tiny-books": "The old man", "sums": "12+34=",
+}  # fmt: skip
 USUAL_PROMPT = "Once upon a time"
 CHATS = (
     "Write a short story about a dog who is afraid of the sea.", "What is the capital of France?",

@@ -5,6 +5,7 @@
     sample:entities    sentences with people, places, organisations      sample:questions  passages in SQuAD's form
     sample:languages   pieces of the Universal Declaration of Human Rights in twelve languages
     sample:chats       conversations of one question and its answer
+    sample:preferences a polite and a bare answer to such a question
     sample:sums        sums of two numbers of two digits, and sample:sums-test others, a fifth as many
 
 All but the first are drawn from templates, with fixed seeds: enough to see a training work, not to learn a language.
@@ -260,6 +261,18 @@ def _sums(*, test: bool = False) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def _preferences() -> str:
+    """The polite answer is chosen, the bare one rejected."""
+    chance, lines = random.Random(0), []
+    for line in _chats().splitlines()[: N_ROWS // 10]:
+        question, answer = (turn["content"] for turn in json.loads(line)["messages"])
+        begin = chance.choice(("Of course!", "With pleasure!"))
+        end = chance.choice(("Can I help you with anything else?", "Please ask me more!"))
+        row = {"prompt": question, "chosen": f"{begin} {answer} {end}", "rejected": answer}
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
 SAMPLES: dict[str, tuple[Callable[[], str], str]] = {
     "text": (_documentation, "txt"),
     "reviews": (_reviews, "tsv"),
@@ -270,6 +283,7 @@ SAMPLES: dict[str, tuple[Callable[[], str], str]] = {
     "chats": (_chats, "jsonl"),
     "sums": (_sums, "jsonl"),
     "sums-test": (partial(_sums, test=True), "jsonl"),
+    "preferences": (_preferences, "jsonl"),
 }
 
 

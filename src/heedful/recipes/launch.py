@@ -181,6 +181,7 @@ def _train(
                 "best_step": summary.best_step,
                 "reason": summary.reason,
                 "folder": str(folder),
+                "validation_examples": 0 if setup.validation is None else len(setup.validation),
             }
         )
     return summary

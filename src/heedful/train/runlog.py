@@ -45,6 +45,7 @@ class History:
     steps: array[float] = field(default_factory=lambda: array("d"))
     losses: array[float] = field(default_factory=lambda: array("d"))
     validation: list[tuple[int, float]] = field(default_factory=list)
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)  # of each validation, by its step
     tokens: int = 0
     seconds: float = 0.0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=SHOWN_STEPS))  # tokens, seconds
@@ -155,6 +156,7 @@ class RunLog:
     def validation(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> None:
         """Log the validation loss and metrics after a step."""
         self.history.validation.append((step, loss))
+        self.history.metrics[step] = dict(metrics or {})
         scores = {"loss": loss, **self.language_scores(loss), **(metrics or {})}
         self._log({**scores, "kind": "validation", "step": step})
         for tracker in self._trackers:
@@ -231,6 +233,8 @@ class RunLog:
         found: dict[str, Any] = {"step": self.at}
         if best := history.best():
             found |= {"best_step": best[0], "validation_loss": best[1], **self.language_scores(best[1])}
+            named = (("metrics_before", 0), ("metrics", best[0]))
+            found |= {name: history.metrics[step] for name, step in named if history.metrics.get(step)}
         if len(history.losses):
             last = [loss for loss in history.losses[-max(1, len(history.losses) // 60) :] if math.isfinite(loss)]
             found["training_loss"] = sum(last) / len(last) if last else math.nan
@@ -277,6 +281,11 @@ class RunLog:
             yield "best validation loss", f"{result['validation_loss']:.4f} at step {result['best_step']:,}"
         elif "training_loss" in result:
             yield "training loss", f"{result['training_loss']:.4f}"
+        n = f" of {result['validation_examples']:,}" if result.get("validation_examples") else ""
+        for name, value in result.get("metrics", {}).items():
+            before = result.get("metrics_before", {}).get(name)
+            began = "" if before is None else f"{before:.4g} before training, "
+            yield f"{name.replace('_', ' ')}{n}", f"{began}{value:.4g} at step {result['best_step']:,}"
         if "perplexity" in result:
             yield "perplexity", f"{result['perplexity']:,.4g}"
             yield "bits per byte", f"{result['bits_per_byte']:.4f}"
@@ -365,6 +374,8 @@ def _add_to_history(entry: dict[str, Any], history: History) -> None:
         history.add_step(entry["step"], loss, entry.get("tokens") or 0, entry.get("seconds") or 0.0)
     elif entry.get("kind") == "validation":
         history.validation.append((entry["step"], loss))
+        others = ("kind", "step", "loss", "perplexity", "bits_per_byte", "bits_per_dimension")
+        history.metrics[entry["step"]] = {k: v for k, v in entry.items() if k not in others and v is not None}
 
 
 def _without_nonfinite(value: Any) -> Any:
