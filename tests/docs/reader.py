@@ -36,6 +36,8 @@ ON_PAGE = {  # where another model fits what the page does
 DATA = {  # blocks that are files
     ("docs/batches.md", "json"): "requests.jsonl",
     ("docs/chat.md", "json"): "chats.jsonl",
+    ("docs/generation.md", "json"): "person.json",
+    ("docs/preference.md", "json"): "pairs.jsonl",
     ("docs/training.md", "toml"): "my-llama.toml",
 }
 SHORTER = {'{"steps": 200}': '{"steps": 2}'}  # in Python

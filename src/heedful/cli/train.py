@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="[MODEL] DATA",
         help=f"{RECIPE}; before it, a model to fine-tune on that data, as with --init-from. Conversations (.jsonl with "
-        "messages, or with prompts and answers) fine-tune a chat model: docs/chat.md",
+        "messages, or with prompts and answers) fine-tune a chat model: docs/chat.md; with chosen and rejected answers "
+        "by DPO, and prompts that a rule rewards by GRPO: docs/preference.md",
     )
     add_set(parser, "change one setting of the recipe, as train.steps=200; repeatable")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)")
