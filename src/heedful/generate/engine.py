@@ -18,6 +18,8 @@ others go on. The engine is not thread-safe.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from time import perf_counter
@@ -27,22 +29,21 @@ import torch
 from torch import Tensor
 
 from heedful.generate.detokenizer import SupportsDecode
+from heedful.generate.halving import decode_in_halves, merge_passes
 from heedful.generate.matcher import GrammarFailed, new_matcher
 from heedful.generate.model_runner import Chunk, ModelRunner
 from heedful.generate.pace import PrefillPace, cost_per_key
-from heedful.generate.request import Request, Result
+from heedful.generate.request import Request, Result, TokenScore
 from heedful.generate.sampling import InvalidLogits, sample, token_scores
 from heedful.generate.scheduler import Scheduler, bucket_by_length
 from heedful.generate.sequence import Event, GeneratedSequence, SequenceGroup
 from heedful.kernels.cpu.library import prepare
+from heedful.kernels.cuda import supports_graphs
 from heedful.models.base import GenerativeModel
 from heedful.nn.paged import PagedState
 from heedful.nn.state import State, swap_remove
 
 DEFAULT_POOL = 2**15  # tokens of a paged KV cache whose size is not given
-
-# The rows of one decode pass: their sequences, logits (B, V) and KV cache.
-Pass = tuple[list[GeneratedSequence], Tensor, State]
 
 
 class Engine:
@@ -50,9 +51,10 @@ class Engine:
 
     `max_rows` bounds how many sequences decode at once, `chunk` how many prompt tokens a step prefills, `step_time` how
     many seconds that may take (None: no bound; less beside rows that decode, see PrefillPace), `cache_tokens` how many
-    tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged"
-    (decoder-only models) prompts share the blocks of a common prefix, and cache_tokens is the size of the pool, in
-    blocks of `block`, at most 32,768 unless given; on a CPU it takes memory only as it fills.
+    tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged" (decoder-only
+    models; the default where decode steps are CUDA graphs) prompts share the blocks of a common prefix, and
+    cache_tokens is the size of the pool, in blocks of `block`: unless given 32,768, or the context length if that is
+    more; on a CPU it takes memory only as it fills.
     """
 
     def __init__(
@@ -63,14 +65,16 @@ class Engine:
         max_rows: int = 32,
         chunk: int = 512,
         step_time: float | None = None,
-        state: Literal["contiguous", "paged"] = "contiguous",
+        state: Literal["contiguous", "paged"] | None = None,
         cache_tokens: int | None = None,
         block: int = 16,
     ) -> None:
+        state = state or ("paged" if supports_graphs(model) else "contiguous")
         if state not in ("contiguous", "paged"):
             raise ValueError(f"state {state!r} is neither contiguous nor paged")
         if state == "paged" and cache_tokens is None:
-            cache_tokens = min(max_rows * (model.context_length or DEFAULT_POOL), DEFAULT_POOL)
+            longest = model.context_length or DEFAULT_POOL
+            cache_tokens = min(max_rows * longest, max(longest, DEFAULT_POOL))
         if any(p.is_cpu for p in model.parameters()):
             prepare()  # compile the C kernels here rather than in the first step
         self.model, self.tokenizer = model, tokenizer
@@ -201,7 +205,7 @@ class Engine:
 
     def _decode(self, beside: Sequence[Chunk] = ()) -> Sequence[Chunk]:
         """One token for every row, and in the same pass chunks of prompts; none of these if that pass failed."""
-        if self._state is None:
+        if self._state is None or (not beside and self._decode_greedy()):
             return ()
         sequences, before = self._decoding, self._state.lengths
         try:
@@ -211,40 +215,38 @@ class Engine:
             self._state.truncate(before)  # a pass may fail after it was recorded in the state
             if beside:
                 return self._decode()
-            passes = self._decode_halves(self._state, list(range(len(sequences))), error)
-            self._merge_passes(passes)
+            passes = decode_in_halves(self.runner, self._state, sequences, error, self._fail)
+            self._state = merge_passes(self._state, passes)
+            self._decoding = [sequence for some, _, _ in passes for sequence in some]
         for some, logits, state in passes:
             self._sample_running(some, logits, state.lengths)
         self._drop_finished_rows()
         self._finish_prefill([group for group, _ in beside if group.state is not None and not group.n_left])
         return beside
 
-    def _decode_halves(self, state: State, rows: list[int], error: Exception) -> list[Pass]:
-        """A pass of these rows failed: repeat it with each half. A row that fails alone ends with its error."""
-        if len(rows) == 1:
-            self._fail(self._decoding[rows[0]].group, error)
-            return []
-        passes: list[Pass] = []
-        for half in rows[: len(rows) // 2], rows[len(rows) // 2 :]:
-            going = [row for row in half if self._decoding[row].finish_reason is None]  # a request may have several
-            if not going:
-                continue
-            part, sequences = state.subset(going), [self._decoding[row] for row in going]
-            try:
-                passes.append((sequences, self.runner.decode([s.tokens[-1] for s in sequences], part), part))
-            except Exception as another:
-                passes += self._decode_halves(state, going, another)
-        return passes
-
-    def _merge_passes(self, passes: Sequence[Pass]) -> None:
-        """Make one state of the parts; the rows that failed are in none of them."""
-        assert self._state is not None
-        whole = self._state.subset([])
-        for _, _, part in passes:
-            whole.append_rows(part)
-        self._state.select([])  # frees the blocks of the failed rows
-        self._decoding = [sequence for sequences, _, _ in passes for sequence in sequences]
-        self._state = whole if self._decoding else None
+    def _decode_greedy(self) -> bool:
+        """One token for every row, chosen on the GPU, where every row takes the most likely token; False elsewhere."""
+        graphs, state, sequences = self.runner.graphs, self._state, self._decoding
+        if graphs is None or type(state) is not PagedState or not all([s.is_greedy for s in sequences]):
+            return False
+        before = state.lengths
+        try:
+            tokens, highest = graphs.greedy([s.tokens[-1] for s in sequences], state)
+        except Exception as error:
+            warnings.warn(f"decoding goes on without CUDA graphs: {error}", stacklevel=2)
+            state.truncate(before)
+            self.runner.graphs = None
+            return False
+        for row, top in enumerate(highest):
+            if not math.isfinite(top):
+                self._fail(sequences[row].group, InvalidLogits([row], [top]))
+        going = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
+        for row in going:
+            sequences[row].sampler.record(tokens[row])
+        rows = [(sequences[row], tokens[row], None, state.lengths[row]) for row in going]
+        self._emit(self._append(rows))
+        self._drop_finished_rows()
+        return True
 
     def _sample_running(self, sequences: Sequence[GeneratedSequence], logits: Tensor, lengths: Sequence[int]) -> None:
         """Sample the next token of those whose request has not failed meanwhile; rows with invalid logits fail."""
@@ -265,11 +267,12 @@ class Engine:
         """Sample a token for each row of logits (B, V) and append it to its sequence."""
         tokens = sample(logits, [s.sampler for s in sequences])
         scores = token_scores(logits, tokens, [s.n_top_logprobs for s in sequences])
-        longest = self.model.context_length
-        return [
-            sequence.append(token, score, full=longest is not None and length >= longest)
-            for sequence, token, score, length in zip(sequences, tokens, scores, lengths, strict=True)
-        ]
+        return self._append(zip(sequences, tokens, scores, lengths, strict=True))
+
+    def _append(self, rows: Iterable[tuple[GeneratedSequence, int, TokenScore | None, int]]) -> list[Event]:
+        """Append to each sequence its token; the last number is how many are cached."""
+        most = self.model.context_length
+        return [s.append(token, score, full=most is not None and n >= most) for s, token, score, n in rows]
 
     # --- prefill ---------------------------------------------------------------------------------------------------
 

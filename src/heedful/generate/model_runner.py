@@ -20,6 +20,7 @@ from heedful.generate.scheduler import bucket_by_length
 from heedful.generate.sequence import SequenceGroup
 from heedful.kernels.cpu.decode import KernelStack
 from heedful.kernels.cpu.memory import huge_zeros
+from heedful.kernels.cuda import decode_graphs, supports_graphs
 from heedful.models.base import Batch, DecoderModel, GenerativeModel
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.nn.paged import BlockPool, PagedState
@@ -41,7 +42,9 @@ class ModelRunner:
         if pool_tokens is not None:
             if not isinstance(model, DecoderModel) or type(model.new_state(0, 0)) is not KeyValueState:
                 raise ValueError(f"a {type(model).__name__} cannot be paged: use state='contiguous'")
-            self.pool = BlockPool(pool_tokens // block, block, allocate=huge_zeros)
+            spare = 1 if supports_graphs(model) else 0  # the block that rows not in use write to
+            self.pool = BlockPool(pool_tokens // block + spare, block, allocate=huge_zeros)
+        self.graphs = decode_graphs(model, self.pool)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -80,6 +83,8 @@ class ModelRunner:
         """One decode step: the last token of each row in, logits (B, V) out; with chunks of prompts in the same pass,
         so that the weights are read once for all."""
         if not beside:
+            if self.graphs is not None and type(state) is PagedState:
+                return self.graphs.logits(tokens, state)
             return self.model.step(self._tensor(tokens), state)
         assert isinstance(self.model, DecoderModel) and isinstance(state, PagedState)
         for group, _ in beside:

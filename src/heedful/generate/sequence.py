@@ -66,6 +66,12 @@ class GeneratedSequence:
         ranked = request.best_of is not None and request.best_of > request.n
         return 0 if request.logprobs is None and ranked else request.logprobs
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its next token is the most likely one of the model, and nothing else is wanted of the logits."""
+        sampler = self.sampler
+        return sampler.params.temperature == 0 and not sampler.changes_logits and self.n_top_logprobs is None
+
     def echo(self, text: str) -> Event:
         """The event of the prompt's text, before the first token."""
         if not self.group.request.max_tokens:

@@ -2,7 +2,8 @@
 
 For **inference** the weight matrices of the blocks and of the language head are packed one by one, each freed once it
 is packed; the query, key and value projections become one product, and so do gate and up; on a CPU the blocks of a
-decoder become one call (kernels/cpu/decode.py). The precision determines:
+decoder become one call (kernels/cpu/decode.py), on a GPU each a few kernels (kernels/cuda/decode.py). The precision
+determines:
 
     precision  activations, norms, biases      embedding table                  bytes per weight
     float32    float32                         float32, beside a packed head    4
@@ -32,6 +33,7 @@ from heedful.kernels import options
 from heedful.kernels.cpu import library
 from heedful.kernels.cpu.block import KernelBlock
 from heedful.kernels.cpu.decode import KernelStack
+from heedful.kernels.cuda import accelerate_decoder
 from heedful.kernels.modules import (
     JointAttention,
     PackedAttention,
@@ -129,6 +131,8 @@ def _pack(model: Model, precision: Precision) -> None:
     _pack_rest(model, precision, dtype)
     for stack in [m for m in model.modules() if isinstance(m, Stack)]:
         KernelStack.replace(stack)
+    if isinstance(model, GenerativeModel):
+        accelerate_decoder(model)
     model._packed_precision = precision  # type: ignore[assignment]
 
 

@@ -51,7 +51,7 @@ class BlockPool:
     @property
     def n_used(self) -> int:
         """Number of blocks in use by some row."""
-        return self.n_blocks - len(self._free) - len(self._idle)
+        return self.n_blocks - self.n_free
 
     def layer(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's keys and values, each (N, G, P, D), allocated on first use with the heads and type of k and v."""
@@ -64,6 +64,11 @@ class BlockPool:
         if self._allocate is not None and like.device.type == "cpu":
             return self._allocate(shape, like.dtype)
         return like.new_zeros(shape)
+
+    @property
+    def n_free(self) -> int:
+        """Number of blocks that can be allocated."""
+        return len(self._free) + len(self._idle)
 
     def allocate(self) -> int:
         """A block for one row to write to, evicting a cached one if none is free; RuntimeError if all are in use."""
@@ -210,7 +215,7 @@ class PagedState(KeyValueState):
         """Slots of the next n tokens of each row, of which `counts` are real; computed once per pass."""
         every = [n] * self.n_rows if counts is None else counts
         if self._slots is None or self._slots[:2] != (self.lengths, every):
-            size, fresh = self.pool.block_size, self._prepare(every)
+            size, fresh = self.pool.block_size, self.prepare(every)
             wide = -(-self.n_keys(n) // size)
             tables = torch.tensor([t + t[-1:] * (wide - len(t)) for t in self.tables], device=device)
             at = torch.tensor(self.lengths, device=device)[:, None] + torch.arange(n, device=device)  # (B, n)
@@ -225,11 +230,11 @@ class PagedState(KeyValueState):
 
     def block_table(self, counts: Sequence[int]) -> Tensor:
         """Block tables (B, blocks), after allocating for `counts` more tokens of each row."""
-        self._prepare(counts)
+        self.prepare(counts)
         wide = max(map(len, self.tables))
         return torch.tensor([t + [0] * (wide - len(t)) for t in self.tables])
 
-    def _prepare(self, counts: Sequence[int]) -> list[int]:
+    def prepare(self, counts: Sequence[int]) -> list[int]:
         """Allocate blocks for this many more tokens of each row; returns the new ones."""
         self._slots = None
         return [

@@ -1,0 +1,58 @@
+"""Decoding on a GPU: Triton kernels for a decoder's blocks (decode.py), CUDA graphs of whole decode steps (graphs.py).
+
+Triton comes with PyTorch's builds for CUDA. It is imported here only where a model is on such a device.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from heedful.models.base import DecoderModel, GenerativeModel
+from heedful.nn.feedforward import MixtureOfExperts
+from heedful.nn.head import LanguageHead
+from heedful.nn.paged import BlockPool
+from heedful.nn.state import KeyValueState
+
+if TYPE_CHECKING:
+    from heedful.kernels.cuda.graphs import DecodeGraphs
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
+
+
+def accelerate_decoder(model: GenerativeModel[Any]) -> None:
+    """Let the kernels compute decode steps of a packed decoder, in place, as far as they support its modules."""
+    if model.device.type == "cuda" and has_triton() and isinstance(model, DecoderModel):
+        from heedful.kernels.cuda.decode import CudaHead, CudaStack
+
+        CudaStack.replace(model.decoder)
+        if isinstance(model.head, LanguageHead):
+            CudaHead.replace(model.head)
+
+
+def supports_graphs(model: GenerativeModel[Any]) -> bool:
+    """Whether decode steps can be recorded as CUDA graphs: routing to experts asks the host where tokens go, LongRoPE
+    recomputes a row at its switch length, and a bias by distance is made from numbers in Python."""
+    return (
+        any(p.is_cuda for p in model.parameters())
+        and has_triton()
+        and isinstance(model, DecoderModel)
+        and type(model.new_state(0, 0)) is KeyValueState
+        and model.decoder.bias is None
+        and not any(isinstance(module, MixtureOfExperts) for module in model.modules())
+    )
+
+
+def decode_graphs(model: GenerativeModel[Any], pool: BlockPool | None) -> DecodeGraphs | None:
+    """The graphs of a model's decode steps on a pool's blocks; None where there can be none."""
+    if pool is None or not supports_graphs(model):
+        return None
+    from heedful.kernels.cuda.graphs import DecodeGraphs
+
+    assert isinstance(model, DecoderModel)
+    return DecodeGraphs(model, pool)
