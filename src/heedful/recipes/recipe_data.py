@@ -21,6 +21,6 @@ class RecipeData:
     bytes_per_token: float | None = None
     baselines: dict[str, float] = field(default_factory=dict)  # reference losses in nats
     counts: np.ndarray | None = None  # of each token id in a text, for a model that begins with them
-    answers: list[str] = field(default_factory=list)  # that a reward compares with, by the number of the prompt
     notes: list[str] = field(default_factory=list)
     preprocessor: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json of a model for images
+    answers: list[str] = field(default_factory=list)  # that a reward compares with, by the number of the prompt
