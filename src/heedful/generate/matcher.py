@@ -15,6 +15,7 @@ of a parser. Deep grammars are compiled on a deep stack, since llguidance recurs
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -46,6 +47,7 @@ LIMITS = LLParserLimits(
 STACK = 2**27  # bytes for compiling
 PROBED = 3  # tokens of a text that are tried, to find what is too complex before it runs
 STUCK = "the model's vocabulary has no token with which the text could go on"
+FEW_CORES = 8  # on fewer, threads for the masks of a batch cost more than they save
 COMPILED = 32  # grammars that are kept compiled
 
 
@@ -109,8 +111,9 @@ def allowed_tokens(matchers: Sequence[Matcher], n_logits: int, banned: Sequence[
     """A bit for every token that each sequence may have next, 32 to a word: (B, words). `banned` tokens are not
     allowed unless there is no other."""
     masks = np.empty((len(matchers), matchers[0].n_tokens // 32 + 1), np.uint32)
-    if len(matchers) == 1:
-        matchers[0]._state.unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
+    if len(matchers) == 1 or (os.cpu_count() or 1) < FEW_CORES:
+        for matcher, words in zip(matchers, masks, strict=True):
+            matcher._state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
     else:
         states = [(matcher._state, row) for row, matcher in enumerate(matchers)]
         _executor().unsafe_compute_mask_ptr(states, masks.ctypes.data, masks.shape[1] * 4, len(masks))
