@@ -37,9 +37,10 @@ def accelerate_decoder(model: GenerativeModel[Any]) -> None:
 
 def supports_graphs(model: GenerativeModel[Any]) -> bool:
     """Whether decode steps can be recorded as CUDA graphs: routing to experts asks the host where tokens go, LongRoPE
-    recomputes a row at its switch length, and a bias by distance is made from numbers in Python."""
+    recomputes a row at its switch length, a bias by distance is made from numbers in Python, and weights that are
+    divided over processes (DTensor) are communicated."""
     return (
-        any(p.is_cuda for p in model.parameters())
+        any(p.is_cuda and not hasattr(p, "to_local") for p in model.parameters())
         and has_triton()
         and isinstance(model, DecoderModel)
         and type(model.new_state(0, 0)) is KeyValueState
