@@ -13,14 +13,15 @@ from support.structure import imports
 
 PROJECT = tomllib.loads(read("pyproject.toml"))
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py"))}
-# Imported where they are installed, with a message or another way where they are not; datasets comes with the harness.
-OPTIONAL = {"datasets", "tqdm", "yaml"}
+# Imported where they are installed, with a message or another way where they are not; datasets comes with the harness,
+# and Triton with PyTorch's builds for CUDA.
+OPTIONAL = {"datasets", "tqdm", "triton", "yaml"}
 MODULES = {"pydantic_core": "pydantic"}  # what comes with a package, in the version that it asks for
 
 
 def declared() -> dict[str, Requirement]:
-    extra = PROJECT["project"]["optional-dependencies"]["harness"]
-    found = map(Requirement, [*PROJECT["project"]["dependencies"], *extra])
+    extras = PROJECT["project"]["optional-dependencies"]
+    found = map(Requirement, [*PROJECT["project"]["dependencies"], *extras["harness"], *extras["ray"]])
     return {one.name.lower().replace("_", "-"): one for one in found}
 
 

@@ -143,7 +143,7 @@ def test_what_fails_midway_leaves_no_errors_behind(tmp_path):
 
     with pytest.raises(OSError, match="no space left"):
         asyncio.run(answer_batch(read_requests(requests), Options(models=("tiny",), max_rows=8), write))
-    assert statuses == [200] * 5
+    assert set(statuses) == {200} and 5 <= len(statuses) < 30  # some were answered together with the fifth
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ WRONG: dict[str, dict[str, tuple[list[Any], str]]] = {
         "max_tokens": ([0, -1, 1.5], "1"),
         "logprobs": ([1, "true"], ""),
         "top_logprobs": ([21, -1, 1], ""),
-        "tools": ([[{"type": "function", "function": {"name": "f"}}]], ""),
+        "tools": (["f", [1], [{"type": "function"}], [{"type": "web_search"}]], ""),
         "response_format": ([1, {}, {"type": "yaml"}, {"type": "json_schema", "json_schema": {"schema": 1}}], ""),
         "modalities": ([["text", "audio"]], ""),
     },
