@@ -51,9 +51,9 @@ def theirs(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).train()
 
 
-def rows_and_masks():
-    """TRL's batch: prompts with answers, the chosen ones before the rejected ones, and what is of an answer."""
-    every = [(prompt, pair[i]) for i in range(2) for prompt, pair in zip(PROMPTS, ANSWERS, strict=True)]
+def rows_and_masks(n=3):
+    """TRL's batch: n prompts with answers, the chosen ones before the rejected ones, and what is of an answer."""
+    every = [(prompt, pair[i]) for i in range(2) for prompt, pair in zip(PROMPTS[:n], ANSWERS[:n], strict=True)]
     texts = [[*prompt, *answer] for prompt, answer in every]
     own = [[*[0] * len(prompt), *[1] * len(answer)] for prompt, answer in every]
     ids = pad_ids(texts, 0)
@@ -89,6 +89,19 @@ def test_dpo(folders, tmp_path, loss_type):
     margin = trainer._metrics["train"]["rewards/margins"][-1]
     assert float(loss.metrics["margin"][0]) / 3 == pytest.approx(margin, abs=1e-5)
     assert float(loss.metrics["accuracy"][0]) / 3 == pytest.approx(trainer._metrics["train"]["rewards/accuracies"][-1])
+
+
+def test_dpo_with_fine_tuning(folders, tmp_path):
+    """One pair: TRL's mean is over the tokens of all chosen answers, the paper's over those of each."""
+    policy, reference, tokenizer = folders
+    model = theirs(policy)
+    both = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}
+    rows = datasets.Dataset.from_list([{"prompt": "w5 ", "chosen": "w20", "rejected": "w22"}])
+    arguments = trl.DPOConfig(output_dir=str(tmp_path), beta=0.3, **both, **CPU)
+    trainer = trl.DPOTrainer(model, theirs(reference), arguments, train_dataset=rows, processing_class=tokenizer)
+    mine, batch = ours(policy), rollout_batch([PROMPTS[0]] * 2, list(ANSWERS[0]), torch.zeros(1, 2))
+    loss = DPO(ours(reference), beta=0.3, sft=0.5)(mine, batch)
+    assert_same(mine, loss, model, trainer.compute_loss(trainer.model, rows_and_masks(1)))
 
 
 @pytest.mark.parametrize(("loss_type", "kl", "temperature"), [("grpo", 0.2, 1.0), ("dr_grpo", 0.0, 0.7)])

@@ -8,6 +8,9 @@ With r(y) = log π(y) - log π_ref(y), the log-probability of an answer less tha
     ipo       (r(chosen)/n - r(rejected)/m - 1/(2β))², for answers of n and m tokens (Azar et al. 2023; per token, as
               its authors do)
 
+With `sft` the chosen answer is also learned as in fine-tuning, by -log π(chosen)/n times that weight (iterative RPO,
+Pang et al. 2024, equation 2): the losses above are content when both answers become less likely, the rejected one more.
+
     B pairs, T positions
 """
 
@@ -31,7 +34,13 @@ class DPO:
     """
 
     def __init__(
-        self, reference: Model | None = None, *, beta: float = 0.1, smoothing: float = 0.0, loss_type: str = "sigmoid"
+        self,
+        reference: Model | None = None,
+        *,
+        beta: float = 0.1,
+        smoothing: float = 0.0,
+        sft: float = 0.0,
+        loss_type: str = "sigmoid",
     ) -> None:
         """`reference` is the model before training; None: the model with its adapters off."""
         if loss_type not in LOSS_TYPES:
@@ -41,7 +50,7 @@ class DPO:
         if not 0 <= smoothing < 0.5 or (smoothing and loss_type != "sigmoid"):
             raise ValueError(f"smoothing is {smoothing:g}: it is for the loss sigmoid, and below 0.5")
         self.reference = frozen(reference)
-        self.beta, self.smoothing, self.loss_type = beta, smoothing, loss_type
+        self.beta, self.smoothing, self.sft, self.loss_type = beta, smoothing, sft, loss_type
 
     def __call__(self, model: Model, batch: Batch) -> Loss:
         """The summed loss of a batch of pairs."""
@@ -49,12 +58,14 @@ class DPO:
         log_probs = target_log_probs(model, rows).sum(-1).view(-1, 2)  # (B, 2)
         ratios = log_probs - reference_log_probs(model, self.reference, rows).sum(-1).view(-1, 2)
         chosen, rejected = ratios.unbind(1)
+        n, m = count_targets(rows.targets).view(-1, 2).unbind(1)  # type: ignore[arg-type]
         if self.loss_type == "ipo":
-            n, m = count_targets(rows.targets).view(-1, 2).unbind(1)  # type: ignore[arg-type]
             losses = (chosen / n - rejected / m - 1 / (2 * self.beta)) ** 2
         else:
             margin = self.beta * (chosen - rejected)
             losses = -(1 - self.smoothing) * F.logsigmoid(margin) - self.smoothing * F.logsigmoid(-margin)
+        if self.sft:
+            losses = losses - self.sft * log_probs[:, 0] / n
         better = (chosen - rejected).detach()
         n_pairs = len(better)
         wins = (better > 0).sum() + 0.5 * (better == 0).sum()

@@ -257,7 +257,7 @@ OBJECTIVES: dict[str, tuple[Callable[..., Loss] | None, tuple[str, ...]]] = {
     "regress": (regression, ()),
     "answer": (question_answering, ()),
     "distill": (None, ("teacher", "temperature", "soft", "hard", "cosine", "share")),
-    "dpo": (None, ("loss_type", "beta", "smoothing")),
+    "dpo": (None, ("loss_type", "beta", "smoothing", "sft")),
     "grpo": (None, ("loss_type", "reward", "group", "max_tokens", "sampling_temperature", "kl", "clip", "updates")),
 }
 # Every setting with its default, the least it may be, and what it must be below.
@@ -271,6 +271,7 @@ SETTINGS: dict[str, tuple[float, float, float]] = {
     "hard": (2.0, 0.0, math.inf),
     "cosine": (1.0, 0.0, math.inf),
     "beta": (0.1, 0.0, math.inf),
+    "sft": (0.0, 0.0, math.inf),
     "group": (8.0, 2.0, 257.0),
     "max_tokens": (64.0, 1.0, 65537.0),
     "sampling_temperature": (1.0, 1e-9, math.inf),

@@ -96,6 +96,7 @@ class ObjectiveSettings(Settings):
     cosine: float = number_field(1.0, 0)
     loss_type: str = choice_field("usual", "sigmoid", "ipo", "grpo", "dr_grpo")  # usual: sigmoid of dpo, grpo of grpo
     beta: float = number_field(0.1, 0)  # dpo: how much it costs to leave the model before training
+    sft: float = number_field(0.0, 0)  # dpo: weight of the chosen answers' own likelihood
     reward: str = choice_field("exact", "contains", "regex", "json_schema")  # grpo: the rule (data/rewards.py)
     group: int = number_field(8, 2, 256)  # grpo: completions of each prompt
     max_tokens: int = number_field(64, 1, 2**16)  # grpo: of a completion
