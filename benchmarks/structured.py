@@ -1,11 +1,13 @@
 """Structured output: how many texts are valid, and what a schema costs.
 
-    python benchmarks/structured.py --schemas FOLDER [--model smollm2-135m-instruct] [--rounds 5] [--tokens 128]
-        [--max-tokens 1024]
+    python benchmarks/structured.py --schemas FOLDER [--each 5] [--model smollm2-135m-instruct] [--rounds 5]
+        [--tokens 128] [--max-tokens 1024] [--count]
 
 FOLDER has JSON schemas, one in a file (*.json), as those of JSONSchemaBench (Geng et al. 2025, arXiv 2501.10868;
 github.com/guidance-ai/jsonschemabench, folder data), which have licences of their own and are not part of this project.
 
+accepted    how many of the schemas can be followed; with --count nothing else is measured. Names begin with the part of
+            the collection and a hyphen; --each takes so many of each part, in the order of a hash of their paths.
 valid       a completion for each schema, sampled, with a frequency penalty, without which a small model repeats itself
             in a string or number that has no bound; jsonschema is the judge. A schema that cannot be followed is
             refused, and a completion that --max-tokens cut is no JSON: both are counted on their own.
@@ -19,6 +21,7 @@ same        whether a grammar that allows every text leaves all tokens as they a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import time
@@ -32,6 +35,7 @@ import jsonschema
 import heedful
 from heedful.generate.engine import Engine
 from heedful.generate.grammar import Grammar
+from heedful.generate.matcher import new_matcher
 from heedful.generate.request import Request, Sampling
 from heedful.kernels.accelerate import accelerate_as_stored
 
@@ -58,6 +62,8 @@ PROMPTS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schemas", type=Path, help="without it, validity is not measured")
+    parser.add_argument("--each", type=int, default=5)
+    parser.add_argument("--count", action="store_true", help="count the schemas that are accepted, and end")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
@@ -66,13 +72,32 @@ def main() -> None:
     loaded = heedful.load(options.model)
     accelerate_as_stored(loaded.model)
     print(f"{loaded}\n", flush=True)
+    chosen = [] if options.schemas is None else accepted(loaded, options.schemas, options.each)
+    if options.count:
+        return
     loaded.generate("x", schema=PERSON, max_tokens=1)  # builds the tokenizer's tables
     measure_same(loaded)
     measure_first_token(loaded, options.rounds)
     for n_rows in 1, 8:
         measure_speed(loaded, n_rows, options.rounds, options.tokens)
-    if options.schemas is not None:
-        measure_validity(loaded, sorted(options.schemas.glob("*.json")), options.max_tokens)
+    if chosen:
+        measure_validity(loaded, sorted(chosen), options.max_tokens)
+
+
+def accepted(loaded: heedful.Loaded, folder: Path, each: int) -> list[Path]:
+    """Count the schemas that can be followed; the first ones of each part."""
+    assert loaded.tokenizer is not None
+    in_collection = {path: f"data/{path.name.replace('-', '/', 1)}" for path in folder.glob("*.json")}
+    paths = sorted(in_collection, key=lambda path: hashlib.sha256(in_collection[path].encode()).hexdigest())
+    parts: dict[str, list[Path]] = {}
+    for path in paths:
+        try:
+            new_matcher(loaded.tokenizer.target, Grammar.json_schema(path.read_text()), ())
+            parts.setdefault(path.name.split("-")[0], []).append(path)
+        except ValueError as error:
+            print(f"  {path.name}: refused: {str(error)[:100]}")
+    print(f"accepted: {sum(map(len, parts.values()))} of {len(paths)} schemas", flush=True)
+    return [path for found in parts.values() for path in found[:each]]
 
 
 def make_request(loaded: heedful.Loaded, text: str, grammar: Grammar | None, max_tokens: int, **more: Any) -> Request:

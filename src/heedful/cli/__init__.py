@@ -34,7 +34,7 @@ COMMANDS = {  # name: help; in the order of `heedful --help`
     "complete-image": "complete images of which the upper part is given",
     "train": "train a model: from a text file, a folder or a recipe; or go on with a run",
     "estimate": "what a training would cost: parameters, memory, FLOPs, time on this machine",
-    "serve": "the playground's page, and OpenAI's HTTP API: completions, chats, embeddings",
+    "serve": "the playground's page, and OpenAI's and Anthropic's HTTP APIs: chats, completions, embeddings",
     "batch": "a file of requests in OpenAI's batch format, answered at once; here or on a Ray cluster",
     "learn": "lessons on Transformers that run: in the terminal, as notebooks, in the playground",
     "show": "look inside a model: attention, layers, positions; a page or a picture",

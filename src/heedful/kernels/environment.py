@@ -1,4 +1,4 @@
-"""The runtime environment: versions, devices, C kernels, threads and the cache folder."""
+"""The runtime environment: versions, devices, kernels, threads and the cache folder."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from importlib.metadata import version
 import torch
 
 from heedful.kernels.cpu.library import status
+from heedful.kernels.cuda import has_triton
 from heedful.paths import cache_folder
 
 
 def describe_environment() -> str:
-    """One line each for versions, devices, C kernels, threads and cache folder."""
+    """One line each for versions, devices, kernels, threads and cache folder."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    triton = "Triton's and CUDA graphs" if has_triton() else "PyTorch's alone, since Triton is not installed"
     lines = {
         "heedful": f"{version('heedful')}, Python {platform.python_version()}, PyTorch {torch.__version__}",
         "devices": ", ".join(["cpu", *gpus]),
         "C kernels": str(status()).removeprefix("C kernels: "),
+        "GPU kernels": triton if gpus else "none, since there is no CUDA device",
         "threads": str(torch.get_num_threads()),
         "cache": str(cache_folder()),
     }
-    return "\n".join(f"{name:11}{value}" for name, value in lines.items())
+    return "\n".join(f"{name:13}{value}" for name, value in lines.items())
