@@ -78,7 +78,8 @@ def test_info_of_a_published_size(capsys):
 def test_info_without_a_model_says_what_runs_here(capsys):
     out = says(capsys, "info")
     assert f"PyTorch {torch.__version__}" in out and str(status()).removeprefix("C kernels: ") in out
-    assert f"threads    {torch.get_num_threads()}" in out and "cache " in out
+    assert f"threads      {torch.get_num_threads()}" in out and "cache " in out
+    assert "GPU kernels  none" in out or torch.cuda.is_available()
 
 
 def test_info_of_a_model_that_ships(capsys):
