@@ -4,6 +4,7 @@
 # make docs    builds the documentation, which `heedful serve` then has at /docs/: runs the lessons, checks the links
 # make test    installs, then runs the tests
 # make check   tests, lint and types: what CI runs, after it has built the documentation
+# make wheel   the package for this platform, with its C kernels compiled, into dist; make wheel-aarch64 for Arm
 # make real    fetches real weights (300 MB), for the tests that skip without them
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,7 +13,7 @@ SITE := src/heedful/serve/documentation
 # would compile all of torch and transformers that it imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: play page docs screenshots test check lint types web real parity clean
+.PHONY: play page docs screenshots test check lint types web wheel wheel-aarch64 real parity clean
 play: .venv/dev page
 	$(BIN)/heedful serve --open
 
@@ -49,6 +50,16 @@ lint: .venv/dev
 
 types: .venv/dev
 	$(BIN)/mypy
+
+# The platform is the compiler's: CC names a cross compiler. auditwheel says on which systems the wheel runs.
+wheel: .venv/dev page
+	HEEDFUL_PREBUILT=require $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt auditwheel
+	for file in dist/*-manylinux*.whl; do $(BIN)/auditwheel show $$file && $(BIN)/python -m zipfile -l $$file | grep -E 'prebuilt/'; done
+
+# gcc-aarch64-linux-gnu is the cross compiler's package in Debian.
+wheel-aarch64:
+	$(MAKE) wheel CC=aarch64-linux-gnu-gcc
 
 # A chat model, a sentence encoder and a writer of stories, into the user's cache; and a GRU that spells words out, in
 # its package.

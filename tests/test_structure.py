@@ -4,6 +4,7 @@ shows that each can fail."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,14 +29,14 @@ EDGES: dict[str, set[str]] = {
     "text": set(),
     "models": {"nn"},
     "kernels": {"nn", "models", "paths"},
-    "weights": {"nn", "models", "text", "zoo", "paths"},
+    "weights": {"nn", "models", "kernels", "text", "zoo", "paths"},
     "data": {"models", "text", "paths"},
     "train": {"nn", "models", "kernels", "text", "weights", "data", "generate", "plotting"},
     "generate": {"nn", "models", "kernels", "text"},
     "observe": {"nn", "models", "text", "data", "generate", "plotting"},
     "evaluate": {"models", "text", "data", "generate", "observe", "tasks"},
     "tasks": {"nn", "models", "text", "weights", "data", "generate", "observe"},
-    "loaded": {"models", "kernels", "text", "weights", "generate", "observe", "evaluate", "tasks"},
+    "loaded": {"nn", "models", "kernels", "text", "weights", "generate", "observe", "evaluate", "tasks"},
     "recipes": {"models", "text", "weights", "data", "train", "tasks", "loaded", "paths"},
     "serve": {
         "nn", "models", "kernels", "text", "weights", "train", "generate", "observe", "evaluate", "tasks", "loaded",
@@ -122,6 +123,12 @@ def test_nothing_unpickles_or_runs_foreign_code():
     assert found.pop("lessons/execute.py") == ["eval", "exec"]  # the cells of lessons
     assert not {name: called for name, called in found.items() if called}
     assert [name for name, text in PYTHON.items() if "torch.load(" in text] == ["weights/unpickle.py"]  # tensors alone
+
+
+def test_integers_in_c_have_one_size_on_every_platform():
+    """A `long` has 32 bits on Windows and 64 elsewhere: sizes, strides and indices are int64_t."""
+    code = {name: re.sub(r"//.*", "", text) for name, text in C.items()}
+    assert not [name for name, text in code.items() if re.search(r"\b(long|ssize_t|off_t)\b", text)]
 
 
 def test_softmax_of_attention_scores_has_its_places():

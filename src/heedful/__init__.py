@@ -9,6 +9,8 @@ Nothing heavy is imported until it is used: `import heedful` costs milliseconds.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from heedful.text.tokenizer import Tokenizer
     from heedful.weights.pull import pull
     from heedful.weights.save import save
+
+if sys.platform == "darwin":  # read when PyTorch is imported: operators that Apple's GPUs lack run on the CPU
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
 
 __version__ = "0.1.0"
 

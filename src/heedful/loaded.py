@@ -34,10 +34,12 @@ from heedful.generate.options import (
 )
 from heedful.generate.request import Choice, Request, Result
 from heedful.kernels.accelerate import accelerate
+from heedful.kernels.device import choose_device
 from heedful.kernels.packed import Precision
 from heedful.models.base import GenerativeModel, Model
 from heedful.models.encoder import EncoderModel
 from heedful.models.image_gpt import ImageGPT
+from heedful.nn.int8_cache import CacheType
 from heedful.observe.capture import Activations, Edit, capture
 from heedful.observe.compare_models import fill_by_models
 from heedful.observe.fill import Filled, fill_template
@@ -52,6 +54,8 @@ from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
 from heedful.weights.compressed import Quantized
 from heedful.weights.folder import has_tokenizer, load_folder
+from heedful.weights.gguf import load_gguf
+from heedful.weights.gguf_save import FileDtype, save_gguf
 from heedful.weights.resolve import is_local, model_name, reject_pickle, resolve_model, shipped_models
 from heedful.weights.save import MAX_SHARD, save
 
@@ -79,6 +83,10 @@ class Loaded(ModelWithTokenizer):
         quarter or a seventh of float32's size."""
         also = self.pooling.files(self.model)
         save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite, quantize=quantize, also=also)
+
+    def save_gguf(self, file: str | Path, *, dtype: FileDtype | None = None, **how: Any) -> None:
+        """Write a GGUF file, which `load` and llama.cpp read; `how` are further arguments of `weights.gguf_save`."""
+        save_gguf(self.model, file, self.tokenizer, dtype=dtype, **{"name": self.name, **how})
 
     # --- generation --------------------------------------------------------------------------------------------------
 
@@ -336,18 +344,22 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
     quantize: Precision | None = None,
+    kv_cache: CacheType | None = None,
     context_length: int | None = None,
     tensor_parallel: bool = False,
 ) -> Loaded:
     """Load a model that ships with heedful, a folder in the hub's layout, a GGUF file, or a model of the hub
     ("org/name", downloaded once).
 
-    `device` is the CPU unless given; `dtype` None keeps the type of the stored weights. `quantize` packs them for
-    inference: "float32" as they are, "bfloat16" and "float16" in half the memory, "int8" and "int4" in less.
+    `device` is the CPU unless given, "auto" a GPU where there is one; `dtype` None keeps the type of the stored
+    weights. `quantize` packs them for inference: "float32" as they are, "bfloat16" and "float16" in half the memory,
+    "int8" and "int4" in less.
+    `kv_cache` "int8" stores keys and values in 8 bits while it generates, about a quarter of float32's memory.
     `context_length` lets a model with rotary positions read more tokens than it was trained for, or fewer.
     `tensor_parallel` divides it over the processes of torchrun (heedful.kernels.tensor_parallel).
     """
-    how: dict[str, Any] = {"device": torch.device(device or "cpu"), "dtype": dtype}
+    how: dict[str, Any] = {"device": choose_device(device or "cpu"), "dtype": dtype}
+    how["integers"] = quantize in ("int8", "int4")
     if tensor_parallel and quantize is not None:
         raise ValueError("a model that is divided over processes is not packed: leave out quantize or tensor_parallel")
     if tensor_parallel:
@@ -358,6 +370,8 @@ def load(
     loaded = _load(name, how)
     if context_length is not None:
         loaded.model.set_context_length(context_length)
+    if kv_cache is not None:
+        loaded.model.set_kv_cache(kv_cache)
     if quantize is not None:
         accelerate(loaded.model, "inference", precision=quantize)
     return loaded
@@ -367,7 +381,7 @@ def _load(name: str | Path, how: dict[str, Any]) -> Loaded:
     path = resolve_model(name)
     if path.is_dir():
         if not (path / "config.json").exists() and len(files := sorted(path.glob("*.gguf"))) == 1:
-            return _from_gguf(files[0], path.name, how)
+            return Loaded(*load_gguf(files[0], **how), path.name)
         if is_adapter(path) and "prepare" in how:
             raise ValueError(f"{path} is an adapter: for tensor_parallel merge it into its model (heedful export)")
         if is_adapter(path):
@@ -380,13 +394,5 @@ def _load(name: str | Path, how: dict[str, Any]) -> Loaded:
         return loaded
     reject_pickle(path)
     if path.suffix == ".gguf":
-        return _from_gguf(path, path.stem, how)
+        return Loaded(*load_gguf(path, **how), path.stem)
     raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
-
-
-def _from_gguf(path: Path, name: str, how: dict[str, Any]) -> Loaded:
-    from heedful.weights.gguf import load_gguf
-
-    model, fields = load_gguf(path, **how)
-    tokenizer = Tokenizer.from_gguf(fields) if "tokenizer.ggml.model" in fields else None
-    return Loaded(model, tokenizer, name)

@@ -19,6 +19,7 @@ from heedful import paths
 from heedful.cli import main
 from heedful.cli.models import short_count
 from heedful.kernels.cpu.library import status
+from heedful.models.base import Batch
 from heedful.paths import cache_folder
 from heedful.text import Tokenizer
 from heedful.zoo import cards
@@ -184,6 +185,22 @@ def test_export_writes_what_loads_again(tmp_path, capsys):
     for (name, a), (_, b) in zip(ours.model.named_parameters(), again.model.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     assert again.tokenizer.encode("To be") == ours.tokenizer.encode("To be")
+
+
+def test_export_in_int4_calibrated(tmp_path, capsys):
+    """Its predictions are nearer to the model's than those of weights rounded to the nearest."""
+    text = (Path(__file__).parents[2] / "src/heedful/lessons/plays.txt").read_text()
+    (tmp_path / "text.txt").write_text(text[:30_000])
+    batch = Batch(torch.tensor(heedful.load("tiny-books").tokenizer.encode(text[40_000:42_000])[:448]).view(7, 64))
+    exact, error = heedful.load("tiny-books").model(batch).logits.log_softmax(-1), {}
+    for name, more in {"nearest": [], "text": ["--calibrate-on", str(tmp_path / "text.txt")]}.items():
+        told = says(capsys, "export", "tiny-books", str(tmp_path / name), "--dtype", "int4", *more)
+        assert ("24 layers were rounded with" in told) == (name != "nearest")
+        found = heedful.load(tmp_path / name).model(batch).logits.log_softmax(-1)
+        error[name] = torch.nn.functional.kl_div(found, exact, log_target=True, reduction="batchmean").item()
+    assert error["text"] < 0.7 * error["nearest"]
+    assert main(["export", "tiny-books", str(tmp_path / "x"), "--calibrate-on"]) == 2
+    assert "add --dtype int4" in capsys.readouterr().err
 
 
 def test_a_tokenizer_is_trained_and_used(tmp_path, capsys):

@@ -50,6 +50,7 @@ ONLY_PARSED = {
     r"(\w+=\S+ )?heedful serve": "serves until it is stopped",
     r"heedful chat$": "is a conversation in a terminal",
     r"heedful pull \S": "needs a network",
+    r"heedful export .*--calibrate-on": "takes a minute; tests/cli/test_cli.py has a smaller model",
     r"heedful convert": "needs pickled weights; tests/weights has them",
     r"heedful train chat ": "needs a chat model to learn from",
     r"torchrun": "needs several processes or machines; tests/train starts two",

@@ -32,7 +32,7 @@ class Stumbling(torch.nn.Module):
     def __init__(self, model, raises=None, nonsense=None, late=False) -> None:
         super().__init__()
         self.model, self.raises, self.nonsense, self.late = model, raises, nonsense, late
-        self.context_length, self.check_length = model.context_length, model.check_length
+        self.context_length, self.check_length, self.kv_cache = model.context_length, model.check_length, None
 
     @property
     def decoder(self):

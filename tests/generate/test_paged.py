@@ -94,7 +94,7 @@ class Counting(torch.nn.Module):
     def __init__(self, model) -> None:
         super().__init__()
         self.model, self.context_length, self.decoder, self.passes = model, model.context_length, model.decoder, []
-        self.check_length = model.check_length
+        self.check_length, self.kv_cache = model.check_length, None
 
     def new_state(self, n_rows, capacity):
         return self.model.new_state(n_rows, capacity)

@@ -79,7 +79,7 @@ def round_by_hand(model: nn.Module, kind: str) -> None:
         groups = w.reshape(len(w), -1, 32)
         low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
         scale = ((high - low) / 15).to(narrow).float()
-        middle = (low + 8 * scale).to(narrow).float()
+        middle = (low.to(narrow).float() + 8 * scale).to(narrow).float()
         return (torch.round((groups - middle) / scale).clamp(-8, 7) * scale + middle).reshape(w.shape)
 
     floats = {"bfloat16": torch.bfloat16, "float16": torch.float16}

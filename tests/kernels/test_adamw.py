@@ -8,7 +8,7 @@ import torch
 from heedful.kernels.cpu import adamw as kernels
 from heedful.kernels.cpu.library import library
 
-needs_kernels = pytest.mark.skipif(library() is None, reason="our kernels need Linux, AVX-512 and a C compiler")
+needs_kernels = pytest.mark.skipif(library() is None, reason="the C kernels do not run here; `heedful info` says why")
 SIZES = [(1,), (16,), (17, 3), (64, 65), (5, 4, 3), (1000,)]
 
 

@@ -9,9 +9,7 @@ import torch.nn.functional as F
 from heedful.kernels.cpu.attention import single_query_attention, supports_single_query
 from heedful.kernels.cpu.library import library
 
-needs_kernels = pytest.mark.skipif(
-    library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
-)
+needs_kernels = pytest.mark.skipif(library() is None, reason="the C kernels do not run here; `heedful info` says why")
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -17,9 +17,7 @@ from heedful.nn.state import KeyValueState
 from support import families
 from support.tiny import tiny as random_model
 
-pytestmark = pytest.mark.skipif(
-    library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
-)
+pytestmark = pytest.mark.skipif(library() is None, reason="the C kernels do not run here; `heedful info` says why")
 
 CASES = {c.name: c for c in families.CASES if c.generates}
 ONE_CALL = [  # decoders that are one call; contract/test_contract.py says which are not, and why

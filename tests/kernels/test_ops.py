@@ -14,9 +14,7 @@ from heedful.kernels.cpu.attention import single_query_attention
 from heedful.kernels.cpu.block_op import fused_block
 from heedful.kernels.cpu.library import library
 
-pytestmark = pytest.mark.skipif(
-    library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
-)
+pytestmark = pytest.mark.skipif(library() is None, reason="the C kernels do not run here; `heedful info` says why")
 SETTINGS = {
     "n_heads": 2, "n_kv_heads": 1, "d_head": 16, "rms": True, "activation": 3, "causal": True, "interleaved": False,
     "scale": 0.25, "eps": 1e-5,

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from heedful.kernels import packed
 from heedful.kernels.cpu.library import library
-from heedful.kernels.modules import PackedEmbedding
+from heedful.kernels.modules import PackedEmbedding, pack_linear
 from heedful.kernels.packed import FASTER, FLOATS, PLAIN, Packed, activations, pack_weight, passes_self_check
+from heedful.kernels.quantize import QuantizedWeight, keep_integers, kept_integers
 from heedful.nn.embed import Embedding
 
 SHAPES = [(64, 32), (96, 256), (50, 33), (1, 64), (257, 160)]  # outputs, inputs
 IMPLEMENTATIONS = [(k, w) for (device, k), ws in FASTER.items() if device == "cpu" for w in ws] + list(PLAIN.items())
-if library() is None:  # no AVX-512 with VNNI and BF16, or no compiler: there our kernels do not run
+if library() is None:  # `heedful info` says why
     IMPLEMENTATIONS = [(k, w) for k, w in IMPLEMENTATIONS if not issubclass(w, packed.Panels)]
 every_implementation = pytest.mark.parametrize(
     "kind, implementation", IMPLEMENTATIONS, ids=lambda x: x if isinstance(x, str) else x.__name__
@@ -54,7 +55,7 @@ def by_hand(weight: Tensor, kind: str, implementation: type[Packed]) -> Tensor:
                 out[n, begin : begin + 32] = torch.round(group / scale).clamp(-127, 127) * scale
             else:
                 scale = ((group.max() - group.min()) / 15).to(narrow).double()
-                middle = (group.min() + 8 * scale).to(narrow).double()
+                middle = (group.min().to(narrow).double() + 8 * scale).to(narrow).double()
                 out[n, begin : begin + 32] = torch.round((group - middle) / scale).clamp(-8, 7) * scale + middle
     return out
 
@@ -123,6 +124,39 @@ def test_weights_of_a_gguf_file_keep_their_grid(kind, of_file, steps):
     made = PLAIN[kind](weight, None)
     step = weight.unflatten(1, (-1, 32)).abs().amax(-1).max() / (127 if kind == "int8" else 7.5)
     assert (made(torch.eye(128)).T - weight).abs().max() <= steps * step
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_integers_that_a_weight_keeps_are_taken_as_they_are(kind):
+    """Integers that leave a part of their range unused, which rounding the weight again would spread over all of it."""
+    ints = numbers(48, 64).mul(2).round().clamp(-3, 3)
+    scale, zero = numbers(48, 2, seed=1).half(), numbers(48, 2, seed=2).half()
+    form = QuantizedWeight(ints.to(torch.int8), scale)
+    if kind == "int4":
+        form = QuantizedWeight((ints + 6).to(torch.uint8), scale, zero)
+        ints = ints - 2  # (q - 8)
+    offset = 0 if kind == "int8" else zero.double().repeat_interleave(32, dim=1)
+    exact = ints.double() * scale.double().repeat_interleave(32, dim=1) + offset
+    weight = form.dequantize()
+    assert (weight - exact).abs().max() < 1e-6
+    keep_integers(weight, form)
+    for implementation in [PLAIN[kind], *FASTER["cpu", kind]]:
+        if implementation is packed.Int8Aten or not implementation.fits(48, 64):
+            continue  # a scale per row
+        near = 0.06 if implementation is packed.Int4Aten else 1e-5  # scales in bfloat16
+        assert (implementation(weight, None)(torch.eye(64)).T - exact).abs().max() < near
+    joint = pack_linear([layer(weight), layer(2 * weight)], kind, torch.float32)(torch.eye(64)).T
+    assert (joint[:48] - exact).abs().max() < 0.06
+    weight += 0.01  # the integers are no longer its own
+    assert kept_integers(weight, kind) is None
+
+
+def layer(weight: Tensor) -> nn.Linear:
+    made = nn.Linear(*reversed(weight.shape), bias=False)
+    made.weight = nn.Parameter(weight.clone())
+    if hasattr(weight, "quantized"):
+        keep_integers(made.weight, weight.quantized)
+    return made
 
 
 @pytest.mark.parametrize("kind", PLAIN)

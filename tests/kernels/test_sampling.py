@@ -8,9 +8,7 @@ import torch
 from heedful.kernels.cpu.library import library
 from heedful.kernels.cpu.sampling import page_masses, row_argmax, top_p_cutoff
 
-needs_kernels = pytest.mark.skipif(
-    library() is None, reason="our kernels need Linux, AVX-512 with VNNI and BF16, and a C compiler"
-)
+needs_kernels = pytest.mark.skipif(library() is None, reason="the C kernels do not run here; `heedful info` says why")
 
 
 @needs_kernels

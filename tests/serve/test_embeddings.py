@@ -12,12 +12,13 @@ import pytest
 import torch
 
 import heedful
-from heedful.kernels.accelerate import accelerate_as_stored
-from heedful.serve import embeddings
-from heedful.tasks.embed import Pooling
+from heedful.kernels.accelerate import accelerate_as_stored, packed_precision
+from heedful.serve import embedding_batches
+from heedful.tasks.embed import Pooling, embed_token_ids
 from heedful.text import train_wordpiece, words
 from heedful.weights.save import save
 from support.application import async_client, sync_client
+from support.playground import same
 from support.tiny import tiny
 
 TEXTS = ["The cat sat.", "a", "A much longer sentence, about nothing at all.", "été", "The cat sat."]
@@ -34,7 +35,10 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(place):
-    return heedful.load(place)
+    """As it is served: packed."""
+    loaded = heedful.load(place)
+    accelerate_as_stored(loaded.model)
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +168,7 @@ def test_where_the_models_files_cut_texts_are_cut_and_ids_are_not(embed, place, 
     long = "the cat sat on the mat and the dog did not " * 30
     status, reply = embed(input=[long, "a"], pooling=pooling)
     loaded = heedful.load(place)
+    accelerate_as_stored(loaded.model)
     loaded.pooling = pooling
     assert status == 200 and torch.equal(vectors(reply), loaded.embed([long, "a"], max_tokens=10))
     assert "the end of 1 of 2 is cut" in reply["warnings"][0]
@@ -197,17 +202,17 @@ def test_a_pass_that_fails_is_500_and_the_next_one_works(place, monkeypatch):
 
 def test_a_client_that_goes_away_ends_its_work(place, monkeypatch):
     began, go_on, n_passes = threading.Event(), threading.Event(), 0
-    real = embeddings.embed_token_ids
+    real = embedding_batches.embed_rows
 
-    def slow(*arguments, **more):
+    def slow(*arguments):
         nonlocal n_passes
-        for found in real(*arguments, **more, max_batch=1):
-            n_passes += 1
-            began.set()
-            assert go_on.wait(30)
-            yield found
+        n_passes += 1
+        began.set()
+        assert go_on.wait(30)
+        return real(*arguments)
 
-    monkeypatch.setattr(embeddings, "embed_token_ids", slow)
+    monkeypatch.setattr(embedding_batches, "embed_rows", slow)
+    monkeypatch.setattr(embedding_batches, "MAX_BATCH", 1)
 
     async def main():
         async with async_client(place) as client:
@@ -235,3 +240,59 @@ def test_a_client_that_goes_away_ends_its_work(place, monkeypatch):
             assert n_passes == 1 and not worker.busy
 
     asyncio.run(main())
+
+
+def test_requests_that_wait_at_the_same_time_share_batches(place, model, monkeypatch):
+    """One pass for the first, and while it runs the others come: texts of about one length are one batch."""
+    texts = ["the cat sat", "the dog sat", "a cat did", "the mat sat", "the cat sat on the mat and the dog did not"]
+    began, go_on, sizes = threading.Event(), threading.Event(), []
+    real = embedding_batches.embed_rows
+
+    def recorded(model, rows, pooling):
+        sizes.append(len(rows))
+        began.set()
+        assert go_on.wait(30)
+        return real(model, rows, pooling)
+
+    monkeypatch.setattr(embedding_batches, "embed_rows", recorded)
+
+    async def main():
+        async with async_client(place) as client:
+            worker = await client.app.state.manager.worker(None)
+            assert packed_precision(worker.loaded.model) == "float32"
+            first = asyncio.create_task(client.post("/v1/embeddings", json={"input": "dog"}))
+            await asyncio.to_thread(began.wait, 30)
+            others = [asyncio.create_task(client.post("/v1/embeddings", json={"input": text})) for text in texts]
+            while worker.n_waiting < 1 + len(texts):
+                await asyncio.sleep(0)
+            go_on.set()
+            return [(await task).json() for task in (first, *others)]
+
+    replies = asyncio.run(main())
+    assert sizes == [1, 4, 1] or sizes == [1, 1, 4]
+    expected = model.embed(["dog", *texts])
+    for reply, vector in zip(replies, expected, strict=True):
+        assert torch.allclose(vectors(reply)[0], vector, atol=1e-5)
+
+
+def test_a_pass_that_fails_for_one_requests_texts_fails_no_other(model):
+    """The batch is computed again without the texts of others."""
+    batcher = embedding_batches.EmbeddingBatcher(model)
+    good, bad = batcher.add([[5, 6, 7]]), batcher.add([[5, 6, 10**6]])  # an id that is no token's
+    assert torch.allclose(list(good)[-1], next(embed_token_ids(model.model, [[5, 6, 7]], model.pooling))[1])
+    with pytest.raises(IndexError):
+        next(bad)
+    assert list(bad) == []
+
+
+def test_a_packed_encoder_can_be_looked_into(bert, place):
+    """The page's attention weights of the served model are those of the plain one."""
+    plain, text = heedful.load(place), "the cat sat on the mat"
+    tokens = torch.tensor([plain.tokenizer.encode(text, add_special=True)])
+    with plain.capture("*.1.self.weights") as activations, torch.no_grad():
+        plain.model(tokens)
+    body = {"model": "reader", "text": text, "which": "self", "layer": 1}
+    status, reply = bert("POST", "/api/attention", json=body)
+    assert status == 200
+    (expected,) = activations.values()
+    same(reply["weights"], expected[0])

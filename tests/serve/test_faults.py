@@ -208,20 +208,23 @@ def mixed() -> list[tuple[str, dict[str, Any]]]:
 
 
 def answer(client: Client, path: str, body: dict[str, Any]) -> Any:
-    """All that does not change from time to time; numbers in a few digits."""
+    """All that does not change from time to time."""
     if body.get("stream"):
-        return [event["choices"][0]["text"] for event in client.stream(path, body) if event["choices"][0]["text"]]
+        return "".join(event["choices"][0]["text"] for event in client.stream(path, body))
     response = client.post(path, body)
     assert response.status_code == 200, response.text
-    return {k: v for k, v in rounded(response.json()).items() if k not in ("id", "created")}
+    return {k: v for k, v in response.json().items() if k not in ("id", "created")}
 
 
-def rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, 3)
-    if isinstance(value, dict):
-        return {k: rounded(v) for k, v in value.items()}
-    return [rounded(v) for v in value] if isinstance(value, list) else value
+def is_close(a: Any, b: Any, tolerance: float) -> bool:
+    """Whether two values of JSON are equal but for so much in their floats."""
+    if isinstance(a, float) and isinstance(b, float):
+        return abs(a - b) <= tolerance
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(is_close(a[k], b[k], tolerance) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(is_close(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
 
 
 def test_a_hundred_at_once_get_what_each_gets_alone(idle):
@@ -230,10 +233,9 @@ def test_a_hundred_at_once_get_what_each_gets_alone(idle):
     with ThreadPoolExecutor(50) as crowd:
         together = list(crowd.map(lambda one: answer(idle, *one), asked))
     for one, by_itself, with_others in zip(asked, alone, together, strict=True):
-        if one[1].get("stream"):
-            assert "".join(by_itself) == "".join(with_others), one
-        else:
-            assert by_itself == with_others, one
+        # A text that shares a batch may be padded, and bert-books is stored in bfloat16, with steps of 0.016 around 2.
+        tolerance = 0.02 if one[0] == "/v1/embeddings" else 1e-3
+        assert is_close(by_itself, with_others, tolerance), one
 
 
 SLOW = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import heedful
+from heedful.kernels.accelerate import accelerate_as_stored
 
 pytest.importorskip("langchain_openai", reason="LangChain is not installed: pip install langchain-openai")
 
@@ -70,7 +71,9 @@ def test_embeddings(where):
     """As heedful's own documentation says: the texts themselves are sent."""
     vectors = OpenAIEmbeddings(model="bert-books", check_embedding_ctx_length=False, **where)
     texts = ["The whale rose.", "a cat"]
-    expected = heedful.load("bert-books").embed(texts).tolist()
+    loaded = heedful.load("bert-books")
+    accelerate_as_stored(loaded.model)  # as it is served
+    expected = loaded.embed(texts).tolist()
     assert vectors.embed_documents(texts) == [pytest.approx(vector, abs=1e-5) for vector in expected]
     assert vectors.embed_query("a cat") == pytest.approx(expected[1], abs=1e-5)
 

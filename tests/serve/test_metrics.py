@@ -20,7 +20,7 @@ def values(metrics: Metrics) -> dict[str, float]:
 def test_what_a_worker_tells_is_what_prometheus_reads():
     metrics = Metrics()
     tiny = metrics.model("tiny")
-    tiny.loaded(1000)
+    tiny.loaded(1000, 5000)
     tiny.step(running=2, waiting=3, prompt_tokens=40, generated_tokens=2)
     tiny.step(running=1, waiting=0, generated_tokens=1)
     tiny.first_token(0.02)
@@ -38,6 +38,7 @@ def test_what_a_worker_tells_is_what_prometheus_reads():
     assert found["heedful_cache_used_tokens{model=tiny}"] == 64
     assert found["heedful_cache_size_tokens{model=tiny}"] == 1024
     assert found["heedful_model_memory_bytes{model=tiny}"] == 1000
+    assert found["heedful_cache_memory_bytes{model=tiny}"] == 5000
     tiny.unloaded()
     assert values(metrics)["heedful_model_loaded{model=tiny}"] == 0
 

@@ -280,8 +280,8 @@ def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
 
 def test_the_budget_is_most_of_what_there_is():
     free = free_memory("cpu")
-    assert 0.5 * free < memory_budget(None, None) < 0.95 * free
-    assert memory_budget(1.5, None) == 1_500_000_000
+    assert 0.5 * free < memory_budget(None, "cpu") < 0.95 * free
+    assert memory_budget(1.5, "cpu") == 1_500_000_000
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

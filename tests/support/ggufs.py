@@ -9,7 +9,6 @@ import numpy as np
 
 from heedful.models.base import Model
 from heedful.models.mapping import to_hub
-from heedful.weights.gguf import GEMMA_2, NAMES
 
 Kind = gguf.GGMLQuantizationType
 
@@ -19,14 +18,13 @@ def interleave_heads(x: np.ndarray, n_heads: int) -> np.ndarray:
     return x.reshape(n_heads, 2, x.shape[0] // n_heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
-def gguf_name(name: str, kind: str) -> str:
-    table = {**NAMES, **GEMMA_2} if kind == "gemma2" else NAMES
-    stem, _, suffix = name.rpartition(".")
-    parts = stem.split(".")
-    number = next((p for p in parts if p.isdigit()), None)
-    pattern = ".".join("{}" if p == number else p for p in parts)
-    (found,) = [ours for ours, theirs in table.items() if theirs == pattern]
-    return found.format(number) + "." + suffix
+def gguf_name(name: str, arch: str, n_layers: int) -> str:
+    """The name that llama.cpp's own package gives a tensor of the hub's."""
+    known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known.get(arch, gguf.MODEL_ARCH.LLAMA), n_layers)
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
 
 
 def write_gguf(path: Path, model: Model, arch: str, kind: Kind = Kind.F32, **fields) -> dict[str, np.ndarray]:
@@ -54,7 +52,7 @@ def write_gguf(path: Path, model: Model, arch: str, kind: Kind = Kind.F32, **fie
             x = interleave_heads(x, c.n_kv_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             x = x + 1
-        ours = gguf_name(name, arch)
+        ours = gguf_name(name, "llama" if arch == "mamba" else arch, c.n_layers)
         if x.ndim == 1 or kind == Kind.F32:  # norms stay as they are in llama.cpp's files too
             writer.add_tensor(ours, np.ascontiguousarray(x))
             stored[ours] = x

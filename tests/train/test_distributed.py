@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from heedful.train import optimizers
-from heedful.train.distributed import Processes, choose_device
+from heedful.train.distributed import Processes
 from heedful.train.recipe import Recipe
 from support import together
 
@@ -239,11 +239,6 @@ def test_without_torchrun_one_process_is_alone(monkeypatch):
         assert processes.wrap(layer, sharded=True) is layer
         with processes.gathered(layer, tensors) as whole, processes.main_first(), processes.unsharded(layer):
             assert whole == tensors
-
-
-def test_a_device_that_is_none_is_a_users_mistake():
-    with pytest.raises(ValueError, match="auto, cpu, cuda or cuda:N"):
-        choose_device("tpu9")
 
 
 def test_torchruns_environment_is_whole_or_said_to_be_not(monkeypatch):

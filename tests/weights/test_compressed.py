@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 import heedful
 from heedful.weights.compressed import (
     CompressedSource,
-    compress_groups,
+    compress,
     compress_rows,
     is_supported,
     multiply_int4,
     pack_int4,
+    pack_rows_int4,
     quantization_config,
 )
 from heedful.weights.load import DictSource
@@ -73,21 +74,27 @@ def test_int4_is_packed_as_compressed_tensors_packs_it():
     scales = torch.tensor([[0.5, -2.0], [1.0, 0.25]], dtype=torch.float16)
     expected = torch.tensor([[-4, -3.5, -3, -2.5, 8, 6, 4, 2], [0, 1, 2, 3, 1, 1.25, 1.5, 1.75]])
     assert torch.equal(multiply_int4(packed, scales, 8), expected)
+    zero_point = torch.tensor([[-8, 7], [-7, 0], [-6, 1]], dtype=torch.int8)  # of eight rows in one, the rest 0
+    assert pack_rows_int4(zero_point).tolist() == [[0x210, 0x98F]]
+    moved = expected - (ints[:, :2] * scales).repeat_interleave(4, 1)
+    assert torch.equal(multiply_int4(packed, scales, 8, ints[:, :2]), moved)
     try:
         from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
     except ImportError:
         return
     many = torch.randint(-8, 8, (7, 96), dtype=torch.int8)
     assert torch.equal(pack_int4(many), pack_to_int32(many, 4))
+    assert torch.equal(pack_rows_int4(many), pack_to_int32(many, 4, packed_dim=0))
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e7])
 def test_a_group_in_int4_is_nearer_than_with_the_plain_scale(size):
     weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * size
     weight[3, 32:] = 0
-    ints, scales = compress_groups(weight)
-    assert ints.dtype == torch.int8 and scales.shape == (40, 2) and scales.isfinite().all()
-    restored = multiply_int4(pack_int4(ints), scales, 64)
+    stored = dict(compress([("w", weight)], {"w"}))
+    scales = stored["w_scale"]
+    assert scales.shape == (40, 2) and scales.isfinite().all()
+    restored = multiply_int4(stored["w_packed"], scales, 64)
     assert (restored[3, 32:] == 0).all()
     largest = weight.view(40, 2, 32).abs().amax(2, keepdim=True)
     plain = ((weight.view(40, 2, 32) / largest * 7).round() / 7 * largest).view(40, 64).nan_to_num()
@@ -100,8 +107,8 @@ def test_numbers_on_the_grid_of_int4_stay_as_they_are():
     ints = torch.randint(-8, 8, (16, 64), generator=torch.Generator().manual_seed(0))
     ints[:, ::32], ints[:, 1::32] = -8, 7
     weight = ints * torch.tensor([0.5, -0.125]).repeat_interleave(32)
-    found, scales = compress_groups(weight)
-    assert torch.equal(multiply_int4(pack_int4(found), scales, 64), weight.float())
+    stored = dict(compress([("w", weight)], {"w"}))
+    assert torch.equal(multiply_int4(stored["w_packed"], stored["w_scale"], 64), weight.float())
 
 
 @pytest.mark.parametrize("name", ["shakespeare", "languages"])
@@ -147,6 +154,7 @@ def test_what_has_no_blocks_is_int8_instead(tmp_path):
      ("_shape", torch.tensor([64.0, 32.0]), "two integers"),
      ("_shape", torch.tensor([64, 32, 1]), "two integers"),
      ("_packed", torch.zeros(64, 4), "a matrix of int32"),
+     ("_zero_point", torch.zeros(3, 1, dtype=torch.int32), "of eight rows in each"),
      ("_packed", torch.zeros(64, 4, 1, dtype=torch.int32), "a matrix of int32"),
      ("_packed", torch.zeros(0, 0, dtype=torch.int32), "cannot be such a matrix"),
      ("", torch.zeros(64, 32), "beside it")],
@@ -172,7 +180,7 @@ def group_of(**change: object) -> dict[str, Any]:
     "change",
     [{"quant_method": "gptq"}, {"config_groups": {}}, {"config_groups": {"a": 3}},
      {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"}}}},
-     group_of(num_bits=3), group_of(num_bits=8), group_of(symmetric=False), group_of(type="float"),
+     group_of(num_bits=3), group_of(num_bits=8), group_of(symmetric=3), group_of(type="float"),
      group_of(strategy="tensor")],
 )  # fmt: skip
 def test_other_layouts_are_not_taken_for_it(change):

@@ -17,8 +17,8 @@ from heedful.kernels.cpu.library import library
 from heedful.models.base import Batch, Model
 from heedful.models.gemma import Gemma, GemmaConfig
 from heedful.models.qwen import Qwen, QwenConfig
-from heedful.weights.gguf import unpermute
 from heedful.weights.gguf_file import GgufFile
+from heedful.weights.gguf_layout import Interleave
 from support.folders import logits, tiny_llama
 from support.ggufs import Kind, write_gguf
 from support.real import real_model
@@ -57,7 +57,7 @@ def test_quantized_files_give_the_dequantized_model(kind, tmp_path):
     for i, block in enumerate(loaded.decoder.blocks):
         pairs = [("attn_q", block.attention.query, c.n_heads), ("attn_k", block.attention.key, c.n_kv_heads)]
         for name, linear, n_heads in pairs:
-            want = unpermute(torch.from_numpy(stored[f"blk.{i}.{name}.weight"]), n_heads)
+            (want,) = Interleave(n_heads).load([torch.from_numpy(stored[f"blk.{i}.{name}.weight"])], [])
             assert torch.equal(linear.weight, want)
         assert torch.equal(block.feedforward.down.weight, torch.from_numpy(stored[f"blk.{i}.ffn_down.weight"]))
     kept = {Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}.get(kind, torch.float32)
@@ -166,7 +166,7 @@ def test_what_is_not_read_says_so(tmp_path):
     model = tiny_llama()
     for arch, fields, message in [
         ("mamba", {}, "mamba"),
-        ("llama", {"expert_count": 4}, "experts"),
+        ("llama", {"expert_count": 4}, "ffn_gate_exps"),
         ("llama", {"sliding_window": 4}, "sliding window"),
         ("llama", {"rope_dimension_count": 8}, "dimension_count"),
         ("llama", {"rope_scaling_type": gguf.RopeScalingType.LONGROPE}, "longrope"),

@@ -277,7 +277,7 @@ def llama2c_bytes() -> tuple[bytes, torch.nn.Module]:
     ]  # fmt: skip
     raw = struct.pack("<7i", 16, 24, 2, 4, 2, 270, 32)
     raw += b"".join(tensor.detach().numpy().astype("<f4").tobytes() for part in parts for tensor in part)
-    pieces = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(b"<0x%02X>" % i for i in range(256)), b" ", *b"a b c d e f".split()]
+    pieces = [b"<unk>", b"\n<s>\n", b"\n</s>\n", *(bytes([i]) for i in range(256)), b" ", *b"a b c d e f".split()]
     pieces += [b" a", b"bc", b" a", b"ef"][: 270 - len(pieces)]
     pieces[-1] = b"de"
     raw += struct.pack("<i", 7)

@@ -8,6 +8,7 @@ help is instant.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import warnings
@@ -52,6 +53,7 @@ COMMANDS = {  # name: help; in the order of `heedful --help`
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; what went wrong is one line on stderr, with exit code 2 for a mistake of the user's."""
+    write_utf8()
     try:
         return run_command(sys.argv[1:] if arguments is None else arguments)
     except (ValueError, FileNotFoundError) as problem:
@@ -68,6 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f": {problem.filename}" if problem.filename else ""
         print_line(f"heedful: {problem.strerror or problem}{where}")
         return 1
+
+
+def write_utf8() -> None:
+    """Write UTF-8 where Windows would write its code page to a file or pipe, which has few of the characters."""
+    for stream in (sys.stdout, sys.stderr):
+        if os.name == "nt" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     from heedful.tasks.answer import AnswerSpan
 
     questions, passage = read_questions(options)
-    loaded = load_model(options.model, "answer")
+    loaded = load_model(options.model, "answer", options.device)
 
     def text(asked: str, span: AnswerSpan) -> str:
         said = span.text or NOT_THERE

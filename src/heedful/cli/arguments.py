@@ -9,6 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from heedful.kernels.packed import Precision
     from heedful.loaded import Loaded
     from heedful.train.distributed import Processes
 
@@ -22,13 +23,22 @@ RECIPE = (
 def add_model(parser: argparse.ArgumentParser, default: str | None, about: str = "") -> None:
     """--model, with the model that ships as the default."""
     parser.add_argument("--model", default=default, help=f"{MODEL} (default: {about or default})")
+    add_device(parser)
 
 
-def load_model(name: str, ability: str) -> Loaded:
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device, where models run."""
+    parser.add_argument(
+        "--device", default="auto", metavar="DEVICE",
+        help="cpu, cuda, cuda:N or mps (default: a CUDA GPU where there is one, else Apple's, else the CPU)",
+    )  # fmt: skip
+
+
+def load_model(name: str, ability: str, device: str, quantize: Precision | None = None) -> Loaded:
     """The model of a name, ready for inference; ValueError that says what it is unless it has the ability."""
     import heedful
 
-    loaded = heedful.load(name)
+    loaded = heedful.load(name, device=device, quantize=quantize)
     loaded.require(ability)
     accelerate_if_plain(loaded)
     return loaded
@@ -46,6 +56,14 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     """--quantize, the type of the weights in memory."""
     kinds = ["float32", "bfloat16", "float16", "int8", "int4"]
     parser.add_argument("--quantize", choices=kinds, help="the weights in this type (default: as they are stored)")
+
+
+def add_kv_cache(parser: argparse.ArgumentParser) -> None:
+    """--kv-cache, the type of keys and values in memory."""
+    parser.add_argument(
+        "--kv-cache", choices=["int8"],
+        help="keys and values in 8 bits, a quarter of the memory of float32 (default: as they are computed)",
+    )  # fmt: skip
 
 
 def add_context_length(parser: argparse.ArgumentParser) -> None:
@@ -67,15 +85,15 @@ def add_tensor_parallel(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def torchrun_processes() -> Iterator[Processes]:
+def torchrun_processes(device: str) -> Iterator[Processes]:
     """The processes of torchrun, all of which run the command's body; what others than the first print is dropped."""
     from heedful.train.distributed import Processes
 
-    with Processes.start("auto") as processes:
+    with Processes.start(device) as processes:
         if processes.main:
             yield processes
         else:
-            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
                 yield processes
 
 

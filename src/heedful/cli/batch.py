@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from heedful.cli.arguments import MODEL, add_context_length, add_quantize
+from heedful.cli.arguments import MODEL, add_context_length, add_device, add_kv_cache, add_quantize
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", action="append", default=[],
         help=f"{MODEL}; NAME=PATH gives it the name that requests have. Repeatable (default: all that are here)",
     )  # fmt: skip
-    add("--device", help="where models run (default: the CPU)")
+    add_device(parser)
     add_quantize(parser)
+    add_kv_cache(parser)
     add_context_length(parser)
     add("--memory", type=float, metavar="GB", help="what loaded models may take together; idle ones make room")
     add("--max-rows", type=int, default=64, metavar="N", help="answers written at once by a model (default 64)")
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("replicas", "cpus"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"--{name} is {value}: it must be 1 or more")
-    names = ("device", "quantize", "context_length", "memory", "max_rows")
+    names = ("device", "quantize", "kv_cache", "context_length", "memory", "max_rows")
     settings = Options(models=tuple(options.model), **{name: getattr(options, name) for name in names})
     prepare_threads()
     from heedful.serve.batch_files import AnswerFile, RequestIndex

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.cli.arguments import MODEL, add_context_length, add_quantize
+from heedful.cli.arguments import MODEL, add_context_length, add_device, add_kv_cache, add_quantize
 from heedful.cli.generate import GRAMMARS
 from heedful.cli.inputs import is_piped, read_whole
 from heedful.cli.results import add_json, print_json
@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="the same seed gives the same answers")
     for name, (parse, about) in GRAMMARS.items():
         parser.add_argument(f"--{name}", type=parse, metavar="REGEX" if name == "regex" else "FILE", help=about)
+    add_device(parser)
     add_quantize(parser)
+    add_kv_cache(parser)
     add_context_length(parser)
     add_json(parser)
 
@@ -47,9 +49,8 @@ def run(options: argparse.Namespace) -> int:
     from heedful.cli.arguments import accelerate_if_plain
 
     message = given_message(options)
-    loaded = heedful.load(
-        options.model or default_chat_model(), quantize=options.quantize, context_length=options.context_length
-    )
+    how = {name: getattr(options, name) for name in ("device", "quantize", "kv_cache", "context_length")}
+    loaded = heedful.load(options.model or default_chat_model(), **how)
     accelerate_if_plain(loaded)
     if loaded.tokenizer is None or loaded.tokenizer.chat_template is None:
         raise ValueError(

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     seconds = options.second or []
     if len(seconds) > 1 and len(seconds) != total:
         raise ValueError(f"{len(seconds)} second texts for {total or 'piped'} texts: give one for all, or one for each")
-    loaded = load_model(options.model or (IMAGE_MODEL if options.image else TEXT_MODEL), "classify")
+    loaded = load_model(options.model or (IMAGE_MODEL if options.image else TEXT_MODEL), "classify", options.device)
     names = loaded.model.config.labels or ("0",)
     width, top = max(map(len, names)), options.top or (len(names) if total == 1 else 1)
     done = 0

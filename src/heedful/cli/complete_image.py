@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.out}: the picture is written as .png")
     if not 0 < options.keep < 1 or options.n < 1:
         raise ValueError("--keep is a share of the rows between 0 and 1, and -n 1 or more")
-    loaded = load_model(options.model, "complete_image")
+    loaded = load_model(options.model, "complete_image", options.device)
     given, found = [], []
     with progress_bar(len(options.images)) as advance:
         for path in options.images:

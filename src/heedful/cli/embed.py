@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heedful.cli.arguments import add_model
+from heedful.cli.arguments import add_model, add_quantize
 from heedful.cli.inputs import add_inputs, count_inputs, input_batches
 from heedful.cli.results import add_json, progress_bar, shorten, write_results
 
@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The texts, the model, how to pool, the file."""
     add_inputs(parser, "TEXT", "a text to embed")
     add_model(parser, "bert-books")
+    add_quantize(parser)
     parser.add_argument("--pool", choices=["mean", "first", "last"], help="how (default: as the model's files say)")
     parser.add_argument("--normalize", action="store_true", default=None, help="scale the vectors to length 1")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="truncate longer texts to this many")
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix not in ENDINGS:
         raise ValueError(f"{options.out}: vectors are written as {' or '.join(ENDINGS)}")
     batches, total = input_batches(options), count_inputs(options)
-    loaded = load_model(options.model, "embed")
+    loaded = load_model(options.model, "embed", options.device, options.quantize)
 
     def compute(texts: list[str]) -> Tensor:
         return loaded.embed(texts, pool=options.pool, normalize=options.normalize, max_tokens=options.max_tokens).cpu()

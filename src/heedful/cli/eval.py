@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heedful.cli.arguments import MODEL, add_quantize, add_set
+from heedful.cli.arguments import MODEL, add_device, add_kv_cache, add_quantize, add_set
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on with an evaluation of the same model, settings and data that was interrupted (default)",
     )  # fmt: skip
     add_quantize(parser)
-    parser.add_argument("--device", metavar="DEVICE", help="cpu (default), cuda, ...")
+    add_kv_cache(parser)
+    add_device(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--list", action="store_true", help="list the tasks, what each reads and its settings")
 
@@ -85,8 +86,10 @@ def evaluate_model(name: str, options: argparse.Namespace) -> Evaluation:
     settings = parse_changes(options.set)
     create_task(options.task, settings)  # before the weights are read: a mistake is told at once
     data = find_files(options.task, options.data)
-    loaded = heedful.load(name, device=options.device, dtype=None if options.quantize else torch.float32)
+    how = {"device": options.device, "kv_cache": options.kv_cache}
+    loaded = heedful.load(name, dtype=None if options.quantize else torch.float32, **how)
     weights = f"{weights_digest(loaded)} {options.quantize}"
+    weights += f" {options.kv_cache}" if options.kv_cache else ""
     if options.quantize is not None:
         accelerate(loaded.model, "inference", precision=options.quantize)
     elif loaded.model.device.type == "cpu":

@@ -18,6 +18,8 @@ from heedful.cli.arguments import (
     MODEL,
     accelerate_if_plain,
     add_context_length,
+    add_device,
+    add_kv_cache,
     add_quantize,
     add_tensor_parallel,
     torchrun_processes,
@@ -106,7 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the prompt, and every option of generation."""
     parser.add_argument("model", help=MODEL)
     parser.add_argument("prompt", nargs="?", help="the text to continue, or to translate by an encoder-decoder")
+    add_device(parser)
     add_quantize(parser)
+    add_kv_cache(parser)
     add_context_length(parser)
     add_tensor_parallel(parser)
     for name, (parse, about) in OPTIONS.items():
@@ -127,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         return generate(options)
     if options.prompt is None:
         raise ValueError("with --tensor-parallel there is no loop that asks for prompts: give one after the model")
-    with torchrun_processes():
+    with torchrun_processes(options.device):
         return generate(options)
 
 
@@ -138,7 +142,8 @@ def generate(options: argparse.Namespace) -> int:
     given = {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
     given |= {name: True for name in ("chat", "echo", *FLAGS) if getattr(options, name)}
     given |= {"stop": tuple(options.stop)} if options.stop else {}
-    how = {name: getattr(options, name) for name in ("quantize", "context_length", "tensor_parallel")}
+    names = ("device", "quantize", "kv_cache", "context_length", "tensor_parallel")
+    how = {name: getattr(options, name) for name in names}
     loaded = heedful.load(options.model, **how)
     if not options.tensor_parallel:
         accelerate_if_plain(loaded)
@@ -152,11 +157,15 @@ def generate(options: argparse.Namespace) -> int:
 
 
 def load_draft(name: str, loaded: Loaded) -> str | Loaded:
-    """ "lookup" as it is (prompt lookup), or the draft model of this name, packed as the model it drafts for."""
+    """ "lookup" as it is (prompt lookup), or the draft model of this name, packed and with a KV cache as the model it
+    drafts for."""
     import heedful
     from heedful.kernels.accelerate import packed_precision
 
-    return name if name == "lookup" else heedful.load(name, quantize=packed_precision(loaded.model))
+    if name == "lookup":
+        return name
+    model = loaded.model
+    return heedful.load(name, device=model.device, quantize=packed_precision(model), kv_cache=model.kv_cache)
 
 
 def tell_special_tokens(loaded: Loaded, prompt: Any, given: dict[str, Any]) -> None:

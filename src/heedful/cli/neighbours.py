@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if len(options.inputs) > 1 and {"+", "-"} & set(options.inputs):
         options.inputs = [" ".join(options.inputs)]  # an expression without quotes
     batches, total = input_batches(options), count_inputs(options)
-    loaded = load_model(options.model, "neighbours")
+    loaded = load_model(options.model, "neighbours", options.device)
     if loaded.tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, and reads no text")
     with progress_bar(None):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from heedful.cli.arguments import MODEL
+from heedful.cli.arguments import MODEL, add_device
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dev-sentences", "--dev-images", type=int, metavar="N", help="likewise (default: all; of images 2,000)"
     )
     parser.add_argument("--column", type=int, default=-1, metavar="N", help="the tag's column, from 0 (default: last)")
-    parser.add_argument("--device", metavar="DEVICE", help="cpu (default), cuda, ...")
+    add_device(parser)
 
 
 def run(options: argparse.Namespace) -> int:

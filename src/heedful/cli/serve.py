@@ -10,7 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from heedful.cli.arguments import add_context_length, add_quantize, add_tensor_parallel, torchrun_processes
+from heedful.cli.arguments import (
+    add_context_length,
+    add_device,
+    add_kv_cache,
+    add_quantize,
+    add_tensor_parallel,
+    torchrun_processes,
+)
 
 if TYPE_CHECKING:
     from heedful.serve.options import Options
@@ -36,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-origin", action="append", default=[], metavar="ORIGIN",
         help="let web pages of this origin call the server, as https://example.org; repeatable",
     )  # fmt: skip
-    add("--device", help="where models run (default: the CPU)")
+    add_device(parser)
     add_quantize(parser)
+    add_kv_cache(parser)
     add_context_length(parser)
     add_tensor_parallel(parser)
     for limit in (
@@ -103,7 +111,7 @@ def serve_together(settings: Options) -> int:
 
     if settings.tensor_parallel == 1:
         raise ValueError("--tensor-parallel needs several processes: torchrun --nproc-per-node N -m heedful serve ...")
-    with torchrun_processes() as processes:
+    with torchrun_processes(settings.device) as processes:
         settings = replace(settings, device=processes.device.type)
         if processes.main:
             code = serve(settings)

@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from heedful.cli.arguments import load_model
 
     batches, total = input_batches(options, keep_blank=True), count_inputs(options, keep_blank=True)
-    loaded = load_model(options.model, "tag")
+    loaded = load_model(options.model, "tag", options.device)
 
     def text(given: str, spans: list[Any]) -> str:
         if options.inline:

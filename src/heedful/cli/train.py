@@ -45,7 +45,10 @@ def stop_on_eof() -> None:
     def wait() -> None:
         while os.read(0, 4096):
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        if os.name == "posix":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            signal.raise_signal(signal.SIGTERM)  # kill would not call the handler there
 
     threading.Thread(target=wait, name="stdin", daemon=True).start()
 

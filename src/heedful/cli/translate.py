@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from heedful.cli.arguments import load_model
 
     batches, total = input_batches(options, keep_blank=True), count_inputs(options, keep_blank=True)
-    loaded = load_model(options.model, "translate")
+    loaded = load_model(options.model, "translate", options.device)
     given: dict[str, Any] = {"beams": options.beams, "max_tokens": options.max_tokens}
     given = {name: value for name, value in given.items() if value is not None}
     return write_results(

@@ -92,7 +92,7 @@ def _writable(folder: Path) -> Iterator[Path]:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Hold a file lock, so that of several processes one tokenizes; without effect where locking is not supported."""
-    with open(folder / "lock", "w") as file:
+    with open(folder / "lock", "w", encoding="utf-8") as file:
         with suppress(ImportError, OSError):
             import fcntl
 

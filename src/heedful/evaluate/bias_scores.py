@@ -193,7 +193,7 @@ def log_likelihoods(
     for batch in _batches(model, rows):
         tokens, logits = _forward(model, [rows[i] for i in batch])
         told = logits[:, :-1].log_softmax(dim=-1).gather(-1, tokens[:, 1:, None])[..., 0]  # (B, T - 1)
-        for row, i in zip(told.double().cpu(), batch, strict=True):
+        for row, i in zip(told.cpu().double(), batch, strict=True):
             found[i] = float(sum(p for p, count in zip(row.tolist(), masks[i][1:], strict=False) if count))
     return found
 
@@ -219,7 +219,7 @@ def _pseudo_log_likelihoods(
     for batch in _batches(model, rows):
         _, logits = _forward(model, [rows[i] for i in batch])
         columns = torch.tensor([places[i][1] for i in batch], device=logits.device)
-        told = logits[torch.arange(len(batch)), columns].log_softmax(dim=-1).double().cpu()
+        told = logits[torch.arange(len(batch)), columns].log_softmax(dim=-1).cpu().double()
         for row, i in zip(told, batch, strict=True):
             found[places[i][0]] += float(row[places[i][2]])
     return found

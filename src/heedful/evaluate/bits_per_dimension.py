@@ -82,8 +82,8 @@ def image_log_likelihood(model: ImageGPT, ids: Tensor) -> Tensor:
     was_training = model.training
     model.eval()
     batch = model.training_batch(ids.to(model.device))
-    logits = model.head(model.hidden(batch)).float()  # (B, N, K)
+    logits = model.head(model.hidden(batch, model.scoring_state(len(ids)))).float()  # (B, N, K)
     assert batch.targets is not None
-    lost = F.cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none").double().sum(dim=1)
+    lost = F.cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none").cpu().double().sum(dim=1)
     model.train(was_training)
-    return -lost.cpu()
+    return -lost

@@ -114,7 +114,7 @@ def score_windows(model: Model, tokens: Tensor, windows: Sequence[Window]) -> li
     for _, group in groupby(windows, key=lambda part: part.end - part.begin):
         parts = list(group)
         inputs = torch.stack([tokens[part.begin : part.end] for part in parts]).to(model.device)
-        hidden = model.hidden(Batch(inputs))  # (B, T, E)
+        hidden = model.hidden(Batch(inputs), model.scoring_state(len(inputs)))  # (B, T, E)
         for row, part in zip(hidden, parts, strict=True):  # one at a time, since logits are large
             logits = model.head(row[-part.n_new :]).float()  # (new, V)
             targets = tokens[part.end + 1 - part.n_new : part.end + 1].to(model.device)
@@ -133,7 +133,8 @@ def score_continuations(model: DecoderModel, texts: Sequence[tuple[Sequence[int]
         for rows in (bucket[begin : begin + n_rows] for begin in range(0, len(bucket), n_rows)):
             ids = [torch.tensor(texts[i][0], device=model.device) for i in rows]
             counts = [texts[i][1] for i in rows]
-            hidden = model.hidden(Batch(pad_sequence([row[:-1] for row in ids], batch_first=True)))  # (B, T, E)
+            inputs = pad_sequence([row[:-1] for row in ids], batch_first=True)
+            hidden = model.hidden(Batch(inputs), model.scoring_state(len(inputs)))  # (B, T, E)
             scored = [h[len(row) - 1 - n : len(row) - 1] for h, row, n in zip(hidden, ids, counts, strict=True)]
             logs = model.head(torch.cat(scored)).float().log_softmax(-1)  # (all new, V)
             targets = torch.cat([row[-n:] for row, n in zip(ids, counts, strict=True)])

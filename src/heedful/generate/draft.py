@@ -21,7 +21,7 @@ from torch import Tensor
 from heedful.generate.batch import pad_tokens, unpad_tokens
 from heedful.generate.matcher import Matcher
 from heedful.generate.request import Sampling
-from heedful.generate.sampling import InvalidLogits, Sampler, apply_penalties, filter_logits
+from heedful.generate.sampling import InvalidLogits, Sampler, apply_penalties, filter_logits, to_sampling_device
 from heedful.kernels.sampling import apply_temperature
 from heedful.models.base import Batch, GenerativeModel, last_of_each
 from heedful.nn.state import State
@@ -108,7 +108,7 @@ class SpeculativeSampler:
         past = self._sampler(row.tokens[: row.n_prompt])
         for token in [*row.tokens[row.n_prompt :], *draft] if past.changes_logits else ():
             past.record(token)
-        logits = apply_penalties(logits[None], [past])
+        logits = apply_penalties(to_sampling_device(logits[None]), [past])
         highest = float(logits.max())
         if not math.isfinite(highest):
             raise InvalidLogits([row.index], [highest])

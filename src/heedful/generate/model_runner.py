@@ -43,7 +43,7 @@ class ModelRunner:
             if not isinstance(model, DecoderModel) or type(model.new_state(0, 0)) is not KeyValueState:
                 raise ValueError(f"a {type(model).__name__} cannot be paged: use state='contiguous'")
             spare = 1 if supports_graphs(model) else 0  # the block that rows not in use write to
-            self.pool = BlockPool(pool_tokens // block + spare, block, allocate=huge_zeros)
+            self.pool = BlockPool(pool_tokens // block + spare, block, allocate=huge_zeros, kind=model.kv_cache)
         self.graphs = decode_graphs(model, self.pool)
 
     # --- requests ----------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from heedful.kernels.sampling import (
     top_candidates,
 )
 from heedful.models.vocabulary import check_token_ids
+from heedful.nn.dtype import widest_float
 
 
 class InvalidLogits(ValueError):
@@ -235,13 +236,18 @@ def filter_logits(logits: Tensor, params: Sampling) -> Tensor:
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
+def to_sampling_device(logits: Tensor) -> Tensor:
+    """The logits where tokens are sampled from them: on their own device, or on the CPU if it has no float64."""
+    return logits if widest_float(logits.device) == torch.float64 else logits.cpu()
+
+
 @torch.no_grad()
 def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """One token for each row (B, V), recorded by its sampler. Rows with the same parameters are sampled together."""
     assert len(logits) == len(samplers), "one sampler per row"
     if not samplers:
         return []
-    logits = apply_penalties(logits, samplers)
+    logits = apply_penalties(to_sampling_device(logits), samplers)
     highest, tokens = argmax(logits)
     wrong = [row for row, top in enumerate(highest) if not math.isfinite(top)]
     if wrong:

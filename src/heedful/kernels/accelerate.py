@@ -53,6 +53,7 @@ from heedful.nn.lora import refuse_adapted
 from heedful.nn.stack import Stack
 
 M = TypeVar("M", bound=nn.Module)
+DEVICES = ("cpu", "cuda")  # others, such as Apple's GPUs, have no kernels of their own
 TRAINING: dict[type[nn.Module], type[nn.Module]] = {PreNormBlock: KernelBlock, Attention: JointAttention}
 
 
@@ -88,9 +89,16 @@ def restore(model: M) -> M:
 
 
 def accelerate_as_stored(model: M) -> M:
-    """`accelerate` for inference if that loses no precision: a generative model with weights of a type in FLOATS."""
-    stored = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return accelerate(model, "inference") if isinstance(model, GenerativeModel) and stored in FLOATS else model
+    """`accelerate` for inference if that loses no precision: a model with something to pack and weights of a type in
+    FLOATS, on a device that the kernels are for."""
+    first = next(model.parameters())
+    lossless = str(first.dtype).removeprefix("torch.") in FLOATS and first.device.type in DEVICES
+    return accelerate(model, "inference") if lossless and can_be_packed(model) else model
+
+
+def can_be_packed(model: nn.Module) -> bool:
+    """Whether a model has something to pack: blocks, or a language head."""
+    return isinstance(model, GenerativeModel) or any(isinstance(module, Block) for module in model.modules())
 
 
 def stored_precision(model: nn.Module) -> Precision:
@@ -113,7 +121,7 @@ def _pack(model: Model, precision: Precision) -> None:
     if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         raise ValueError("a model that is divided over processes is not packed: load it without quantize")
     blocks = [m for m in model.modules() if isinstance(m, Block)]
-    if not blocks and not isinstance(model, GenerativeModel):
+    if not can_be_packed(model):
         raise ValueError(f"a {model.family} model has nothing to pack")
     largest = torch.finfo(torch.float16).max
     if precision == "float16" and any(p.abs().max() > largest for p in model.parameters()):

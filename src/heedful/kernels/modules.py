@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from heedful.kernels.cpu.attention import single_query_attention, supports_single_query
 from heedful.kernels.packed import FLOATS, Frozen, Packed, Plain, Precision, pack_weight
-from heedful.kernels.quantize import GROUP, quantize_groups_int8
+from heedful.kernels.quantize import GROUP, QuantizedWeight, keep_integers, kept_integers, quantize_weight
 from heedful.nn.attention import Attention
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
@@ -26,13 +26,23 @@ def pack_linear(layers: Sequence[nn.Module], precision: Precision, dtype: torch.
     """Linear layers with the same input as one packed layer; `dtype` is that of the activations."""
     assert all(isinstance(layer, nn.Linear) for layer in layers)
     weights: list[Tensor] = [layer.weight for layer in layers]  # type: ignore[misc]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    weight = _concatenate(weights, precision) if len(weights) > 1 else weights[0]
     if all(layer.bias is None for layer in layers):
         return pack_weight(weight, None, precision)
     biases = [
         w.new_zeros(len(w)) if layer.bias is None else layer.bias for layer, w in zip(layers, weights, strict=True)
     ]
     return pack_weight(weight, torch.cat(biases).detach().to(dtype), precision)  # type: ignore[arg-type]
+
+
+def _concatenate(weights: Sequence[Tensor], precision: Precision) -> Tensor:
+    """Weights with the same inputs as one, which keeps their integers if any has some."""
+    weight = torch.cat([w.detach() for w in weights])
+    if (precision == "int8" or precision == "int4") and any(kept_integers(w, precision) for w in weights):
+        joint = QuantizedWeight.concatenate([quantize_weight(w, precision) for w in weights])
+        weight = joint.dequantize().to(weight)
+        keep_integers(weight, joint)
+    return weight
 
 
 def _split_joint(layer: Attention, product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,8 +150,9 @@ class PackedEmbedding(Frozen):
         if precision in FLOATS:
             self.weight = table.weight.detach().to(FLOATS[precision])
         else:
-            ints, self.scales = quantize_groups_int8(table.weight.detach())
-            self.weight = F.pad(ints, (0, -self.n_columns % GROUP)).unflatten(1, (-1, GROUP))
+            quantized = quantize_weight(table.weight, "int8")
+            self.scales = quantized.scale
+            self.weight = F.pad(quantized.ints, (0, -self.n_columns % GROUP)).unflatten(1, (-1, GROUP))
         self.n_weights = table.weight.numel()
         self.nbytes = self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
 

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from heedful.kernels.cpu.library import library
 from heedful.kernels.cpu.linear import pack_int4_panels, pack_panels, packed_linear, packed_matrix
 from heedful.kernels.cpu.memory import in_huge_pages
-from heedful.kernels.quantize import GROUP, quantize_groups_int4, quantize_groups_int8, quantize_rows
+from heedful.kernels.quantize import GROUP, kept_integers, quantize_groups_int4, quantize_rows, quantize_weight
 
 Precision = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -143,7 +143,8 @@ class Int8(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        self.weight, self.scales = quantize_groups_int8(weight.detach())
+        quantized = quantize_weight(weight, "int8")
+        self.weight, self.scales = quantized.ints, quantized.scale
         self.nbytes += self.weight.nbytes + self.scales.nbytes
 
     def product(self, x: Tensor) -> Tensor:
@@ -179,7 +180,9 @@ class Int4(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        ints, self.scale, self.zero = quantize_groups_int4(weight.detach())
+        quantized = quantize_weight(weight, "int4")
+        assert quantized.zero is not None
+        ints, self.scale, self.zero = quantized.ints, quantized.scale, quantized.zero
         self.weight = ints[:, ::2] | ints[:, 1::2] << 4  # (N, K/2)
         self.nbytes += self.weight.nbytes + self.scale.nbytes + self.zero.nbytes
 
@@ -200,7 +203,11 @@ class Int4Aten(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
-        ints, scale, zero = quantize_groups_int4(weight.detach(), torch.bfloat16)
+        kept = kept_integers(weight, "int4")
+        if kept is None or kept.zero is None:
+            ints, scale, zero = quantize_groups_int4(weight.detach(), torch.bfloat16)
+        else:
+            ints, scale, zero = kept.ints, kept.scale.bfloat16(), kept.zero.bfloat16()
         self.weight = self.layout(ints)
         self.scales_and_zeros = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous()  # (K/G, N, 2)
         self.nbytes += self.weight.nbytes + self.scales_and_zeros.nbytes
@@ -254,7 +261,7 @@ class Panels(Packed):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, None if bias is None else bias.float())
-        panels, scales = self.layout(weight.detach())
+        panels, scales = self.layout(weight)
         self.weight, self.scales = in_huge_pages(panels), None if scales is None else in_huge_pages(scales)
         self.nbytes += self.weight.nbytes + (0 if self.scales is None else self.scales.nbytes)
         self.matrix = packed_matrix(self.kind, self.weight, self.n_inputs, self.n_outputs, self.bias, self.scales)
@@ -267,7 +274,7 @@ class Panels(Packed):
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The panels of a weight (N, K), and its scales if it is quantized."""
-        return pack_panels(weight, 1), None
+        return pack_panels(weight.detach(), 1), None
 
     def product(self, x: Tensor) -> Tensor:
         """x (..., K) -> x Wᵀ + b (..., N)."""
@@ -294,7 +301,7 @@ class BFloat16Panels(Panels):
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The panels of a weight (N, K), and its scales if it is quantized."""
-        return pack_panels(weight, 2), None
+        return pack_panels(weight.detach(), 2), None
 
 
 class Int8Panels(Panels):
@@ -305,10 +312,10 @@ class Int8Panels(Panels):
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The panels of a weight (N, K), and its scales if it is quantized."""
-        ints, scales = quantize_groups_int8(weight)
-        ints = F.pad(ints, (0, -ints.shape[1] % GROUP))
+        quantized = quantize_weight(weight, "int8")
+        ints = F.pad(quantized.ints, (0, -weight.shape[1] % GROUP))
         bytes_ = pack_panels(ints, 4).view(torch.uint8).bitwise_xor_(128)  # q + 128: VNNI needs unsigned
-        return bytes_, pack_panels(scales, 1)[..., 0]
+        return bytes_, pack_panels(quantized.scale, 1)[..., 0]
 
 
 class Int4Panels(Panels):
@@ -324,9 +331,10 @@ class Int4Panels(Panels):
     @staticmethod
     def layout(weight: Tensor) -> tuple[Tensor, Tensor | None]:
         """The panels of a weight (N, K), and its scales if it is quantized."""
-        ints, scale, zero = quantize_groups_int4(weight)
-        both = [pack_panels(t, 1)[..., 0] for t in (scale, zero)]  # (N/32, K/G, 32)
-        return pack_int4_panels(ints), torch.stack(both, dim=2)
+        quantized = quantize_weight(weight, "int4")
+        assert quantized.zero is not None
+        both = [pack_panels(t, 1)[..., 0] for t in (quantized.scale, quantized.zero)]  # (N/32, K/G, 32)
+        return pack_int4_panels(quantized.ints), torch.stack(both, dim=2)
 
 
 # The reference implementation of each kind in plain PyTorch, and faster ones by device, in order of preference.
@@ -349,8 +357,10 @@ def activations(device: str, kind: Precision) -> torch.dtype:
 
 
 def pack_weight(weight: Tensor, bias: Tensor | None, kind: Precision) -> Packed:
-    """The weights in the fastest implementation on their device; int4 becomes int8 if groups do not divide K."""
-    weight = weight.detach().to(FLOATS.get(kind, weight.dtype))
+    """The weights in the fastest implementation on their device; int4 becomes int8 if groups do not divide K. Integers
+    that the weight keeps (`kept_integers`) are taken as they are."""
+    if kind in FLOATS:
+        weight = weight.detach().to(FLOATS[kind])
     device = weight.device.type
     for implementation in (*FASTER.get((device, kind), ()), PLAIN[kind]):
         if implementation.fits(*weight.shape) and passes_self_check(implementation, device, kind):  # type: ignore[arg-type]

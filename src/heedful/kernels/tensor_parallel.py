@@ -35,6 +35,7 @@ from torch.distributed.tensor.parallel import (
 
 from heedful.kernels import options
 from heedful.kernels.accelerate import packed_precision
+from heedful.kernels.device import choose_process_device
 from heedful.models.base import GenerativeModel, Model
 from heedful.nn.attention import Attention
 from heedful.nn.embed import Embedding
@@ -52,10 +53,10 @@ def process_mesh(device: str | torch.device | None = None) -> DeviceMesh:
             "tensor parallelism divides a model over processes, and this is a single one: start them with "
             "torchrun --nproc-per-node N"
         )
-    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    return init_device_mesh(kind, (int(os.environ["WORLD_SIZE"]),))
+    own = choose_process_device(device or "auto", int(os.environ.get("LOCAL_RANK", "0")))
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    return init_device_mesh(own.type, (int(os.environ["WORLD_SIZE"]),))
 
 
 def parallelize(model: Model, mesh: DeviceMesh) -> None:

@@ -27,7 +27,7 @@ def limit_process(n_bytes: int, seconds: int) -> None:
     try:
         import resource
 
-        data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+        data_pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[5])
     except (ImportError, OSError):  # not Linux: whoever started it stops it by the clock
         return
     limits = {

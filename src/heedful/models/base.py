@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from heedful.models.config import Config, RotaryPositions
 from heedful.models.mapping import WeightMap, identity
+from heedful.nn.block import Block
 from heedful.nn.embed import Embedding
+from heedful.nn.int8_cache import CacheType, cache_bytes, check_cache_type
 from heedful.nn.mask import positions_in_documents
 from heedful.nn.norm import RMSNorm
 from heedful.nn.stack import Stack, position_ids
@@ -75,6 +77,7 @@ class Model(nn.Module):
     config: Any
     # The methods that a loaded model offers (see heedful.loaded); families and heads add theirs.
     abilities: tuple[str, ...] = ("capture",)
+    kv_cache: CacheType | None = None  # how its states store keys and values; None: as they are computed
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -139,6 +142,22 @@ class Model(nn.Module):
             limit = "no limit" if self.context_length is None else f"a limit of {self.context_length} by its positions"
             raise ValueError(f"the context length of a {self.family} cannot be set: it has {limit}")
         self.config = self.config.replace(context_length=n)
+
+    def set_kv_cache(self, kind: CacheType) -> None:
+        """Store the keys and values of new states in 8 bits ("int8"); ValueError if this model caches none."""
+        check_cache_type(kind)
+        if not self.kv_bytes_per_token():
+            raise ValueError(f"a {self.family} has no KV cache to be stored as {kind}: leave out kv_cache (--kv-cache)")
+        self.kv_cache = kind
+
+    def kv_bytes_per_token(self, kind: CacheType | None = None) -> int:
+        """Bytes of the KV cache per token, of self- and cross-attention: float32, or stored as `kind`; 0 for a model
+        that has none."""
+        if "generate" not in self.abilities:
+            return 0
+        blocks = [module for module in self.modules() if isinstance(module, Block)]
+        layers = [part for block in blocks for part in (block.attention, block.cross) if part is not None]
+        return sum(2 * layer.n_kv_heads * cache_bytes(layer.d_head, kind) for layer in layers)
 
     def check_length(self, n: int, whose: str = "") -> None:
         """ValueError if n tokens are more than the context length; `whose` they are begins the message."""
@@ -241,7 +260,12 @@ class DecoderModel(GenerativeModel[KeyValueState]):
 
     def new_state(self, n_rows: int, capacity: int) -> KeyValueState:
         """An empty state of this many rows."""
-        return KeyValueState(len(self.decoder.blocks), n_rows, capacity=capacity)
+        return KeyValueState(len(self.decoder.blocks), n_rows, capacity=capacity, kind=self.kv_cache)
+
+    def scoring_state(self, n_rows: int) -> KeyValueState | None:
+        """A state for scoring whole texts: one where it rounds keys and values, so that scores include that; else
+        None, since a text that is scored at once needs no cache."""
+        return None if self.kv_cache is None else self.new_state(n_rows, 0)
 
 
 class EncoderDecoderModel(GenerativeModel[KeyValueState]):
@@ -282,7 +306,8 @@ class EncoderDecoderModel(GenerativeModel[KeyValueState]):
         if tokens is None:
             tokens = torch.full((memory.shape[0], 1), self.start_id, device=memory.device)
         counts = row_lengths(tokens, batch.lengths)
-        state = KeyValueState(len(self.decoder.blocks), len(counts), cross=True, capacity=capacity)
+        n_layers = len(self.decoder.blocks)
+        state = KeyValueState(n_layers, len(counts), cross=True, capacity=capacity, kind=self.kv_cache)
         state.memory_lengths = batch.source_lengths
         hidden = self.decode(Batch(tokens, batch.lengths), memory, state)
         state.advance(counts)

@@ -24,6 +24,7 @@ from heedful.models.hub import HubLayout
 from heedful.models.mapping import Fuse, Transpose, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
+from heedful.nn.dtype import widest_float
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.head import LanguageHead
@@ -201,7 +202,9 @@ def find_clusters(images: Tensor, n: int = 512, *, n_steps: int = 30, seed: int 
 
 def _nearest(pixels: Tensor, clusters: Tensor) -> Tensor:
     """The index of the cluster (K, C) nearest to each pixel (P, C): the minimum of |x - c|² - |x|² = |c|² - 2 x·c."""
-    pixels, clusters = pixels.double(), clusters.double()  # in fp32 two dark colours can change places
+    if widest_float(device := pixels.device) != torch.float64:  # in fp32 two dark colours can change places
+        return _nearest(pixels.cpu(), clusters.cpu()).to(device)
+    pixels, clusters = pixels.double(), clusters.double()
     length = clusters.square().sum(dim=1)
     parts = pixels.split(2048)  # distances that fit into the processor's cache: several times faster
     return torch.cat([torch.addmm(length, part, clusters.T, alpha=-2).min(dim=1).indices for part in parts])

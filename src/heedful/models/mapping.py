@@ -22,6 +22,10 @@ Shapes = Sequence[torch.Size]
 class Op(Protocol):
     """Converts the tensors of a rule."""
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether it only reorders, splits and joins rows (the first dimension)."""
+
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
         """Our tensors, of these shapes, from theirs."""
 
@@ -34,6 +38,8 @@ class Op(Protocol):
 
 class Copy:
     """The same tensors on both sides."""
+
+    by_rows = True
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
         """Unchanged."""
@@ -50,6 +56,8 @@ class Copy:
 
 class Transpose:
     """Their matrix is (in, out), as in GPT-2's Conv1D."""
+
+    by_rows = False
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
         """(in, out) -> (out, in); biases unchanged."""
@@ -69,6 +77,7 @@ class Fuse:
 
     def __init__(self, *, transposed: bool = False) -> None:
         self.inner: Op = Transpose() if transposed else Copy()
+        self.by_rows = not transposed
 
     def load(self, theirs: list[Tensor], shapes: Shapes) -> list[Tensor]:
         """Split."""
@@ -86,6 +95,8 @@ class Fuse:
 
 class FuseHeads:
     """Like `Fuse`, but head by head: query, key and value of head 0, then of head 1 (GPT-NeoX). H heads of size D."""
+
+    by_rows = True
 
     def __init__(self, n_heads: int) -> None:
         self.n_heads = n_heads
@@ -107,6 +118,8 @@ class FuseHeads:
 
 class Reshape:
     """The same numbers in another shape (a ViT's patch convolution is our linear layer)."""
+
+    by_rows = False
 
     def __init__(self, *theirs: int) -> None:
         self.theirs = theirs

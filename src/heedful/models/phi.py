@@ -72,7 +72,8 @@ class Phi(RotaryDecoder):
         rotary = self.decoder.rotary
         if rotary is None or rotary.switch_length is None:
             return super().new_state(n_rows, capacity)
-        return LongRopeState(len(self.decoder.blocks), n_rows, rotary.switch_length, capacity=capacity)
+        n_layers, kind = len(self.decoder.blocks), self.kv_cache
+        return LongRopeState(n_layers, n_rows, rotary.switch_length, capacity=capacity, kind=kind)
 
     def hidden(self, batch: Batch, state: KeyValueState | None = None) -> Tensor:
         """The last hidden states (B, T, E). If some row grows past LongRoPE's switch length, its keys are rotated
@@ -97,8 +98,8 @@ class LongRopeState(KeyValueState):
 
     switch_length: int
 
-    def __init__(self, n_layers: int, n_rows: int, switch_length: int, *, capacity: int = 0) -> None:
-        super().__init__(n_layers, n_rows, capacity=capacity)
+    def __init__(self, n_layers: int, n_rows: int, switch_length: int, **settings: Any) -> None:
+        super().__init__(n_layers, n_rows, **settings)
         self.switch_length = switch_length
         self.is_long = [False] * n_rows  # by which factors the keys of each row are rotated
         self.tokens = Cache(self)  # (B, 1, S, 1)

@@ -168,7 +168,7 @@ class Attention(nn.Module):
             if cache.empty:
                 assert info.memory is not None, "an empty cross-attention cache is filled from the memory"
                 cache.fill(*self.keys_values(info.memory))
-            return self.queries(x), cache.keys, cache.values
+            return self.queries(x), *cache.read()
         if info.memory is not None:
             return self.queries(x), *self.keys_values(info.memory)
         return self.queries_keys_values(x)

@@ -23,6 +23,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from heedful.nn.int8_cache import CacheType, empty_cache, restore_keys_values, store_keys_values
 from heedful.nn.state import Cache, KeyValueState, State, swap_remove
 
 PrefixKey = tuple[int, tuple[int, ...]]  # number of the block before (-1: none), tokens of this block
@@ -32,15 +33,23 @@ Allocate = Callable[[Sequence[int], torch.dtype], Tensor]  # zeros of a shape an
 class BlockPool:
     """The blocks of all layers, their reference counts and the prefix cache.
 
-    `allocate` allocates a layer's memory on a CPU, ideally so that blocks never written to take none.
+    `allocate` allocates a layer's memory on a CPU, ideally so that blocks never written to take none. `kind` is how
+    keys and values are stored (None: as they are).
     """
 
-    def __init__(self, n_blocks: int, block_size: int = 16, *, allocate: Allocate | None = None) -> None:
+    def __init__(
+        self,
+        n_blocks: int,
+        block_size: int = 16,
+        *,
+        allocate: Allocate | None = None,
+        kind: CacheType | None = None,
+    ) -> None:
         if n_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {n_blocks} blocks of {block_size} tokens has room for nothing")
-        self.n_blocks, self.block_size = n_blocks, block_size
+        self.n_blocks, self.block_size, self.kind = n_blocks, block_size, kind
         self.references = [0] * n_blocks
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values, each (N, G, P, D)
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values, each (N, G, P, D), as they are stored
         self._allocate = allocate
         self._free = list(range(n_blocks))[::-1]  # unused and not in the prefix cache
         self._idle: dict[int, None] = {}  # unused but in the prefix cache, least recently used first
@@ -54,7 +63,8 @@ class BlockPool:
         return self.n_blocks - self.n_free
 
     def layer(self, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values, each (N, G, P, D), allocated on first use with the heads and type of k and v."""
+        """A layer's keys and values, each (N, G, P, D), allocated on first use with the heads, size and type of k and
+        v, which are as they are stored."""
         if index not in self.layers:
             self.layers[index] = self._new(k), self._new(v)
         return self.layers[index]
@@ -142,13 +152,14 @@ class PagedCache(Cache):
     state: PagedState
 
     def __init__(self, state: PagedState, index: int) -> None:
-        super().__init__(state)
+        super().__init__(state, state.pool.kind)
         self.index = index
 
     def extend(self, k: Tensor, v: Tensor, counts: list[int] | None = None) -> tuple[Tensor, Tensor]:
         """Write new keys and values (B, G, T, D) to the rows' blocks; returns a contiguous copy of all (B, G, S, D)."""
-        end = self.state.n_keys(k.shape[2])
+        end, dtype = self.state.n_keys(k.shape[2]), k.dtype
         slots = self.state.slot_mapping(k.shape[2], counts, k.device)
+        k, v = store_keys_values(k, v, self.kind)
         out = []
         for pool, new in zip(self.state.pool.layer(self.index, k, v), (k, v), strict=True):
             if len(slots.fresh):  # a NaN left in them would spread although masked (0 · NaN is NaN)
@@ -157,13 +168,13 @@ class PagedCache(Cache):
             pool[slots.block, :, slots.offset] = new if slots.real is None else new[slots.real]
             gathered = pool[slots.tables].transpose(1, 2)  # (B, G, blocks, P, D)
             out.append(gathered.flatten(2, 3)[:, :, :end])  # (B, G, S, D)
-        return out[0], out[1]
+        return restore_keys_values(out[0], out[1], self.kind, dtype)
 
     def reserve(self, n_rows: int, end: int, n_heads: int, size: int) -> tuple[Tensor, Tensor]:
         """The layer's blocks, keys and values, each (N, G, P, D)."""
         found = self.state.pool.layers.get(self.index)
         if found is None:
-            like = torch.empty(0, n_heads, 0, size)
+            like = empty_cache(n_heads, size, self.kind)
             found = self.state.pool.layer(self.index, like, like)
         return found
 

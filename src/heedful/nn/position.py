@@ -17,6 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from heedful.nn.dtype import widest_float
+
 Layout = Literal["halves", "interleaved"]
 
 
@@ -43,7 +45,7 @@ class Sinusoidal(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """positions (...) -> (..., E)."""
-        pair = torch.arange(0, self.d_model, 2, device=positions.device, dtype=torch.float64)
+        pair = torch.arange(0, self.d_model, 2, device=positions.device, dtype=widest_float(positions.device))
         angles = positions[..., None] / 10000 ** (pair / self.d_model)  # (..., E/2)
         if self.layout == "halves":
             return torch.cat([angles.sin(), angles.cos()[..., : self.d_model // 2]], dim=-1).float()

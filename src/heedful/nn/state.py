@@ -3,7 +3,8 @@
 A `State` has one row per sequence, and rows are independent. `select` reorders or repeats them (beam search),
 `truncate` removes the newest tokens (speculative decoding), `free` empties a row for another sequence, `append_rows`
 copies rows from another state and `remove_row` removes one; both cost that row alone (continuous batching).
-`KeyValueState` caches keys and values in one tensor per layer, allocated ahead and doubled when full;
+`KeyValueState` caches keys and values in one tensor per layer, allocated ahead and doubled when full, as they are or in
+8 bits (nn/int8_cache.py);
 `RecurrentState` (nn/recurrent_state.py) holds the hidden states of an RNN.
 
     B rows, G key/value heads, S cached positions, D head size
@@ -18,6 +19,8 @@ from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
+
+from heedful.nn.int8_cache import CacheType, empty_cache, restore_keys_values, store_keys_values
 
 T = TypeVar("T")
 
@@ -139,10 +142,10 @@ def index_rows(x: Tensor, rows: list[int]) -> Tensor:
 
 class Cache:
     """One layer's keys and values, each (rows, G, capacity, D); the first B rows are in use, and of row b the first
-    `state.lengths[b]` positions."""
+    `state.lengths[b]` positions. With `kind` "int8" they are stored as int8 (rows, G, capacity, D + 2)."""
 
-    def __init__(self, state: KeyValueState) -> None:
-        self.state = state
+    def __init__(self, state: KeyValueState, kind: CacheType | None = None) -> None:
+        self.state, self.kind = state, kind
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
@@ -151,8 +154,9 @@ class Cache:
 
         Of row b the first `counts[b]` tokens are real. Padding is written too; later tokens overwrite it.
         """
-        starts, n_rows, n = self.state.starts, k.shape[0], k.shape[2]
+        starts, n_rows, n, dtype = self.state.starts, k.shape[0], k.shape[2], k.dtype
         end = self.state.n_keys(n)
+        k, v = store_keys_values(k, v, self.kind)
         keys, values = self._reserve(n_rows, end, k, v)
         if isinstance(starts, int):
             keys[:n_rows, :, starts:end] = k
@@ -161,11 +165,11 @@ class Cache:
             rows, positions = self.state.write_indices(n, k.device)
             keys[rows, :, positions] = k.transpose(1, 2)  # advanced indices come first: (B, T, G, D)
             values[rows, :, positions] = v.transpose(1, 2)
-        return keys[:n_rows, :, :end], values[:n_rows, :, :end]
+        return restore_keys_values(keys[:n_rows, :, :end], values[:n_rows, :, :end], self.kind, dtype)
 
     def reserve(self, n_rows: int, end: int, n_heads: int, size: int) -> tuple[Tensor, Tensor]:
-        """Key and value tensors (rows, G, capacity, D), enlarged if needed, for a caller that writes to them."""
-        like = torch.empty(0, n_heads, 0, size) if self.keys is None else self.keys
+        """Key and value tensors as they are stored, enlarged if needed, for a caller that writes to them."""
+        like = empty_cache(n_heads, size, self.kind) if self.keys is None else self.keys
         return self._reserve(n_rows, end, like, like)
 
     def _reserve(self, n_rows: int, end: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +178,7 @@ class Cache:
             capacity = max(end, self.state.capacity)
             self.keys = k.new_zeros(n_rows, k.shape[1], capacity, k.shape[3])
             self.values = v.new_zeros(n_rows, v.shape[1], capacity, v.shape[3])
-        else:
+        elif self.keys.shape[0] < n_rows or self.keys.shape[2] < end:
             size = next_capacity(self.keys.shape[0], n_rows), next_capacity(self.keys.shape[2], end)
             self.keys, self.values = enlarge(self.keys, *size, 2), enlarge(self.values, *size, 2)
         return self.keys, self.values
@@ -216,11 +220,13 @@ class Cache:
 class CrossCache:
     """One layer's cross-attention keys and values, computed once from the encoder's output.
 
-    They are padded to one tensor (rows, G, S, D); the state's `memory_lengths` holds the real lengths. `sources`
-    identifies rows that `select` made from the same row: reordering those, as beam search does, copies nothing.
+    They are padded to one tensor (rows, G, S, D), or in 8 bits as in `Cache`; the state's `memory_lengths` holds the
+    real lengths. `sources` identifies rows that `select` made from the same row: reordering those, as beam search does,
+    copies nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: CacheType | None = None) -> None:
+        self.kind, self.dtype = kind, torch.float32
         self.sources: list[object] = []  # one per row in use
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
@@ -237,19 +243,27 @@ class CrossCache:
 
     @property
     def keys(self) -> Tensor:
-        """Keys (B, G, S, D)."""
+        """Keys (B, G, S, D), as they are stored."""
         assert self._keys is not None
         return self._keys[: self.n_rows]
 
     @property
     def values(self) -> Tensor:
-        """Values (B, G, S, D)."""
+        """Values (B, G, S, D), as they are stored."""
         assert self._values is not None
         return self._values[: self.n_rows]
 
     def fill(self, k: Tensor, v: Tensor) -> None:
         """Store the keys and values (B, G, S, D) of an encoder's output."""
-        self._keys, self._values, self.sources = k, v, [object() for _ in range(k.shape[0])]
+        self.dtype = k.dtype
+        self._set(*store_keys_values(k, v, self.kind))
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, G, S, D)."""
+        return restore_keys_values(self.keys, self.values, self.kind, self.dtype)
+
+    def _set(self, keys: Tensor, values: Tensor) -> None:
+        self._keys, self._values, self.sources = keys, values, [object() for _ in range(len(keys))]
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows, in this order."""
@@ -257,7 +271,7 @@ class CrossCache:
             return
         sources = [self.sources[r] for r in rows]
         if sources != self.sources:
-            self.fill(index_rows(self.keys, rows), index_rows(self.values, rows))
+            self._set(index_rows(self.keys, rows), index_rows(self.values, rows))
             self.sources = sources
 
     def append_rows(self, other: CrossCache, rows: list[int]) -> None:
@@ -265,7 +279,8 @@ class CrossCache:
         if other.empty:
             return
         if self._keys is None or self._values is None:
-            return self.fill(other.keys[rows], other.values[rows])
+            self.dtype = other.dtype
+            return self._set(other.keys[rows], other.values[rows])
         at, end, n = self.n_rows, self.n_rows + len(rows), other.keys.shape[2]
         n_rows = next_capacity(self._keys.shape[0], end)
         self._keys, self._values = enlarge(self._keys, n_rows, n, 2), enlarge(self._values, n_rows, n, 2)
@@ -282,13 +297,22 @@ class CrossCache:
 
 
 class KeyValueState(State):
-    """The KV cache of every layer of a Transformer, and with `cross` the cross-attention caches too."""
+    """The KV cache of every layer of a Transformer, and with `cross` the cross-attention caches too; `kind` is how keys
+    and values are stored (None: as they are)."""
 
-    def __init__(self, n_layers: int, n_rows: int, *, cross: bool = False, capacity: int = 0) -> None:
+    def __init__(
+        self,
+        n_layers: int,
+        n_rows: int,
+        *,
+        cross: bool = False,
+        capacity: int = 0,
+        kind: CacheType | None = None,
+    ) -> None:
         super().__init__(n_rows)
         self.capacity = capacity
-        self.caches = [Cache(self) for _ in range(n_layers)]
-        self.cross = [CrossCache() for _ in range(n_layers)] if cross else []
+        self.caches = [Cache(self, kind) for _ in range(n_layers)]
+        self.cross = [CrossCache(kind) for _ in range(n_layers)] if cross else []
         self.memory_lengths: Tensor | None = None  # (B,) of the encoder's output, None without padding
         self._write_indices: tuple[list[int], int, Tensor, Tensor] | None = None
 

@@ -166,7 +166,7 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def rounded(values: Tensor, digits: int = 4) -> Any:
     """Nested lists of numbers with few digits; NaN is 0."""
-    scaled = (values.double() * 10**digits).round() / 10**digits
+    scaled = (values.cpu().double() * 10**digits).round() / 10**digits
     return torch.nan_to_num(scaled).tolist()
 
 

@@ -20,7 +20,7 @@ from heedful.recipes.dry_run import DryRun, dry_run
 from heedful.train import cost
 from heedful.train.adapters import adapt
 from heedful.train.cost import FittingChanges, Flops, MemoryUse, ParameterCounts
-from heedful.train.distributed import choose_device
+from heedful.train.distributed import Processes
 from heedful.train.progress import format_count
 from heedful.train.recipe import Recipe
 from heedful.train.runlog import RunLog
@@ -69,7 +69,7 @@ def estimate_report(recipe: Recipe, *, limit: int | None = None) -> str:
 def estimate_training(plan: DryRun, *, limit: int | None = None) -> Estimate:
     """Count parameters and FLOPs, trace memory, and time a few steps if they fit and are short."""
     recipe, model = plan.recipe, plan.model
-    settings, device = recipe.train, choose_device(recipe.train.device)
+    settings, device = recipe.train, Processes.alone(recipe.train.device).device
     with _stages() as stage:
         stage("counting operations")
         some = plan.batch(min(2, settings.batch_size))
@@ -194,7 +194,7 @@ def _memory(plan: DryRun, e: Estimate) -> list[str]:
         "logits": "logits",
     }
     parts = {names[part]: format_bytes(n) for part, n in e.memory.parts().items() if n > e.memory.total / 1000}
-    device = choose_device(plan.recipe.train.device)
+    device = Processes.alone(plan.recipe.train.device).device
     lines = [f"memory on {device.type}, when most is in use", *_rows(parts)]
     lines += _rows({"together": format_bytes(e.memory.total)})
     later = sum(p.nbytes for p in plan.model.parameters() if p.requires_grad)

@@ -1,7 +1,8 @@
 """POST /v1/embeddings: a vector for each text, the same that `Loaded.embed` gives.
 
-Texts are tokenized as the model's files say, token ids taken as they are. Batches alternate with the steps of the
-engine, so that thousands of texts do not stall the requests that are being generated.
+Texts are tokenized as the model's files say, token ids taken as they are. Requests that wait at the same time share
+batches (embedding_batches.py), which alternate with the steps of the engine, so that thousands of texts do not stall
+the requests that are being generated.
 
     N texts, E model width, D of it that are asked for
 """
@@ -14,8 +15,8 @@ import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
-import torch
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -23,13 +24,14 @@ from torch import Tensor
 
 from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
+from heedful.serve.embedding_batches import EmbeddingBatcher
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.field_types import Prompts
 from heedful.serve.handle import HandleGroup
 from heedful.serve.request_schema import EmbeddingRequest
 from heedful.serve.response_schema import EmbeddingResponse
 from heedful.serve.worker import Worker
-from heedful.tasks.embed import embed_token_ids, pooling_mode, tokenize_texts, truncation_length
+from heedful.tasks.embed import pooling_mode, tokenize_texts, truncation_length
 from heedful.text.warn import collect_warnings
 
 router = APIRouter()
@@ -56,14 +58,24 @@ async def embedding_response(http: HttpRequest, body: EmbeddingRequest, worker: 
     with collect_warnings() as told:
         rows = await asyncio.to_thread(encode_inputs, loaded, body.input)  # there may be thousands of texts
     with client_errors():
-        group = HandleGroup([worker.run_job(embed_token_ids(loaded.model, rows, loaded.pooling))])
+        group = HandleGroup([worker.run_job(batcher_of(worker).add(rows))])
     results = await group.results(http)
     if results is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     n_tokens = sum(map(len, rows))
     http.app.state.metrics.prompt_tokens.labels(loaded.name).inc(n_tokens)
-    encoded = await asyncio.to_thread(response_body, body, name, results[0], n_tokens, told)
+    encoded = await asyncio.to_thread(response_body, body, name, results[0][-1], n_tokens, told)
     return Response(encoded, media_type="application/json")
+
+
+_batchers: WeakKeyDictionary[Worker, EmbeddingBatcher] = WeakKeyDictionary()
+
+
+def batcher_of(worker: Worker) -> EmbeddingBatcher:
+    """The batcher of a worker's model."""
+    if worker not in _batchers:
+        _batchers[worker] = EmbeddingBatcher(worker.loaded)
+    return _batchers[worker]
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------
@@ -120,14 +132,12 @@ def check_lengths(loaded: Loaded, rows: Sequence[Sequence[int]], most: int | Non
 def response_body(
     body: EmbeddingRequest,
     name: str,
-    batches: Sequence[tuple[list[int], Tensor]],
+    vectors: Tensor,
     n_tokens: int,
     told: Sequence[str] = (),
 ) -> bytes:
-    """The response as JSON, in the order of the texts; each batch is the indices of its texts and their vectors."""
-    indices = [index for batch, _ in batches for index in batch]
-    vectors = torch.cat([found for _, found in batches]).cpu()  # (N, E), in the order of the batches
-    vectors = truncated(vectors[torch.tensor(indices).argsort()], body.dimensions)  # (N, D)
+    """The response as JSON; vectors (N, E)."""
+    vectors = truncated(vectors, body.dimensions)  # (N, D)
     if not bool(vectors.isfinite().all()):
         raise ApiError(500, "the model computed a vector that is not finite", code="model_failed")
     found: list[Any]

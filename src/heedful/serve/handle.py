@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar, cast
 
@@ -160,8 +160,9 @@ class JobHandle(Handle[list[T]]):
         self._yielded: list[T] = []
 
     def _close(self) -> None:
-        if isinstance(self._job, Generator):
-            self._job.close()
+        close = getattr(self._job, "close", None)  # as generators have it
+        if close is not None:
+            close()
         self._yielded = []
 
 

@@ -1,7 +1,7 @@
 """The memory budget: how much a model takes, estimated before it is loaded from its files and shapes alone.
 
 weights    as stored, or as `quantize` packs them; a packed output head no longer shares memory with the embedding
-KV cache   for all answers together: an upper bound, allocated as it fills
+KV cache   for all answers together, in float32 or as `kv_cache` says: an upper bound, allocated as it fills
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from heedful.kernels.accelerate import can_be_packed
+from heedful.kernels.device import choose_device
 from heedful.kernels.options import TENSOR_PARALLEL
 from heedful.kernels.packed import Precision
-from heedful.models.base import GenerativeModel, Model
-from heedful.nn.block import Block
+from heedful.nn.int8_cache import CacheType
 from heedful.train.cost import free_memory
 from heedful.weights.adapter import base_of, is_adapter
 from heedful.weights.folder import read_config, tensor_source, weight_files
@@ -50,11 +51,11 @@ class MemoryEstimate:
         return self.weights + self.per_token * self.context
 
 
-def memory_budget(gigabytes: float | None, device: str | None) -> int | None:
+def memory_budget(gigabytes: float | None, device: str) -> int | None:
     """Bytes for all models together: as given, else most of the free memory; None if that is unknown."""
     if gigabytes is not None:
         return int(gigabytes * 1e9)
-    free = free_memory(device or "cpu")
+    free = free_memory(choose_device(device))
     return None if free is None else int(free * SHARE)
 
 
@@ -63,18 +64,18 @@ def estimate_memory(
     quantize: Precision | None = None,
     cache_tokens: int | None = None,
     context_length: int | None = None,
+    kv_cache: CacheType | None = None,
 ) -> MemoryEstimate:
     """What the model in a folder or a GGUF file will need; its weights are not read."""
     model = load_meta(path)
     if context_length is not None:
         model.set_context_length(context_length)
     weights = float(stored_bytes(path)) if quantize is None else model.n_parameters() * BYTES_PER_WEIGHT[quantize]
-    if quantize is not None or isinstance(model, GenerativeModel):
-        # It will be packed: then a tied head is a copy of its own.
+    if quantize is not None or can_be_packed(model):  # then a tied head is a copy of its own
         untied = sum(p.numel() for _, p in model.named_parameters(remove_duplicate=False))
         weights *= untied / max(1, model.n_parameters())
     context = cache_tokens or min(model.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    per_token = kv_bytes_per_token(model)
+    per_token = model.kv_bytes_per_token(kv_cache)
     return MemoryEstimate(model.abilities, math.ceil(weights), per_token, context, model.context_length)
 
 
@@ -93,15 +94,6 @@ def stored_bytes(path: Path) -> int:
 def count_bytes(source: TensorSource | GgufFile) -> int:
     """Bytes of all tensors."""
     return sum(math.prod(source.shape(name)) * source.dtype(name).itemsize for name in source.names())
-
-
-def kv_bytes_per_token(model: Model) -> int:
-    """Bytes of the KV cache per token of one answer: float32 keys and values of self- and cross-attention."""
-    if "generate" not in model.abilities:
-        return 0
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
-    layers = [part for block in blocks for part in (block.attention, block.cross) if part is not None]
-    return sum(2 * 4 * layer.n_kv_heads * layer.d_head for layer in layers)
 
 
 def kv_cache_tokens(estimate: MemoryEstimate, max_rows: int, available: float) -> int:

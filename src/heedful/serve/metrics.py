@@ -50,6 +50,7 @@ class Metrics:
         self.next_token = seconds("time_per_token", "From one token to the next", "model", TOKEN_BUCKETS)
         self.cache_used = gauge("cache_used_tokens", "Tokens that the cache holds")
         self.cache_size = gauge("cache_size_tokens", "Tokens that the cache has room for")
+        self.cache_memory = gauge("cache_memory_bytes", "Memory that the cache takes when it is full")
         self.loaded = gauge("model_loaded", "1 while the model is in memory")
         self.memory = gauge("model_memory_bytes", "Memory of the model's weights")
 
@@ -77,6 +78,7 @@ class ModelMetrics:
         self._first, self._next = all.first_token.labels(name), all.next_token.labels(name)
         self._used, self._size = all.cache_used.labels(name), all.cache_size.labels(name)
         self._loaded, self._memory = all.loaded.labels(name), all.memory.labels(name)
+        self._cache_memory = all.cache_memory.labels(name)
 
     def step(self, *, running: int, waiting: int, prompt_tokens: int = 0, generated_tokens: int = 0) -> None:
         """After a step of the engine: requests running and waiting now, and tokens of this step."""
@@ -104,14 +106,16 @@ class ModelMetrics:
         self._used.set(used)
         self._size.set(size)
 
-    def loaded(self, memory: int) -> None:
-        """The model is loaded, with this many bytes of weights."""
+    def loaded(self, memory: int, cache: int) -> None:
+        """The model is loaded, with this many bytes of weights, and at most so many of its KV cache."""
         self._loaded.set(1)
         self._memory.set(memory)
+        self._cache_memory.set(cache)
 
     def unloaded(self) -> None:
         """The model was evicted."""
-        for gauge in (self._loaded, self._memory, self._running, self._waiting, self._used, self._size):
+        sizes = self._memory, self._cache_memory, self._used, self._size
+        for gauge in (self._loaded, self._running, self._waiting, *sizes):
             gauge.set(0)
 
 

@@ -83,14 +83,15 @@ class ModelManager:
         if not path.is_dir() and path.suffix != ".gguf":
             raise ValueError(f"{path} is a single file: give its folder (with config.json), or a .gguf file")
         options = self.options
-        estimate = estimate_memory(path, options.quantize, options.cache_tokens, options.context_length)
+        how = options.quantize, options.cache_tokens, options.context_length, options.kv_cache
+        estimate = estimate_memory(path, *how)
         estimate = estimate.divided(options.tensor_parallel)
         name = name or (model_name(source, path) if path.is_dir() else path.stem)
         if self.budget is not None and estimate.minimum > self.budget:
             raise ValueError(
                 f"{name} needs {format_bytes(estimate.minimum)} (weights {format_bytes(estimate.weights)}, and room "
                 f"for {estimate.context} tokens), and all models together may take {format_bytes(self.budget)}: "
-                "allow more with --memory, or make the weights smaller with --quantize"
+                "allow more with --memory, or make the weights smaller with --quantize, the cache with --kv-cache"
             )
         return ServedModel(name, source, path, estimate, _modified(path))
 
@@ -227,7 +228,7 @@ class ModelManager:
         limits = {"max_rows": options.max_rows, "queue": options.queue, "chunk": options.chunk}
         worker = Worker(loaded, cache_tokens=tokens, step_time=options.step_time, metrics=self.metrics, **limits)
         worker.start()
-        self.metrics.model(model.name).loaded(weights)
+        self.metrics.model(model.name).loaded(weights, model.memory - weights)
         return worker
 
     def load_first(self) -> Loaded:
@@ -243,6 +244,7 @@ class ModelManager:
             device=options.device,
             quantize=options.quantize,
             context_length=options.context_length,
+            kv_cache=options.kv_cache if model.estimate.per_token else None,
             tensor_parallel=parallel,
         )
         loaded.name = model.name

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from heedful.kernels.packed import Precision
+    from heedful.nn.int8_cache import CacheType
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Options:
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # not for logs
     key_source: str = ""  # where the key came from, for the line at the start
     allow_origins: tuple[str, ...] = ()  # pages that may call this server, as "https://example.org"; "*" for all
-    device: str | None = None
+    device: str = "auto"
     quantize: Precision | None = None
+    kv_cache: CacheType | None = None  # how keys and values are stored; None: as they are computed
     tensor_parallel: int = 1  # processes that share the one model (heedful.kernels.tensor_parallel)
     context_length: int | None = None  # most tokens of a prompt and its answer; None: what the models' files say
     memory: float | None = None  # GB that loaded models may take together; None: 80 % of what is free

@@ -105,7 +105,8 @@ def started_replicas(options: Options, n: int, cpus: int | None = None) -> Itera
     """Actors with the models, each with so many cores; None: its part of the cluster's. They end with the block."""
     total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     available = int(total.get("CPU", 1))
-    on_gpu = options.device is not None and options.device.startswith("cuda")
+    automatic = options.device == "auto" and total.get("GPU", 0) >= n
+    on_gpu = automatic or options.device.startswith("cuda")
     cpus = cpus or (1 if on_gpu else max(1, available // n))
     if n * cpus > available:
         warnings.warn(

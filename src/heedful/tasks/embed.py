@@ -145,13 +145,15 @@ def embed_token_ids(
     model: Model, rows: Sequence[Sequence[int]], pooling: Pooling, *, max_batch: int = MAX_BATCH
 ) -> Iterator[tuple[list[int], Tensor]]:
     """The embeddings of rows of token ids, a batch at a time: the indices of its rows, and their embeddings (B, E)."""
-    pool = pooling_mode(model, pooling)
     for batch in batch_by_length([len(row) for row in rows], max_batch):
-        with torch.inference_mode():  # not across the yield, where other code runs
-            vectors = embed_batch(model, [rows[i] for i in batch], pool)
-            if pooling.normalize:
-                vectors /= vectors.norm(dim=-1, keepdim=True).clamp_(min=1e-12)
-        yield batch, vectors
+        yield batch, embed_rows(model, [rows[i] for i in batch], pooling)
+
+
+@torch.inference_mode()
+def embed_rows(model: Model, rows: Sequence[Sequence[int]], pooling: Pooling) -> Tensor:
+    """The embeddings (B, E) of rows of token ids that make one batch, normalized if the pooling says so."""
+    vectors = embed_batch(model, rows, pooling_mode(model, pooling))
+    return vectors / vectors.norm(dim=-1, keepdim=True).clamp_(min=1e-12) if pooling.normalize else vectors
 
 
 def pooling_mode(model: Model, pooling: Pooling) -> str:

@@ -1,11 +1,12 @@
 """The tokenizer inside a GGUF file (llama.cpp's format), from the file's metadata.
 
-GGUF stores a vocabulary and only the *name* of its pre-tokenizer ("tokenizer.ggml.pre"): the table below maps them.
+GGUF stores a vocabulary and only the *name* of its pre-tokenizer ("tokenizer.ggml.pre"): PRE_TOKENIZERS has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
@@ -14,14 +15,32 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from heedful.text import backends, sentencepiece
 from heedful.text.tokenizer import Tokenizer
 
-# "tokenizer.ggml.pre" -> the pre-tokenizer's pattern
-_PATTERN_OF: dict[str, str] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "default", "smollm"), "gpt2"),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3"), "llama3"),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "hunyuan"), "qwen2"),
-    "tekken": "tekken",
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """What a name of a pre-tokenizer stands for: the pattern that cuts words, and what else llama.cpp does by it."""
+
+    pattern: str  # of backends.PATTERNS
+    ignore_merges: bool = False  # a word that is a token is not merged
+    digits: bool = False  # every digit is a word
+    composed: bool = False  # the model's own tokenizer composes accents (NFC)
+
+
+# "tokenizer.ggml.pre"; of several names for one thing the first is written.
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "default"), PreTokenizer("gpt2")),
+    "smollm": PreTokenizer("gpt2", digits=True),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), PreTokenizer("llama3", ignore_merges=True)
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer("llama3")),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "hunyuan"), PreTokenizer("qwen2", composed=True)),
+    "stablelm2": PreTokenizer("qwen2"),
+    "tekken": PreTokenizer("tekken", ignore_merges=True),
 }
-_ROLE_KEYS = {
+NO_TOKENIZER = "no_vocab"  # the type of a file without one
+PADDING = "[PAD{}]"  # what llama.cpp's files call an id without a token
+ROLE_KEYS = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
     "unk": "unknown_token_id",
@@ -42,9 +61,11 @@ def tokenizer_from_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     scores = [float(value) for value in get("scores") or [0.0] * len(tokens)]
     if not len(types) == len(scores) == len(tokens):
         raise ValueError(f"GGUF: {len(tokens)} tokens but {len(scores)} scores and {len(types)} types")
+    while len(tokens) > 1 and types[-1] == sentencepiece.UNUSED and tokens[-1] == PADDING.format(len(tokens) - 1):
+        del tokens[-1], types[-1], scores[-1]  # rows of the embedding without a token
     roles = {
         role: tokens[int(index)]
-        for role, key in _ROLE_KEYS.items()
+        for role, key in ROLE_KEYS.items()
         if (index := get(key)) is not None and 0 <= int(index) < len(tokens)
     }
     pieces = [sentencepiece.Piece(*piece) for piece in zip(tokens, scores, types, strict=True)]
@@ -64,26 +85,31 @@ def tokenizer_from_gguf(fields: Mapping[str, Any]) -> Tokenizer:
     return Tokenizer(backend, roles=roles, chat_template=template if isinstance(template, str) else None)
 
 
+def word_splitter(how: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer of byte-level BPE that a name stands for."""
+    words = backends.byte_level_pre_tokenizer(backends.PATTERNS[how.pattern])
+    if not how.digits:
+        return words
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+
+
 def _byte_level(pieces: list[sentencepiece.Piece], merges: list[str], pre: str) -> tokenizers.Tokenizer:
-    if pre not in _PATTERN_OF:
-        known = ", ".join(sorted(_PATTERN_OF))
+    if pre not in PRE_TOKENIZERS:
+        known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ValueError(f"GGUF: the pre-tokenizer {pre!r} is not known; known ones: {known}")
-    name = _PATTERN_OF[pre]
+    how = PRE_TOKENIZERS[pre]
     vocab = {piece.text: index for index, piece in enumerate(pieces)}
     cuts = [merge.partition(" ") for merge in merges]
     pairs = [(left, right) for left, _, right in cuts]
     if not all(left and right for left, right in pairs):
         raise ValueError("GGUF: tokenizer.ggml.merges must be pairs of pieces with a space between")
     try:
-        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=name == "llama3")
+        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=how.ignore_merges)
     except Exception as error:
         raise ValueError(f"GGUF: tokens and merges do not fit together: {error}") from None
     backend = tokenizers.Tokenizer(model)
-    cut = backends.byte_level_pre_tokenizer(backends.PATTERNS[name])
-    if pre == "smollm":  # every digit is a word
-        cut = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), cut])
-    backend.pre_tokenizer = cut
-    if name == "qwen2" and pre != "stablelm2":
+    backend.pre_tokenizer = word_splitter(how)
+    if how.composed:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     sentencepiece.add_pieces(backend, pieces)

@@ -104,7 +104,7 @@ def _limit_memory(n_bytes: int) -> None:
     try:
         import resource
 
-        with open("/proc/self/statm") as file:
+        with open("/proc/self/statm", encoding="utf-8") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + n_bytes, now + n_bytes))
     except (ImportError, OSError, ValueError):

@@ -145,7 +145,7 @@ def peak_rate(device: str, dtype: torch.dtype) -> float:
     kind = torch.device(device).type
     n = 8192 if kind == "cuda" else 1024
     a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in range(2))
-    finish: Callable[[], None] = torch.cuda.synchronize if kind == "cuda" else lambda: None
+    finish: Callable[[], None] = torch.get_device_module(kind).synchronize
     torch.mm(a, b)
     finish()
     began, best = time.perf_counter(), math.inf
@@ -348,17 +348,17 @@ def free_memory(device: torch.device | str) -> int | None:
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    if device.type != "cpu":
+    if device.type not in ("cpu", "mps"):
         return None
-    limits = []
+    limits = [torch.mps.recommended_max_memory()] if device.type == "mps" else []  # a part of the machine's memory
     with suppress(OSError, ValueError, KeyError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="utf-8").split())
         limits.append(free + (resident - shared) * os.sysconf("SC_PAGE_SIZE"))
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # of a container
         with suppress(OSError, ValueError):
-            limits.append(int(Path(name).read_text()))
+            limits.append(int(Path(name).read_text(encoding="utf-8")))
     with suppress(OSError, ValueError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(limits, default=None)

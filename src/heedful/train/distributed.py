@@ -24,6 +24,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.device import choose_device
 from heedful.models.base import Batch
 from heedful.weights.load import is_sharded
 
@@ -91,12 +92,12 @@ class Processes:
         """The batch on this process's device."""
         if self.device.type == "cpu":
             return batch
-        # From pinned memory: other copies would synchronize with the GPU.
+        # From pinned memory: other copies would synchronize with the GPU. Elsewhere the source may be freed too early.
         pinned = self.device.type == "cuda"
         tensors = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
         return Batch(
             **{
-                name: (t.pin_memory() if pinned else t).to(self.device, non_blocking=True)
+                name: (t.pin_memory() if pinned else t).to(self.device, non_blocking=pinned)
                 for name, t in tensors.items()
                 if t is not None
             }
@@ -151,16 +152,3 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
     mesh = like.device_mesh
     places = like.placements if value.shape == like.shape else [Replicate()] * mesh.ndim
     return distribute_tensor(value.to(like.device), mesh, places, src_data_rank=None)
-
-
-def choose_device(name: str) -> torch.device:
-    """ "auto": a GPU if there is one."""
-    if name != "auto":
-        try:
-            device = torch.device(name)
-        except RuntimeError:
-            raise ValueError(f"train.device is {name!r}: it is auto, cpu, cuda or cuda:N") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError("train.device is cuda, and this machine has no GPU that PyTorch can use")
-        return device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

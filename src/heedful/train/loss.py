@@ -26,10 +26,11 @@ from torch.utils.checkpoint import checkpoint
 
 from heedful.data.dataset import IGNORED
 from heedful.models.heads import MaskedHead
+from heedful.nn.dtype import widest_float
 from heedful.nn.head import LanguageHead
 
 # Bytes of fp32 logits at once. A chunk also adds to the gradient of the whole matrix, so it must not be too small.
-CHUNK = {"cpu": 2**26, "cuda": 2**31}
+CHUNK = {"cpu": 2**26, "mps": 2**28, "cuda": 2**31}
 TILE = 64
 
 
@@ -56,15 +57,17 @@ class Scores:
 
 
 def add_loss(sums: dict[str, Tensor], loss: Loss, *, counts: bool = True) -> None:
-    """Add a batch's loss, metrics and target counts to running float64 sums on its device; `counts` False adds 0."""
+    """Add a batch's loss, metrics and target counts to running sums on its device, in float64 where it has
+    that; `counts` False adds 0."""
     found = {"loss": loss.sum, "targets": loss.n_targets}
     for name, (total, count) in loss.metrics.items():
         found |= {f"{name}.sum": total, f"{name}.count": count}
+    device, dtype = loss.sum.device, widest_float(loss.sum.device)
     for name, value in found.items():
         if isinstance(value, Tensor):
-            number = value.detach().to(loss.sum.device, torch.float64)
+            number = value.detach().to(device, dtype)
         else:  # filled in there: copying it to a GPU would synchronize
-            number = torch.full((), value, dtype=torch.float64, device=loss.sum.device)
+            number = torch.full((), value, dtype=dtype, device=device)
         number = number if counts else number * 0
         sums[name] = sums[name] + number if name in sums else number
 

@@ -22,9 +22,10 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from torch.distributed.rendezvous import rendezvous
 from torch.utils import _pytree
 
+from heedful.kernels.device import choose_process_device
 from heedful.models.base import Batch
 from heedful.nn.block import Block
-from heedful.train.distributed import Processes, choose_device
+from heedful.train.distributed import Processes
 from heedful.train.loss import Loss
 from heedful.weights.load import is_sharded
 
@@ -56,7 +57,7 @@ class TorchrunProcesses(Processes):
             raise ValueError(
                 f"WORLD_SIZE is set and {problem} is not a number there: start many processes with torchrun"
             ) from None
-        super().__init__(local_device(device, self.local))
+        super().__init__(choose_process_device(device, self.local))
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.device)
@@ -311,19 +312,3 @@ def graph_parameters(loss: Tensor) -> set[Tensor]:
             found.add(node.variable)
         todo.extend(before for before, _ in node.next_functions)
     return found
-
-
-def local_device(name: str, number: int) -> torch.device:
-    """The device of the process with this local rank: each has its own GPU."""
-    device = choose_device(name)
-    if device.type != "cuda":
-        return device
-    if device.index is not None:
-        raise ValueError(f"train.device is {name}, but each process takes the GPU of its own number: set it to cuda")
-    there = torch.cuda.device_count()
-    if number >= there:
-        raise ValueError(
-            f"process {number} of this machine has no GPU, there are {there}: start torchrun with "
-            f"--nproc-per-node {there}, or set train.device to cpu"
-        )
-    return torch.device("cuda", number)

@@ -115,7 +115,7 @@ class TrainSettings(Settings):
     batch_size: int = number_field(32, 1)  # examples of a step, over all processes
     accumulate: int = number_field(1, 1)  # micro-batches per step (gradient accumulation)
     precision: str = choice_field("float32", "bfloat16")  # bfloat16: products in bf16; weights and sums in fp32
-    device: str = "auto"
+    device: str = "auto"  # a CUDA GPU, else Apple's, else the CPU; or cpu, cuda, cuda:N, mps
     compile: str = choice_field("auto", "yes", "no")  # auto: on a GPU
     cuda_graph: bool = False  # on one GPU, a step is one CUDA graph: for small models with batches of one shape
     clip: float = number_field(1.0, 0)  # gradient norm clipping; 0: none

@@ -71,11 +71,11 @@ class WandB:
         # A resumed run continues the same W&B run, by its id.
         note = folder / "wandb-id.txt"
         if not note.exists():
-            note.write_text(secrets.token_hex(4))
+            note.write_text(secrets.token_hex(4), encoding="utf-8")
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "heedful"),
             name=folder.name,
-            id=note.read_text().strip(),
+            id=note.read_text(encoding="utf-8").strip(),
             resume="allow",
             dir=str(folder),
         )

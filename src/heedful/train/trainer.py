@@ -207,7 +207,7 @@ class Trainer:
 
     def _step(self, batches: list[Batch]) -> None:
         """One step: seed, learning rate, update, log."""
-        seed_step(self.settings.seed, self.step, self.processes.rank)
+        seed_step(self.settings.seed, self.step, self.processes.rank, self.processes.device)
         factor = optimizers.lr_factor(self.recipe.schedule, self.step, self.settings.steps)
         optimizers.set_lr(self.optimizer, factor)
         if self.ema is not None:
@@ -356,10 +356,12 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Seed torch for dropout and all other randomness of a step (torch uses 32 bits of a seed)."""
     number = zlib.crc32(f"{seed}.{step}.{rank}".encode())
     # torch.manual_seed would also seed unused devices, with a traceback for each: 0.7 ms.
     torch.default_generator.manual_seed(number)
-    if torch.cuda.is_initialized():
+    if device.type == "cuda":
         torch.cuda.manual_seed_all(number)
+    elif device.type != "cpu":
+        torch.get_device_module(device).manual_seed(number)

@@ -3,12 +3,14 @@
 int8    a matrix (out, in) as int8, with a scale for each row, `NAME_scale` (out, 1): a quarter of float32's size
 int4    eight numbers in an int32, `NAME_packed` (out, in/8), a float16 scale for each 32 inputs, `NAME_scale`
         (out, in/32), and `NAME_shape`: 4.5 bits a number. For the linear layers of blocks; other matrices (embeddings,
-        heads) are int8, since every prediction depends on them
+        heads) are int8, since every prediction depends on them. A calibrated model has `NAME_zero_point` too, those of
+        eight rows in an int32 (out/8, in/32): weight = (ints - zero point) * scale
 
-Both are symmetric, weight = ints * scale, and config.json tells by `quantization_config`. Loading multiplies, and the
-model is an ordinary one of floats, of the type that config.json names; `accelerate` may quantize it again for its
-kernels. Vectors (norms, biases) are stored as they are. transformers reads such a model unless its head is the
-embedding: it cannot tie int8.
+Without them weight = ints * scale, and config.json tells by `quantization_config`. Loading multiplies, and the
+model is an ordinary one of floats, of the type that config.json names; one that is loaded to be packed in int8 or int4
+keeps the integers for the kernels. Integers that calibration found are written as they are. Vectors (norms, biases)
+are stored as they are. transformers reads such a model unless its head is the embedding: it cannot tie int8. GPT-2's
+matrices are transposed on the hub, whose tools have no int4 of them: with int4 they are written in our own layout.
 """
 
 from __future__ import annotations
@@ -18,8 +20,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heedful.kernels.quantize import (
+    GROUP,
+    QuantizedWeight,
+    best_scales,
+    int4_weight,
+    kept_integers,
+    round_int4,
+)
 from heedful.models.mapping import Entry
 from heedful.nn.block import Block
 from heedful.nn.feedforward import MixtureOfExperts
@@ -27,8 +38,7 @@ from heedful.weights.load import FLOATS, TensorSource
 
 Quantized = Literal["int8", "int4"]
 
-SCALE, PACKED, SHAPE = "_scale", "_packed", "_shape"
-GROUP = 32  # inputs that share a scale in int4
+SCALE, PACKED, SHAPE, ZERO_POINT = "_scale", "_packed", "_shape", "_zero_point"
 INT4_BYTES = 1 / 2 + 2 / GROUP  # of a number
 SYMMETRIC = {"type": "int", "symmetric": True}
 INT8: Mapping[str, Any] = {
@@ -40,16 +50,16 @@ INT4: Mapping[str, Any] = {
     "weights": {"num_bits": 4, **SYMMETRIC, "strategy": "group", "group_size": GROUP, "dynamic": False},
     "format": "pack-quantized",
 }
-# Where the largest of a group may go: a little inside and outside of the 16 integers, which reach further below.
-LARGEST = [-8 + i / 4 for i in range(-3, 9)] + [7 + i / 2 for i in range(-2, 3)]
 
 
-def quantization_config(packed: Collection[str] = ()) -> dict[str, Any]:
-    """config.json's `quantization_config` of a model with these tensors in int4 and its other matrices in int8."""
+def quantization_config(packed: Collection[str] = (), *, zero_points: bool = False) -> dict[str, Any]:
+    """config.json's `quantization_config` of a model with these tensors in int4, with or without zero points, and its
+    other matrices in int8."""
     groups = {"group_0": INT8}
     if packed:
         targets = sorted({"re:" + re.sub(r"\d+", r"\\d+", re.escape(n.removesuffix(".weight"))) + "$" for n in packed})
-        groups = {"group_0": {"targets": targets, **INT4}, "group_1": INT8}
+        weights = {**INT4["weights"], "symmetric": not zero_points}
+        groups = {"group_0": {"targets": targets, **INT4, "weights": weights}, "group_1": INT8}
     return {
         "quant_method": "compressed-tensors",
         "format": "mixed-precision" if packed else INT8["format"],
@@ -69,91 +79,94 @@ def is_supported(quantization: Mapping[str, Any]) -> bool:
 
 def _is_supported(group: Mapping[str, Any], quantization: Mapping[str, Any]) -> bool:
     weights, layout = group.get("weights"), group.get("format") or quantization.get("format")
-    if not isinstance(weights, Mapping) or any(weights.get(key) != value for key, value in SYMMETRIC.items()):
+    if not isinstance(weights, Mapping) or weights.get("type") != "int":
         return False
     kind = weights.get("num_bits"), weights.get("strategy")
     if layout == "pack-quantized":
-        return kind in ((4, "group"), (4, "channel"))
-    return kind == (8, "channel") and layout in ("int-quantized", "naive-quantized")
+        return kind in ((4, "group"), (4, "channel")) and isinstance(weights.get("symmetric"), bool)
+    return (
+        weights.get("symmetric") is True and kind == (8, "channel") and layout in ("int-quantized", "naive-quantized")
+    )
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def compress_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 (out, in) and scales (out, 1) of a matrix: the largest of each row becomes 127."""
+    """int8 (out, in) and scales (out, 1) of a matrix: the largest of each row becomes 127. The scales are numbers that
+    float16 has, where its precision and range suffice: the kernels, whose scales it is, then take the same integers."""
     full = weight.float()
     scale = full.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
-    return (full / scale).round().to(torch.int8), scale
-
-
-def compress_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers from -8 to 7 (out, in) and float16 scales (out, in/32) of the least squared error among some.
-
-    The largest of a group is put at or near -8, where the scale has the other sign, or 7. The integers that follow
-    have a best scale, which is tried too.
-    """
-    full = weight.float().unflatten(1, (-1, GROUP))  # (out, groups, 32)
-    largest = full.gather(2, full.abs().argmax(2, keepdim=True))
-    kind = torch.float16 if 2**-10 < largest.abs().max() < 2**18 else torch.bfloat16  # where float16 is fine enough
-    best = torch.full_like(largest, torch.inf)
-    ints, scales = torch.zeros_like(full), torch.ones_like(largest, dtype=kind)
-    for place in LARGEST:
-        scale = (largest / place).to(kind)
-        for _ in range(2):
-            found = (full / _nonzero(scale).float()).round_().clamp_(-8, 7)
-            error = (found * scale.float() - full).square_().sum(2, keepdim=True)
-            better = error < best
-            best, scales = torch.where(better, error, best), torch.where(better, scale, scales)
-            ints = torch.where(better, found, ints)
-            scale = ((found * full).sum(2, keepdim=True) / found.square().sum(2, keepdim=True).clamp_min(1)).to(kind)
-    return ints.flatten(1).to(torch.int8), scales.squeeze(2)
-
-
-def _nonzero(scale: Tensor) -> Tensor:
-    return torch.where(scale == 0, torch.ones_like(scale), scale)
+    scale = torch.where((scale > 2**-14) & (scale < 2**15), scale.half().float(), scale)
+    return (full / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def pack_int4(ints: Tensor) -> Tensor:
     """Integers from -8 to 7 (out, in) -> int32 (out, in/8): q + 8 in four bits, the first in the lowest."""
     unsigned = (ints + 8).to(torch.uint8)
-    return (unsigned[:, 0::2] | unsigned[:, 1::2] << 4).view(torch.int32)
+    return (unsigned[:, 0::2] | unsigned[:, 1::2] << 4).flatten().view(torch.int32).unflatten(0, (len(ints), -1))
 
 
-def multiply_int4(packed: Tensor, scales: Tensor, n: int) -> Tensor:
-    """The matrix (out, n) in float32 of packed integers (out, at least n/8) and scales (out, groups)."""
-    pairs = packed.contiguous().view(torch.uint8)
+def pack_rows_int4(ints: Tensor) -> Tensor:
+    """Integers from -8 to 7 (out, groups) -> int32 (out/8 rounded up, groups): those of eight rows in one."""
+    return pack_int4(F.pad(ints.T, (0, -len(ints) % 8), value=-8).contiguous()).T.contiguous()
+
+
+def unpack_int4(packed: Tensor, n: int) -> Tensor:
+    """The integers from -8 to 7 (out, n), in float32, of int32 (out, at least n/8)."""
+    pairs = packed.contiguous().flatten().view(torch.uint8).unflatten(0, (len(packed), -1))
     full = torch.empty(*pairs.shape, 2)
     full[..., 0], full[..., 1] = pairs & 15, pairs >> 4
-    full = full.flatten(1)[:, :n].sub_(8)
+    return full.flatten(1)[:, :n].sub_(8)
+
+
+def multiply_int4(packed: Tensor, scales: Tensor, n: int, zero_point: Tensor | None = None) -> Tensor:
+    """The matrix (out, n) in float32 of packed integers (out, at least n/8), scales and zero points (out, groups)."""
+    full = unpack_int4(packed, n)
+    if zero_point is not None:
+        full.unflatten(1, (scales.shape[1], -1)).sub_(zero_point.float().unsqueeze(2))
     full.unflatten(1, (scales.shape[1], -1)).mul_(scales.float().unsqueeze(2))
     return full
+
+
+def _is_float16(scale: Tensor) -> bool:
+    return torch.equal(scale.half().float(), scale.float())
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def int4_names(model: nn.Module, entries: Iterable[Entry]) -> set[str]:
-    """The stored tensors that int4 is for: matrices of the linear layers of blocks (not routers) in whole groups."""
+def block_entries(model: nn.Module, entries: Iterable[Entry]) -> list[Entry]:
+    """The entries of the matrices of the linear layers of blocks, without routers."""
     parts = [part for block in model.modules() if isinstance(block, Block) for part in block.modules()]
     linear = {id(m.weight) for m in parts if isinstance(m, nn.Linear)}
     linear -= {id(m.router.weight) for m in parts if isinstance(m, MixtureOfExperts)}
     parameters = dict(model.named_parameters())
+    return [entry for entry in entries if all(id(parameters[name]) in linear for name in entry.ours)]
+
+
+def int4_names(model: nn.Module, entries: Iterable[Entry]) -> set[str]:
+    """The stored tensors that int4 is for: matrices of the linear layers of blocks (not routers) in whole groups."""
+    parameters = dict(model.named_parameters())
     names: set[str] = set()
-    for entry in entries:
-        if all(id(parameters[name]) in linear for name in entry.ours):
-            shapes = entry.op.shapes([parameters[name].shape for name in entry.ours])
-            names |= {n for n, s in zip(entry.theirs, shapes, strict=True) if len(s) == 2 and s[1] % GROUP == 0}
+    for entry in block_entries(model, entries):
+        shapes = entry.op.shapes([parameters[name].shape for name in entry.ours])
+        names |= {n for n, s in zip(entry.theirs, shapes, strict=True) if len(s) == 2 and s[1] % GROUP == 0}
     return names
 
 
-def compress(tensors: Iterable[tuple[str, Tensor]], packed: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
-    """Named tensors with the `packed` ones as int4 and every other matrix as int8, each with its scales."""
+def compress(
+    tensors: Iterable[tuple[str, Tensor]], packed: Collection[str] = (), *, zero_points: bool = False
+) -> Iterator[tuple[str, Tensor]]:
+    """Named tensors with the `packed` ones as int4 and every other matrix as int8, each with its scales; int4 with
+    `zero_points` or without."""
     for name, tensor in tensors:
         if name in packed:
-            ints, scale = compress_groups(tensor)
+            ints, scale, zero_point = _groups(tensor)
             yield name + PACKED, pack_int4(ints)
             yield name + SCALE, scale
+            if zero_points:
+                yield name + ZERO_POINT, pack_rows_int4(zero_point)
             yield name + SHAPE, torch.tensor(tensor.shape)
         elif tensor.ndim == 2:
             ints, scale = compress_rows(tensor)
@@ -161,6 +174,32 @@ def compress(tensors: Iterable[tuple[str, Tensor]], packed: Collection[str] = ()
             yield name + SCALE, scale
         else:
             yield name, tensor
+
+
+def _groups(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers from -8 to 7 (out, in), scales and zero points (out, in/32): those that the weight keeps, or those of
+    the least error without zero points."""
+    if (kept := kept_integers(weight, "int4")) is not None and (zero_point := _zero_point(kept)) is not None:
+        return kept.ints.to(torch.int8) - 8, kept.scale, zero_point
+    scale = best_scales(weight)
+    full = weight.float().unflatten(1, (-1, GROUP))
+    ints = round_int4(full, scale.float().unsqueeze(2)).flatten(1).to(torch.int8)
+    return ints, scale, torch.zeros_like(scale, dtype=torch.int8)
+
+
+def _zero_point(kept: QuantizedWeight) -> Tensor | None:
+    """The zero points of a weight in int4 as integers from -8 to 7, None if they are other numbers (as in Q4_1)."""
+    assert kept.zero is not None
+    scale = kept.scale.float()
+    found = (-kept.zero.float() / torch.where(scale == 0, torch.ones_like(scale), scale)).round().clamp(-8, 7)
+    return found.to(torch.int8) if torch.equal(-found * scale, kept.zero.float()) else None
+
+
+def has_zero_points(weight: Tensor) -> bool:
+    """Whether a parameter keeps integers with zero points that can be stored."""
+    kept = kept_integers(weight, "int4")
+    zero_point = None if kept is None else _zero_point(kept)
+    return zero_point is not None and bool(zero_point.any())
 
 
 class CompressedSource:
@@ -171,7 +210,7 @@ class CompressedSource:
     def __init__(self, source: TensorSource, dtype: object = None) -> None:
         self.source = source
         self.kind = next((kind for kind in FLOATS if str(kind) == f"torch.{dtype}"), None)
-        names = set(source.names())
+        self.stored = names = set(source.names())
         self.scaled = {name for name in names if name + SCALE in names and source.dtype(name) == torch.int8}
         for name in self.scaled:
             rows, scale = source.shape(name)[:1], source.shape(name + SCALE)
@@ -194,12 +233,23 @@ class CompressedSource:
         scale = self.source.shape(name + SCALE)
         if len(scale) != 2 or scale[0] != rows or not scale[1] or columns % scale[1]:
             raise ValueError(f"{name}{SCALE} has shape {scale}: each row of {columns} is in groups of the same size")
+        if name + ZERO_POINT in names and (
+            self.source.dtype(name + ZERO_POINT) != torch.int32
+            or self.source.shape(name + ZERO_POINT) != (-(-rows // 8), scale[1])
+        ):
+            raise ValueError(f"{name}{ZERO_POINT} must be int32, those of eight rows in each, for every scale")
         return rows, columns
+
+    def _zero_point(self, name: str) -> Tensor | None:
+        """The zero points (out, groups) of a packed matrix, None if it has none."""
+        if name + ZERO_POINT not in self.stored:
+            return None
+        return unpack_int4(self.source.get(name + ZERO_POINT).T, self.packed[name][0]).T
 
     def names(self) -> Iterable[str]:
         """The tensors' names, without the scales."""
         hidden = {name + SCALE for name in self.scaled}
-        hidden |= {name + part for name in self.packed for part in (SCALE, SHAPE, PACKED)}
+        hidden |= {name + part for name in self.packed for part in (SCALE, SHAPE, PACKED, ZERO_POINT)}
         return [*(name for name in self.source.names() if name not in hidden), *self.packed]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -216,11 +266,28 @@ class CompressedSource:
         """Read a tensor; a matrix is multiplied by its scales."""
         if name in self.packed:
             packed, scale = self.source.get(name + PACKED), self.source.get(name + SCALE)
-            return multiply_int4(packed, scale, self.packed[name][1]).to(self.dtype(name))
+            return multiply_int4(packed, scale, self.packed[name][1], self._zero_point(name)).to(self.dtype(name))
         stored = self.source.get(name)
         if name not in self.scaled:
             return stored.clone()
         return (stored * self.source.get(name + SCALE).view(-1, 1)).to(self.dtype(name))
+
+    def integers(self, name: str) -> QuantizedWeight | None:
+        """The integers of a matrix as the kernels take them; None if their groups or scales are others."""
+        if name in self.packed:
+            scale, columns = self.source.get(name + SCALE), self.packed[name][1]
+            if columns // scale.shape[1] % GROUP or not _is_float16(scale):
+                return None
+            zero_point = self._zero_point(name)
+            zero_point = torch.zeros(scale.shape) if zero_point is None else zero_point
+            scale, zero_point = (x.repeat_interleave(columns // x.shape[1] // GROUP, 1) for x in (scale, zero_point))
+            if not _is_float16(zero_point * scale.float()):
+                return None
+            return int4_weight(unpack_int4(self.source.get(name + PACKED), columns), scale, zero_point)
+        if name not in self.scaled or not _is_float16(scale := self.source.get(name + SCALE).view(-1, 1)):
+            return None
+        ints = self.source.get(name).clone()
+        return QuantizedWeight(ints, scale.half().repeat(1, -(-ints.shape[1] // GROUP)))
 
     def release(self, name: str) -> None:
         """A tensor was copied: its memory may be freed."""

@@ -85,11 +85,12 @@ def _unpickle(source: Path, target: Path) -> None:
     """Run the program that reads the tensors; ValueError with what it says, or if it takes too long."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_FORCE")}
     ours = str(Path(__file__).parents[2])
+    environment["PYTHONUTF8"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, environment.get("PYTHONPATH")]))
     command = [sys.executable, "-P", "-m", "heedful.weights.unpickle", str(source), str(target)]
     patience = PATIENCE + source.stat().st_size / SLOWEST
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=patience)
     except subprocess.TimeoutExpired:
         raise ValueError(f"{source} took more than {patience:.0f} seconds: it is not converted") from None
     if done.returncode:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from heedful.models.registry import FAMILIES, size, sizes
 
 if TYPE_CHECKING:
+    from heedful.models.base import Model
     from heedful.text import Tokenizer
 
 BYTES_PER_PARAMETER = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
@@ -33,7 +34,15 @@ def _describe_file(name: str) -> str:
     model = load_meta(path)
     settings = model.config.to_dict() | {"max_len": model.context_length}
     described = _format_description(name, model.family, settings, model.n_parameters(), str(path))
-    return "\n".join([described, *card_lines(path)])
+    return "\n".join([described, *cache_lines(model), *card_lines(path)])
+
+
+def cache_lines(model: Model) -> list[str]:
+    """The size of the KV cache of a model that generates, per token, in float32 and in 8 bits."""
+    size, small = model.kv_bytes_per_token(), model.kv_bytes_per_token("int8")
+    if not size:
+        return []
+    return [f"{'KV cache':<14}{format_bytes(size)} per token, int8 {format_bytes(small)} (--kv-cache)"]
 
 
 def card_lines(path: Path) -> list[str]:

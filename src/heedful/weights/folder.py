@@ -44,15 +44,17 @@ def load_folder(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     prepare: Callable[[Model], None] | None = None,
+    integers: bool = False,
 ) -> Model:
-    """The model in a folder, in evaluation mode; `prepare` changes it on the meta device, before tensors are read."""
+    """The model in a folder, in evaluation mode; `prepare` changes it on the meta device, before tensors are read;
+    `integers` as in `load_tensors`."""
     hub = read_config(folder)
     with SafetensorsFiles(weight_files(folder)) as files:
         source = tensor_source(files, hub)
         model = meta_model(hub, set(source.names()))
         if prepare is not None:
             prepare(model)
-        load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype)
+        load_tensors(model, source, weights=own_names(model, hub), device=device, dtype=dtype, integers=integers)
     model.generation = read_json(folder, "generation_config.json", missing={})
     model.preprocessor = read_json(folder, "preprocessor_config.json", missing={})
     model.special = special_token_ids(hub) | special_token_ids(model.generation)

@@ -1,49 +1,26 @@
-"""Models from GGUF files: their metadata as the hub's config.json, their tensors by the hub's names.
-
-From there on a GGUF file is loaded like any folder. llama.cpp rotates neighbouring dimensions where the hub rotates
-halves, so LLaMA's queries and keys lie permuted in the file; Gemma's norms lie there with their 1 added.
-"""
+"""Models from GGUF files: their metadata as our settings, their tensors by `gguf_layout`'s table of names."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from heedful.models.base import Model
+from heedful.models.registry import for_hub
 from heedful.nn.position import Rotary
-from heedful.weights.folder import meta_model
+from heedful.text.gguf import NO_TOKENIZER
+from heedful.text.tokenizer import Tokenizer
+from heedful.weights.folder import OWN, meta_model
 from heedful.weights.gguf_file import GgufFile
+from heedful.weights.gguf_layout import ARCHITECTURES, KEYS, LONG_FACTORS, ROPE_FACTORS, gguf_weight_map
 from heedful.weights.load import load_tensors
 
-# GGUF's names -> the hub's, the same for every decoder here except for Gemma 2's norms.
-NAMES: Mapping[str, str] = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
-    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
-    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
-    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
-    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
-    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
-    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
-    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
-    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
-    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
-}
-GEMMA_2: Mapping[str, str] = {
-    "blk.{}.post_attention_norm": "model.layers.{}.post_attention_layernorm",
-    "blk.{}.ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
-    "blk.{}.post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
-}
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2")
-ROPE_FACTORS = "rope_freqs.weight"  # LLaMA 3.1's stretched rotation, a divisor for each pair of dimensions
+NEEDED = ("embedding_length", "block_count", "attention.head_count", "feed_forward_length", "context_length")
+LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def load_gguf(
@@ -52,161 +29,134 @@ def load_gguf(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     prepare: Callable[[Model], None] | None = None,
-) -> tuple[Model, dict[str, Any]]:
-    """The model in a GGUF file, in evaluation mode, and the file's metadata (where its tokenizer is).
+    integers: bool = False,
+) -> tuple[Model, Tokenizer | None]:
+    """The model in a GGUF file, in evaluation mode, and its tokenizer if it has one.
 
-    Quantized weights become float32 unless `dtype` says otherwise. `prepare` as in `load_folder`.
+    Quantized weights become float32 unless `dtype` says otherwise. `prepare` and `integers` as in `load_folder`.
     """
     with GgufFile(path) as file:
-        hub = hub_config_from_gguf(file)
-        model = meta_model(hub)
+        settings = config_from_gguf(file)
+        model = meta_model(settings)
+        weights = gguf_weight_map(model)
         if prepare is not None:
             prepare(model)
-        load_tensors(model, GgufSource(file, hub), device=device, dtype=dtype)
-        model.special = {key: hub[key] for key in hub if key.endswith("_token_id")}
-        return model.eval(), file.fields
+        load_tensors(model, file, weights=weights, device=device, dtype=dtype, integers=integers)
+        model.special = {key: settings[key] for key in settings if key.endswith("_token_id")}
+    named = file.fields.get("tokenizer.ggml.model", NO_TOKENIZER) != NO_TOKENIZER
+    return model.eval(), Tokenizer.from_gguf(file.fields) if named else None
 
 
-class GgufSource:
-    """A GGUF file's tensors by the hub's names and in the hub's layout: a `TensorSource`."""
-
-    mapped, fresh = False, True
-
-    def __init__(self, file: GgufFile, hub: Mapping[str, Any]) -> None:
-        self.file, self.hub = file, hub
-        self.real = {self._hub_name(name): name for name in file.names() if name != ROPE_FACTORS}
-
-    def _hub_name(self, name: str) -> str:
-        stem, _, suffix = name.rpartition(".")
-        number = re.search(r"\.(\d+)\.", stem)
-        pattern = stem if number is None else stem.replace(number[0], ".{}.", 1)
-        table = {**NAMES, **GEMMA_2} if self.hub["model_type"] == "gemma2" else NAMES
-        if pattern not in table:
-            return name  # it will be listed as extra
-        return table[pattern].format(*(number.groups() if number else ())) + "." + suffix
-
-    def names(self) -> Iterable[str]:
-        """The tensors' names."""
-        return self.real
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape."""
-        return self.file.shape(self.real[name])
-
-    def dtype(self, name: str) -> torch.dtype:
-        """A tensor's type."""
-        return self.file.dtype(self.real[name])
-
-    def get(self, name: str) -> Tensor:
-        """A tensor, dequantized, in the hub's layout."""
-        tensor = self.file.get(self.real[name])
-        kind = self.hub["model_type"]
-        if kind == "llama" and re.search(r"\.[qk]_proj\.", name):
-            n_heads = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
-            return unpermute(tensor, self.hub[n_heads])
-        if kind.startswith("gemma") and name.endswith("norm.weight"):
-            return tensor - 1
-        return tensor
-
-    def release(self, name: str) -> None:
-        """Nothing to free: every tensor is read into memory of its own."""
-
-
-def unpermute(x: Tensor, n_heads: int) -> Tensor:
-    """Reorder each head's rows from interleaved rotary pairs (0, 1) to halves (0, D/2)."""
-    return x.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-# --- metadata --------------------------------------------------------------------------------------------------------
-
-
-def hub_config_from_gguf(file: GgufFile) -> dict[str, Any]:
-    """The config.json that says the same as the file's metadata."""
+def config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """The config.json, in our own layout, that says the same as the file's metadata."""
     kind = file.fields.get("general.architecture")
-    if kind not in ARCHITECTURES:
-        raise ValueError(
-            f"{file.path.name} holds a {str(kind)[:50]!r}; GGUF files are read for {', '.join(ARCHITECTURES)}"
-        )
+    if kind not in ARCHITECTURES.values():
+        known = ", ".join(dict.fromkeys(ARCHITECTURES.values()))
+        raise ValueError(f"{file.path.name} holds a {str(kind)[:50]!r}; GGUF files are read for {known}")
     fields = {k.removeprefix(f"{kind}."): v for k, v in file.fields.items() if k.startswith(f"{kind}.")}
-    if fields.get("expert_count"):
-        raise ValueError(f"{file.path.name} has experts, which are not read from GGUF; use its safetensors")
-    if kind == "llama" and fields.get("attention.sliding_window"):
-        raise ValueError(f"{file.path.name} is a LLaMA with a sliding window, which is not supported")
-    hub = {theirs: fields[ours] for ours, theirs in KEYS.items() if ours in fields}
     missing = [f"{kind}.{k}" for k in NEEDED if k not in fields]
     if missing:
         raise ValueError(f"{file.path.name} has no {', '.join(missing)} in its metadata")
-    hub["model_type"] = kind
-    hub.setdefault("num_key_value_heads", hub["num_attention_heads"])
-    embedding = file.blocks.get("token_embd.weight")
-    hub["vocab_size"] = embedding.shape[0] if embedding else fields.get("vocab_size")
-    hub["tie_word_embeddings"] = "output.weight" not in file.blocks
-    hub["rope_theta"] = fields.get("rope.freq_base", 10000.0)
-    hub["rope_scaling"] = _scaling(file, fields)
-    _check_rotated(fields, hub)
-    if kind == "gemma2":
-        # The format does not store the scale of the scores: it is the head's size, except in the 27B (46 layers).
-        width = hub["hidden_size"] // hub["num_attention_heads"]
-        hub["query_pre_attn_scalar"] = width if hub["num_hidden_layers"] == 46 else hub.get("head_dim", width)
-    return hub | _tokens(file.fields)
+    if kind == "llama" and fields.get("attention.sliding_window"):
+        raise ValueError(f"{file.path.name} is a LLaMA with a sliding window, which is not supported")
+    head = _head_size(fields)
+    hub_type = "mixtral" if kind == "llama" and fields.get("expert_count") else _hub_type(str(kind))
+    family = for_hub({"model_type": hub_type})
+    known_settings = family.load().config_class.__dataclass_fields__
+    found = {ours: fields[key] for key, ours in KEYS.items() if key in fields and ours in known_settings}
+    if found.get("n_kv_heads") == found["n_heads"]:
+        del found["n_kv_heads"]
+    if not found.get("window", True):
+        del found["window"]  # Phi-4's 0
+    if "token_embd.weight" in file.blocks:
+        found["vocab_size"] = file.blocks["token_embd.weight"].shape[0]
+    if "tied" in known_settings:
+        found["tied"] = "output.weight" not in file.blocks
+    if "theta" in known_settings:
+        found |= {"theta": fields.get("rope.freq_base", 10000.0), "scaling": _scaling(file, fields)}
+        found |= _rotated(hub_type, fields, head)
+    return {"model_type": OWN, "family": family.name, **found, **_own(hub_type, fields, head), **_tokens(file.fields)}
 
 
-KEYS: Mapping[str, str] = {
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "feed_forward_length": "intermediate_size",
-    "context_length": "max_position_embeddings",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "attention.sliding_window": "sliding_window",
-}
-NEEDED = ("embedding_length", "block_count", "attention.head_count", "feed_forward_length", "context_length")
+def _hub_type(kind: str) -> str:
+    return next(hub_type for hub_type, architecture in ARCHITECTURES.items() if architecture == kind)
+
+
+def _head_size(fields: Mapping[str, Any]) -> int:
+    """The size of a head; ValueError where it cannot be told."""
+    heads, width = fields["attention.head_count"], fields["embedding_length"]
+    if type(heads) is not int or heads < 1 or type(width) is not int:
+        raise ValueError(f"the metadata gives {str(heads)[:50]} heads: it must be one number for all layers")
+    size = fields.get("attention.key_length", width // heads)
+    if type(size) is not int or size < 1:
+        raise ValueError(f"the metadata gives heads of size {str(size)[:50]}")
+    return size
+
+
+def _own(hub_type: str, fields: Mapping[str, Any], head: int) -> dict[str, Any]:
+    """Settings of some families that follow from the architecture alone."""
+    if hub_type == "qwen3":
+        return {"head_norms": True}
+    if hub_type == "gemma2":
+        return {"after_norms": True, "query_scale": gemma_2_scale(fields, head)}
+    return {}
+
+
+def gemma_2_scale(fields: Mapping[str, Any], head: int) -> float:
+    """What Gemma 2 divides its scores by, squared: the format does not store it. It is the heads' size, except in the
+    27B (46 layers)."""
+    width = fields["embedding_length"] // fields["attention.head_count"]
+    return float(width if fields["block_count"] == 46 else head)
+
+
+# --- rotation --------------------------------------------------------------------------------------------------------
+
+
+def _rotated(hub_type: str, fields: Mapping[str, Any], head: int) -> dict[str, Any]:
+    """The share of each head that is rotated; ValueError unless it is all of it where nothing else is known."""
+    rotated = fields.get("rope.dimension_count", head)
+    setting = {"gpt_neox": "rotated", "phi3": "rotary_share"}.get(hub_type)
+    if setting is not None and type(rotated) is int and 0 < rotated <= head:
+        share = rotated / head
+        return {setting: share if int(head * share) == rotated else math.nextafter(share, 1)}
+    if rotated != head:
+        raise ValueError(f"rope.dimension_count {str(rotated)[:50]} is not the heads' size {head}")
+    return {}
 
 
 def _scaling(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = fields.get("rope.scaling.type", "none")
+    original = fields.get("rope.scaling.original_context_length")
+    also = {} if original is None else {"original_max_position_embeddings": original}
     if ROPE_FACTORS in file.blocks:
         return _llama_3(file, fields)
+    if all(name in file.blocks for name in LONG_FACTORS.values()):
+        factors = {ours: file.get(name).tolist() for ours, name in LONG_FACTORS.items()}
+        return {"rope_type": "longrope", **factors, **also, "attention_factor": fields.get("rope.scaling.attn_factor")}
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
         raise ValueError(f"{file.path.name}: rope scaling {str(kind)[:50]!r} is not known")
-    table = {"rope_type": kind, "factor": fields.get("rope.scaling.factor", 1.0)}
-    original = fields.get("rope.scaling.original_context_length")
-    return table if original is None else table | {"original_max_position_embeddings": original}
+    return {"rope_type": kind, "factor": fields.get("rope.scaling.factor", 1.0), **also}
 
 
 def _llama_3(file: GgufFile, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The rope_scaling that gives the stored divisors: all LLaMAs from 3.1 on differ in the factor alone."""
     divisors = file.get(ROPE_FACTORS).double()
-    scaling = {
-        "rope_type": "llama3",
-        "factor": round(float(divisors.max()), 3),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    theta = float(fields.get("rope.freq_base", 10000.0))
-    plain, scaled = (
-        Rotary(2 * len(divisors), theta=theta, scaling=table).frequencies(1)[0] for table in (None, scaling)
-    )
-    if not torch.allclose(plain.double() / scaled, divisors, rtol=1e-3):
+    scaling = {"rope_type": "llama3", "factor": round(float(divisors.max()), 3), **LLAMA_3}
+    computed = rope_divisors(2 * len(divisors), float(fields.get("rope.freq_base", 10000.0)), scaling)
+    if not torch.allclose(computed, divisors, rtol=1e-3):
         raise ValueError(f"{file.path.name}: {ROPE_FACTORS} are not LLaMA 3's, and others are not supported")
     return scaling
 
 
-def _check_rotated(fields: Mapping[str, Any], hub: Mapping[str, Any]) -> None:
-    """ValueError unless the whole head is rotated, as in every architecture read here."""
-    heads = hub["num_attention_heads"]
-    if type(heads) is not int or heads < 1 or type(hub["hidden_size"]) is not int:
-        raise ValueError(f"the metadata gives {str(heads)[:50]} heads: it must be one number for all layers")
-    size = hub.get("head_dim", hub["hidden_size"] // heads)
-    if fields.get("rope.dimension_count", size) != size:
-        raise ValueError(f"rope.dimension_count {fields['rope.dimension_count']} is not the heads' size {size}")
+def rope_divisors(d_rotary: int, theta: float, scaling: Mapping[str, Any]) -> torch.Tensor:
+    """What a scaling divides each frequency of the rotation by."""
+    plain, scaled = (Rotary(d_rotary, theta=theta, scaling=table).frequencies(1)[0] for table in (None, scaling))
+    return plain.double() / scaled
+
+
+# --- special tokens --------------------------------------------------------------------------------------------------
 
 
 def _tokens(fields: Mapping[str, Any]) -> dict[str, Any]:

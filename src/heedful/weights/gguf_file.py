@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heedful.kernels.quantize import GROUP, QuantizedWeight
 from heedful.weights.safetensors_file import read_at
 
 LARGEST_DESCRIPTION = 256 * 2**20  # metadata and table of tensors; a vocabulary of 256,000 takes about 10 MB
@@ -51,8 +52,10 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file: metadata as plain values in `fields`, tensors by the file's own names, dequantized to float32.
-    Close it, or use it in a `with`."""
+    """An open GGUF file: metadata as plain values in `fields`, tensors by the file's own names, dequantized to float32
+    (a `TensorSource`). Close it, or use it in a `with`."""
+
+    mapped, fresh = False, True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,6 +143,27 @@ class GgufFile:
         out = torch.empty(block.shape)
         self._dequantize(block, out.numpy().reshape(-1))
         return out
+
+    def integers(self, name: str) -> QuantizedWeight | None:
+        """The integers (..., K) of a tensor in Q8_0 or Q4_1, with scales and zero points (..., K/32), for the kernels;
+        None for any other."""
+        block = self.blocks[name]
+        if block.kind not in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1):
+            return None
+        memory = torch.empty(block.end - block.begin, dtype=torch.uint8)
+        read_at(self.file, memory.numpy().data, block.begin)
+        groups = memory.view(*block.shape[:-1], block.shape[-1] // GROUP, -1)  # a scale, a least value (Q4_1), integers
+        scale = groups[..., :2].clone().view(torch.float16)[..., 0]
+        if block.kind == gguf.GGMLQuantizationType.Q8_0:
+            ints = groups[..., 2:].view(torch.int8).flatten(-2)
+            return QuantizedWeight(ints, scale) if int(ints.min()) > -128 else None
+        least = groups[..., 2:4].clone().view(torch.float16)[..., 0]
+        pairs = groups[..., 4:]  # the first half of a group in the low bits
+        zero = (least.float() + 8 * scale.float()).half()
+        return QuantizedWeight(torch.cat([pairs & 15, pairs >> 4], dim=-1).flatten(-2), scale, zero)
+
+    def release(self, name: str) -> None:
+        """Nothing to free: every tensor is read into memory of its own."""
 
     def _dequantize(self, block: GgufTensor, out: np.ndarray[Any, Any]) -> None:
         """Piece by piece: a piece and what is made of it stay in the processor's cache."""

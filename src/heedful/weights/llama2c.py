@@ -117,7 +117,8 @@ def _read_tokenizer(raw: bytes, n_pieces: int) -> Tokenizer:
         text = raw[place : place + length].decode("utf-8", "replace")
         place += length
         kind = UNKNOWN if index == 0 else CONTROL if index < 3 else BYTE if index < 259 else NORMAL
-        tokens.append(text.strip() if kind == CONTROL else text.replace(" ", SPACE))
+        named = f"<0x{index - 3:02X}>" if kind == BYTE else text.replace(" ", SPACE)  # of bytes it has the bytes
+        tokens.append(text.strip() if kind == CONTROL else named)
         scores.append(score)
         kinds.append(kind)
     fields = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": kinds}

@@ -18,14 +18,17 @@ import math
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from heedful.kernels.quantize import QuantizedWeight, keep_integers
 from heedful.models.base import Model
 from heedful.models.config import Config
 from heedful.models.mapping import Entry, WeightMap
+from heedful.weights.integers import IntegerSource, convert_integers
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -106,11 +109,13 @@ def load_tensors(
     weights: WeightMap | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
+    integers: bool = False,
 ) -> None:
     """Load every parameter of `model` (built on the meta device) from `source`; of a DTensor this process's shard.
 
     `weights` is the map to the source's names, the model's own unless given. `dtype` None keeps the file's; where a
-    file mixes several, all become the one that most of its numbers have.
+    file mixes several, all become the one that most of its numbers have. With `integers` the parameters keep those of a
+    quantized file too, for kernels that take them (`keep_integers`).
     """
     weights = weights or model.weight_map()
     parameters = dict(model.named_parameters())
@@ -125,6 +130,8 @@ def load_tensors(
             parameter = nn.Parameter(_joined(tensor, parameters[name]), requires_grad=parameters[name].requires_grad)
             for module, attribute in owners[name]:
                 setattr(module, attribute, parameter)
+        if integers and isinstance(source, IntegerSource) and entry.op.by_rows:
+            _keep_integers(entry, [source.integers(found[name]) for name in entry.theirs], owners)
 
     others = []
     for entry in entries:
@@ -138,6 +145,18 @@ def load_tensors(
                 put(entry, tensors)
     model.tie()
     assert not any(b.is_meta for b in model.buffers()), "a buffer got no value: buffers are not in the files"
+
+
+def _keep_integers(
+    entry: Entry, stored: list[QuantizedWeight | None], owners: Mapping[str, list[tuple[nn.Module, str]]]
+) -> None:
+    """Let the parameters of an entry keep the integers that are stored for it, if the kernels can take them."""
+    parameters: list[nn.Parameter] = [getattr(*owners[name][0]) for name in entry.ours]
+    shapes = [parameter.shape for parameter in parameters]
+    forms = convert_integers(lambda theirs: entry.op.load(theirs, shapes), stored) or ()
+    for parameter, form in zip(parameters, forms, strict=False):
+        parameter.data = form.dequantize().to(parameter)
+        keep_integers(parameter, form.map(partial(Tensor.to, device=parameter.device)))
 
 
 def clone_parameters(model: M) -> M:

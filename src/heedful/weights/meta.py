@@ -9,7 +9,7 @@ from typing import Any
 from heedful.models.base import Model
 from heedful.weights.adapter import base_of, is_adapter
 from heedful.weights.folder import meta_model, read_config, read_json, tensor_source, weight_files
-from heedful.weights.gguf import hub_config_from_gguf
+from heedful.weights.gguf import config_from_gguf
 from heedful.weights.gguf_file import GgufFile
 from heedful.weights.resolve import reject_pickle, resolve_model
 from heedful.weights.safetensors_file import SafetensorsFiles
@@ -29,7 +29,7 @@ def load_meta(path: Path) -> Model:
         model.preprocessor = read_json(path, "preprocessor_config.json", missing={})
         return model
     with GgufFile(path) as file:
-        return meta_model(hub_config_from_gguf(file))
+        return meta_model(config_from_gguf(file))
 
 
 def _tensor_names(folder: Path, hub: Mapping[str, Any]) -> Collection[str] | None:

@@ -177,7 +177,13 @@ def _download(package: Package, folder: Path) -> Path:
     on_screen = package.index == "PyPI" and sys.stderr is not None and sys.stderr.isatty()
     shown = sys.stderr if on_screen else subprocess.DEVNULL  # pip draws its progress on stdout
     done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.PIPE, text=True, check=False
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=shown,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
     )
     archives = [path for path in folder.iterdir() if path.suffix in (".whl", ".tgz")]
     if done.returncode or len(archives) != 1:

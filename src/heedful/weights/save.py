@@ -20,13 +20,23 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from heedful.kernels.quantize import keep_integers, kept_integers
 from heedful.models.base import Model
 from heedful.models.encoder import has_segments
 from heedful.models.mapping import Entry, WeightMap, identity
 from heedful.nn.lora import refuse_adapted
 from heedful.text.tokenizer import Tokenizer
-from heedful.weights.compressed import INT4_BYTES, Quantized, compress, int4_names, quantization_config
+from heedful.weights.compressed import (
+    INT4_BYTES,
+    Quantized,
+    block_entries,
+    compress,
+    has_zero_points,
+    int4_names,
+    quantization_config,
+)
 from heedful.weights.folder import OWN
+from heedful.weights.integers import convert_integers
 from heedful.weights.load import is_sharded
 
 MAX_SHARD = 5 * 10**9
@@ -55,7 +65,7 @@ def save(
         write_folder(aside, model, tokenizer, max_shard, quantize=quantize)
         for name, content in (also or {}).items():
             (aside / name).parent.mkdir(exist_ok=True)
-            (aside / name).write_text(json.dumps(content, indent=2) + "\n")
+            (aside / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -83,16 +93,27 @@ def hub_config(model: Model) -> dict[str, Any]:
     except ValueError:
         hub = {}
     if "model_type" not in hub:
-        hub = {"model_type": OWN, "family": model.family, **model.config.to_dict()}
+        return own_config(model)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {**model.special, **hub, "dtype": dtype}
 
 
-def config_and_weight_map(model: Model) -> tuple[dict[str, Any], WeightMap]:
-    """config.json and the weight map that belongs to it."""
-    config = hub_config(model)
-    ours = config["model_type"] == OWN
-    return config, identity(dict(model.named_parameters())) if ours else model.weight_map()
+def own_config(model: Model) -> dict[str, Any]:
+    """The contents of config.json in our own layout, which has a model's own names and settings."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {**model.special, "model_type": OWN, "family": model.family, **model.config.to_dict(), "dtype": dtype}
+
+
+def config_and_weight_map(model: Model, quantize: Quantized | None = None) -> tuple[dict[str, Any], WeightMap]:
+    """config.json and the weight map that belongs to it: ours where the hub has no layout for the model, or has one
+    with transposed matrices, whose inputs could not be in groups of int4."""
+    config, names = hub_config(model), dict(model.named_parameters())
+    if config["model_type"] == OWN:
+        return config, identity(names)
+    weights = model.weight_map()
+    if quantize == "int4" and not all(entry.op.by_rows for entry in block_entries(model, weights.entries(names))):
+        return own_config(model), identity(names)
+    return config, weights
 
 
 def write_folder(
@@ -105,10 +126,11 @@ def write_folder(
 ) -> None:
     """Write the model's files into an existing folder, not atomically."""
     refuse_adapted(model, "saved whole")
-    weights = config_and_weight_map(model)[1]
-    parameters = {n: p.detach() for n, p in model.named_parameters()}
+    config, weights = config_and_weight_map(model, quantize)
+    parameters = dict(model.named_parameters())
     entries = weights.entries(parameters)
     packed = int4_names(model, entries) if quantize == "int4" else set()
+    zero_points = bool(packed) and any(map(has_zero_points, parameters.values()))
     shards = _shards(entries, parameters, max_shard, quantize, packed)
     names: dict[str, str] = {}
     total = 0
@@ -116,14 +138,16 @@ def write_folder(
         alone = len(shards) == 1
         file = "model.safetensors" if alone else f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         named = _theirs(entries, parameters)
-        tensors = dict(compress(named, packed) if quantize else named)
+        tensors = dict(compress(named, packed, zero_points=zero_points) if quantize else named)
         write_safetensors(tensors, folder / file)
         names |= dict.fromkeys(tensors, file)
         total += sum(t.nbytes for t in tensors.values())
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": names}
         _write_json(folder / "model.safetensors.index.json", index)
-    write_config(folder, model, quantization_config(packed) if quantize else None)
+    if quantize:
+        config["quantization_config"] = quantization_config(packed, zero_points=zero_points)
+    write_config(folder, model, config)
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, model)
 
@@ -145,10 +169,10 @@ def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
-def write_config(folder: Path, model: Model, quantization: dict[str, Any] | None = None) -> None:
-    """Write config.json and, where the model has them, generation_config.json and preprocessor_config.json."""
-    also = {"quantization_config": quantization} if quantization else {}
-    _write_json(folder / "config.json", hub_config(model) | also)
+def write_config(folder: Path, model: Model, config: dict[str, Any] | None = None) -> None:
+    """Write config.json (the hub's unless given) and, where the model has them, generation_config.json and
+    preprocessor_config.json."""
+    _write_json(folder / "config.json", config or hub_config(model))
     if model.generation:
         _write_json(folder / "generation_config.json", model.generation)
     if model.preprocessor:
@@ -156,7 +180,7 @@ def write_config(folder: Path, model: Model, quantization: dict[str, Any] | None
 
 
 def _shards(
-    entries: list[Entry], parameters: dict[str, Tensor], max_shard: int, quantize: Quantized | None, packed: set[str]
+    entries: list[Entry], parameters: Mapping[str, Tensor], max_shard: int, quantize: Quantized | None, packed: set[str]
 ) -> list[list[Entry]]:
     """The entries in order, cut where a file would grow past `max_shard`."""
     shards: list[list[Entry]] = [[]]
@@ -173,10 +197,14 @@ def _shards(
     return shards
 
 
-def _theirs(entries: list[Entry], parameters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _theirs(entries: list[Entry], parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for entry in entries:
-        for name, tensor in zip(entry.theirs, entry.op.save([parameters[n] for n in entry.ours]), strict=True):
-            yield name, own_memory(tensor)
+        ours = [parameters[name] for name in entry.ours]
+        theirs = [own_memory(tensor) for tensor in entry.op.save([tensor.detach() for tensor in ours])]
+        if entry.op.by_rows and (kept := convert_integers(entry.op.save, [kept_integers(p, "int4") for p in ours])):
+            for tensor, integers in zip(theirs, kept, strict=True):
+                keep_integers(tensor, integers)
+        yield from zip(entry.theirs, theirs, strict=True)
 
 
 def own_memory(tensor: Tensor) -> Tensor:

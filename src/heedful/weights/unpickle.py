@@ -55,7 +55,7 @@ def limit_resources(n_bytes: int) -> None:
     try:
         import resource
 
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     except (ImportError, OSError):  # not Linux
         return
     used = pages * resource.getpagesize()

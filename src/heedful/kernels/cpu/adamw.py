@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from heedful.kernels.cpu.library import library, prepare
-from heedful.kernels.cpu.structs import LONG, POINTER, AdamWSettings
+from heedful.kernels.cpu.structs import INT64, POINTER, AdamWSettings
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -97,4 +97,4 @@ def _addresses(tensors: Sequence[Tensor]) -> Any:
 
 
 def _sizes(tensors: Sequence[Tensor]) -> Any:
-    return (LONG * len(tensors))(*[t.numel() for t in tensors])
+    return (INT64 * len(tensors))(*[t.numel() for t in tensors])

@@ -56,7 +56,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor |
     assert lib is not None
     lib.single_query_attention(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), pointer(mask), pointer(bias), out.data_ptr(), scores.data_ptr(),
-        n_rows, n_heads, n_groups, n_keys, size, (ctypes.c_long * 11)(*strides), scale, torch.get_num_threads(),
+        n_rows, n_heads, n_groups, n_keys, size, (ctypes.c_int64 * 11)(*strides), scale, torch.get_num_threads(),
     )  # fmt: skip
     return out.transpose(1, 2)  # (B, H, 1, D)
 

@@ -2,7 +2,7 @@
 
 A training step of a small model is a thousand PyTorch operators, and about half of its time is spent outside the matrix
 products. `KernelBlock` computes the same as `PreNormBlock`, to within rounding, and falls back to it for what the
-operator does not support: dropout, other norms and activations, adapters, lower precision, a cache, hooks.
+operator does not support: other norms and activations, adapters, bfloat16 weights, a cache, hooks.
 
     B batch, T positions, E model width
 """
@@ -57,8 +57,7 @@ def _supports(block: KernelBlock) -> bool:
         linear.append(network.gate)
     norms = (block.attention_norm, block.feedforward_norm)
     return (
-        block.dropout.p == attention.dropout == network.dropout.p == 0
-        and attention.softcap is None
+        attention.softcap is None
         and attention.query_norm is None
         and attention.key_norm is None
         and not attention.watch.on
@@ -95,9 +94,11 @@ def _run(block: PreNormBlock, x: Tensor, info: AttentionInfo) -> Tensor:
     for part in (norm, block.feedforward_norm, *map(named.get, PARTS[2:])):
         own = {} if part is None else part._parameters
         weights += own.get("weight"), own.get("bias")
+    residual, hidden = (part.p * part.training for part in (block.dropout, network.dropout))
     return fused_block(
         x, weights, mask, cos, sin, n_heads=attention.n_heads, n_kv_heads=attention.n_kv_heads,
         d_head=attention.d_head, rms=type(norm) is RMSNorm, activation=ACTIVATIONS[network.act], causal=causal,
         interleaved=info.rotation is not None and info.rotation.layout == "interleaved",
         scale=attention.d_head**-0.5 if attention.scale is None else attention.scale, eps=norm.eps,
+        dropout=(attention.dropout * attention.training, residual, hidden, residual),
     )  # fmt: skip

@@ -15,7 +15,9 @@ options that are not listed here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,18 +27,25 @@ from heedful.kernels.cpu.block import ACTIVATIONS
 from heedful.kernels.cpu.decode_op import SINGLE_BLOCK, DecodeLayer, DecodeStep, LayerCache, NormWeights, decode
 from heedful.kernels.cpu.library import pointer
 from heedful.kernels.cpu.linear import PackedMatrix
-from heedful.kernels.cpu.structs import LONG
+from heedful.kernels.cpu.structs import INT64
 from heedful.kernels.modules import PackedAttention, PackedFeedForward
 from heedful.kernels.packed import Panels
 from heedful.nn.attention import Attention, AttentionInfo
 from heedful.nn.block import Block, ParallelBlock, PostNormBlock, PreNormBlock
 from heedful.nn.feedforward import FeedForward
 from heedful.nn.norm import RMSNorm
-from heedful.nn.paged import PagedState
+from heedful.nn.paged import BlockPool, PagedState
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
 RESIDUALS: tuple[type[Block], ...] = (PreNormBlock, PostNormBlock, ParallelBlock)  # numbered as in C
+KINDS = {torch.float32: 0, torch.int8: 3}  # of a KV cache, numbered as in C
+
+
+def byte_strides(x: Tensor) -> tuple[int, int, int]:
+    """Bytes between the rows or blocks, the heads and the positions of a cache (N, G, P, D)."""
+    rows, heads, positions, _ = (stride * x.element_size() for stride in x.stride())
+    return rows, heads, positions
 
 
 class UnsupportedModule(Exception):
@@ -54,29 +63,42 @@ class KernelStack(Stack):
         if not options.has_only(stack, Stack, options.STACK) or not stack.causal:
             return
         try:
-            decoder = DecodeBlocks([block for block in stack.blocks if isinstance(block, Block)])
+            decoder = DecodeBlocks([block for block in stack.blocks if isinstance(block, Block)], stack.norm)
         except UnsupportedModule:
             return
         stack.__class__ = cls
         assert isinstance(stack, cls)
         stack.decoder = decoder
 
-    def run_blocks(
-        self, x: Tensor, info: AttentionInfo, state: KeyValueState | None, cross_info: AttentionInfo | None
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        state: KeyValueState | None = None,
+        lengths: Tensor | None = None,
+        documents: Tensor | None = None,
+        **memory: Tensor | None,
     ) -> Tensor:
-        """x (B, T, E) -> (B, T, E) through the blocks."""
-        if state is None or not self.decoder.supports(x, info, state):
-            return super().run_blocks(x, info, state, cross_info)
-        return self.decoder(x, info, state)
+        """x (B, T, E) -> (B, T, E); see Stack."""
+        if state is not None:
+            info = self._info(x, positions, state, lengths, documents)
+            if self.decoder.supports(x, info, state):
+                return self.decoder(x, info, state)
+        return super().forward(x, positions, state=state, lengths=lengths, documents=documents, **memory)
 
 
 class DecodeBlocks:
-    """Packed blocks as structs of the C library, and the call."""
+    """Packed blocks and the last norm as structs of the C library, and the call."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block], norm: nn.Module | None) -> None:
         self.tensors: list[Tensor] = []  # referenced by the structs only: kept alive here
         self.layers = (DecodeLayer * len(blocks))(*[self._layer(block) for block in blocks])
-        modules = [m for block in blocks for m in block.modules()]
+        self.head_sizes = [(block.attention.n_kv_heads, block.attention.d_head) for block in blocks]
+        self.norm = self._norm(norm)
+        # The structs of a state or pool, with the tensors that they point to.
+        self.known: WeakKeyDictionary[KeyValueState | BlockPool, tuple[list[Tensor], Any]] = WeakKeyDictionary()
+        modules = [m for part in (*blocks, *([] if norm is None else [norm])) for m in part.modules()]
         self.watches = [m.watch for m in modules if isinstance(m, Attention)]
         unused = {m for watch in self.watches for m in watch.modules()}  # called only while its watch is on
         called = [m for m in modules if m not in unused]
@@ -97,12 +119,12 @@ class DecodeBlocks:
         )
 
     def __call__(self, x: Tensor, info: AttentionInfo, state: KeyValueState) -> Tensor:
-        """x (B, T, E) -> (B, T, E) after all blocks; new keys and values are written to the state, but `lengths` is not
-        changed. Padding is returned unchanged and not cached."""
+        """x (B, T, E) -> (B, T, E) after all blocks and the last norm; new keys and values are written to the state,
+        but `lengths` is not changed. Padding is returned unchanged and not cached."""
         (n_rows, n, width), flat = x.shape, x.flatten(0, 1)
         counts = [n] * n_rows if info.counts is None or n == 1 else info.counts
         rows, positions, real = self._tokens(state, n, counts)
-        step = DecodeStep(len(rows), width)
+        step = DecodeStep(len(rows), width, norm=self.norm)
         pointed_to: list[Any] = []  # kept alive during the call
         out = flat.clone(memory_format=torch.contiguous_format) if real is None else flat[real]  # (M, E)
         self._set_positions(step, x, info, real, pointed_to)
@@ -110,11 +132,11 @@ class DecodeBlocks:
         if self.cross:
             n_memory, lengths = state.cross[0].keys.shape[2], state.memory_lengths
             each = [n_memory] * n_rows if lengths is None else lengths.tolist()
-            memory = (LONG * len(rows))(*[each[row] for row in rows])
+            memory = (INT64 * len(rows))(*[each[row] for row in rows])
         tables, step.block_size, step.clear_blocks = self._tables(state, counts)
         step.block_tables, step.max_blocks = tables.data_ptr(), tables.shape[1]
-        caches = (LayerCache * len(self.layers))(*self._caches(state, counts, pointed_to))
-        decode(self.layers, caches, step, (LONG * len(rows))(*rows), (LONG * len(rows))(*positions), memory, out)
+        caches = self._caches(state, counts, pointed_to)
+        decode(self.layers, caches, step, (INT64 * len(rows))(*rows), (INT64 * len(rows))(*positions), memory, out)
         if real is not None:
             out = flat.index_copy(0, real, out)
         return out.view(x.shape)
@@ -161,19 +183,24 @@ class DecodeBlocks:
             return state.block_table(counts), state.pool.block_size, True
         return torch.arange(state.n_rows)[:, None], SINGLE_BLOCK, False
 
-    def _caches(self, state: KeyValueState, counts: list[int], pointed_to: list[Any]) -> list[LayerCache]:
+    def _caches(self, state: KeyValueState, counts: list[int], pointed_to: list[Any]) -> Any:
+        """The layers' caches as an array of structs, made anew where the state's tensors are others than before."""
         end = max(at + count for at, count in zip(state.lengths, counts, strict=True))
-        found = []
-        for i, (layer, cache) in enumerate(zip(self.layers, state.caches, strict=True)):
-            keys, values = cache.reserve(state.n_rows, end, layer.n_kv_heads, layer.d_head)
-            one = LayerCache(keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1))
-            if self.cross:
-                k, v = (t.contiguous() for t in (state.cross[i].keys, state.cross[i].values))
-                one.cross_keys, one.cross_values = k.data_ptr(), v.data_ptr()
-                one.cross_row_stride, one.cross_head_stride, one.cross_position_stride = k.stride()[:3]
-                pointed_to += [k, v]
-            found.append(one)
-        return found
+        n_rows, layers = state.n_rows, zip(state.caches, self.head_sizes, strict=True)
+        tensors = [t for cache, sizes in layers for t in cache.reserve(n_rows, end, *sizes)]
+        owner = state.pool if isinstance(state, PagedState) else state
+        before, structs = self.known.get(owner, ([], None))
+        if len(before) != len(tensors) or not all(map(is_, before, tensors)):
+            pairs = zip(tensors[::2], tensors[1::2], strict=True)
+            each = [LayerCache(KINDS[k.dtype], k.data_ptr(), v.data_ptr(), *byte_strides(k)) for k, v in pairs]
+            structs = (LayerCache * len(each))(*each)
+            self.known[owner] = tensors, structs
+        for struct, cross in zip(structs, state.cross, strict=False):
+            k, v = (t.contiguous() for t in (cross.keys, cross.values))
+            struct.cross_keys, struct.cross_values = k.data_ptr(), v.data_ptr()
+            struct.cross_row_stride, struct.cross_head_stride, struct.cross_position_stride = byte_strides(k)
+            pointed_to += [k, v]
+        return structs
 
     def _layer(self, block: Block) -> DecodeLayer:
         attention, cross, network = block.attention, block.cross, block.feedforward

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heedful.kernels.cpu.library import library
-from heedful.kernels.cpu.structs import LONG, DecodeLayer, DecodeStep, LayerCache, NormWeights
+from heedful.kernels.cpu.structs import INT64, DecodeLayer, DecodeStep, LayerCache, NormWeights
 
 __all__ = ["MAX_TOKENS", "SINGLE_BLOCK", "DecodeLayer", "DecodeStep", "LayerCache", "NormWeights", "decode"]
 
@@ -34,7 +34,7 @@ def decode(layers: Any, caches: Any, step: DecodeStep, rows: Any, positions: Any
     cos, sin, bias, n = step.cos, step.sin, step.bias, len(rows)
     for begin in range(0, n, MAX_TOKENS):
         step.n_tokens = min(MAX_TOKENS, n - begin)
-        offset = begin * ctypes.sizeof(LONG)
+        offset = begin * ctypes.sizeof(INT64)
         step.rows, step.positions = ctypes.addressof(rows) + offset, ctypes.addressof(positions) + offset
         step.n_memory = None if n_memory is None else ctypes.addressof(n_memory) + offset
         step.cos, step.sin = (t and t + 4 * begin * step.rotation_stride for t in (cos, sin))

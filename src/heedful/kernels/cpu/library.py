@@ -1,10 +1,12 @@
-"""The C kernels (csrc/) as one shared library: compiled on this machine, cached, checked and loaded.
+"""The C kernels (csrc/) as one shared library: chosen for this processor, checked and loaded.
 
-They need Linux, an x86-64 processor with AVX-512 (with BF16 and VNNI) and a C compiler; elsewhere `library()` is None
-and PyTorch's operators are used. `status()` tells which and why. docs/kernels.md lists the environment variables.
+A wheel has a library for each target of its platform (targets.py), of which the best that this processor can run is
+loaded. Where there is none, as in a clone, or it does not fit, the best target is compiled and cached; where that is
+not possible either, `library()` is None and PyTorch's operators are used. `status()` tells which and why.
+docs/kernels.md lists the environment variables.
 
-The cached file is named by a hash of its inputs: sources, flags, compiler and its version, processor. It ends
-with the SHA-256 of the rest: a truncated or changed file is not loaded but compiled again.
+A compiled file is named by a hash of its inputs: sources, flags, compiler and its version. It ends with the SHA-256 of
+the rest: a truncated or changed file is not loaded but compiled again.
 
 The kernels share PyTorch's threads: both use the OpenMP runtime that ships with PyTorch.
 """
@@ -17,9 +19,7 @@ import hashlib
 import logging
 import os
 import platform
-import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -27,32 +27,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from heedful.kernels.cpu.structs import DOUBLE, FLOAT, INT, LONG, POINTER, check_layouts
+from heedful.kernels.cpu.compile import (
+    FLAGS,
+    SOURCES,
+    CompileError,
+    compile_library,
+    compiler_version,
+    find_compiler,
+    platform_flags,
+)  # fmt: skip
+from heedful.kernels.cpu.structs import DOUBLE, FLOAT, INT, INT64, POINTER, check_layouts
+from heedful.kernels.cpu.targets import TARGETS, Target, supported_targets
 from heedful.paths import cache_folder
 
-SOURCES = Path(__file__).parent / "csrc"
-NEEDS = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}
-INSTRUCTIONS = "AVX-512 with BF16 and VNNI"
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11", "-fvisibility=hidden")
-TIMEOUT = 300  # seconds for compiling
+PREBUILT = Path(__file__).parent / "prebuilt"
+SUFFIX = ".dll" if os.name == "nt" else ".so"
 DIGEST = hashlib.sha256().digest_size
+_logger = logging.getLogger("heedful.kernels")
 
-_ROWS: tuple[Any, ...] = (POINTER, POINTER, LONG, LONG, FLOAT)
+_ROWS: tuple[Any, ...] = (POINTER, POINTER, INT64, INT64, FLOAT)
 SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {  # arguments and result of every exported function
-    "packed_linear": ((POINTER, POINTER, LONG, POINTER, INT), INT),
-    "single_query_attention": ((*[POINTER] * 7, *[LONG] * 5, POINTER, FLOAT, INT), None),
-    "decode": ((POINTER, LONG, POINTER, POINTER, POINTER, INT), INT),
-    "row_argmax": ((POINTER, LONG, LONG, POINTER, POINTER, INT), None),
+    "packed_linear": ((POINTER, POINTER, INT64, POINTER, INT), INT),
+    "single_query_attention": ((*[POINTER] * 7, *[INT64] * 5, POINTER, FLOAT, INT), None),
+    "decode": ((POINTER, INT64, POINTER, POINTER, POINTER, INT), INT),
+    "row_argmax": ((POINTER, INT64, INT64, POINTER, POINTER, INT), None),
     "top_p_cutoff": ((*_ROWS, DOUBLE, POINTER, POINTER, INT), INT),
     "page_masses": ((*_ROWS, POINTER, POINTER, POINTER, INT), None),
     "block_sizes": ((POINTER, POINTER, POINTER), None),
     "block_forward": ((POINTER,), None),
     "block_backward": ((POINTER,), None),
-    "sum_of_squares": ((LONG, POINTER, POINTER, INT), DOUBLE),
-    "scale_tensors": ((LONG, POINTER, POINTER, FLOAT, INT), None),
-    "adamw_step": ((LONG, *[POINTER] * 7, INT), None),
+    "sum_of_squares": ((INT64, POINTER, POINTER, INT), DOUBLE),
+    "scale_tensors": ((INT64, POINTER, POINTER, FLOAT, INT), None),
+    "adamw_step": ((INT64, *[POINTER] * 7, INT), None),
 }
 
 
@@ -62,36 +71,70 @@ class Status:
 
     available: bool
     reason: str  # one line
-    details: str = ""  # the compiler's full output, where it failed
+    details: str = ""  # the full message, where a library failed
 
     def __str__(self) -> str:
         return f"C kernels: {'' if self.available else 'not used: '}{self.reason}"
 
 
-class CompileError(Exception):
-    """Compiling failed; the message is the compiler's output."""
-
-
 @functools.cache
 def _loaded() -> tuple[ctypes.CDLL | None, Status]:
-    """The library and its status, compiled and loaded by the first call; a failure is logged once, here."""
-    if os.environ.get("HEEDFUL_KERNELS") == "0":
+    """The library and its status, loaded (and if need be compiled) by the first call, which logs failures."""
+    wanted = os.environ.get("HEEDFUL_KERNELS", "")
+    if wanted == "0":
         return None, Status(False, "HEEDFUL_KERNELS=0 switches them off")
-    if not _processor() >= NEEDS:
-        return None, Status(False, f"they need Linux and an x86-64 processor that has {INSTRUCTIONS}")
-    compiler = _compiler()
+    targets = supported_targets()
+    if wanted not in ("", "1"):
+        targets = [target for target in targets if target.name == wanted]
+        if not targets:
+            return None, _failed(Status(False, _why_not(wanted)))
+    if not targets:
+        known = dict.fromkeys(target.instructions for target in reversed(TARGETS))
+        return None, Status(False, f"they need a processor that has one of {', '.join(known)}")
+    _share_openmp()
+    prebuilt = _prebuilt(targets)
+    return prebuilt if prebuilt is not None else _compiled(targets[0])
+
+
+def _why_not(wanted: str) -> str:
+    """Why the target that HEEDFUL_KERNELS names cannot be used."""
+    of_name = {target.name: target for target in TARGETS}
+    if wanted in of_name:
+        return f"HEEDFUL_KERNELS={wanted}: this processor has no {of_name[wanted].instructions}"
+    return f"HEEDFUL_KERNELS={wanted}: there are 0 (off), {', '.join(of_name)}"
+
+
+def _prebuilt(targets: list[Target]) -> tuple[ctypes.CDLL, Status] | None:
+    """The best library of those that came with the package, or None if there is none or it does not fit."""
+    for target in targets:
+        path = PREBUILT / f"{target.name}{SUFFIX}"
+        if path.exists():
+            try:
+                return _open(path), Status(True, f"{target.instructions}, prebuilt")
+            except (OSError, ValueError, AttributeError) as error:
+                _logger.warning("C kernels: %s cannot be used and is compiled anew: %s", path, error)
+    return None
+
+
+def _compiled(target: Target) -> tuple[ctypes.CDLL | None, Status]:
+    """The library of a target, compiled on this machine."""
+    compiler = find_compiler()
     if compiler is None:
         return None, Status(False, "no C compiler (cc, gcc, clang) was found")
     try:
-        version = _version(compiler)
-        lib = _load(compiler, version)
+        version = compiler_version(compiler)
+        lib = _load(compiler, version, target)
     except (OSError, ValueError, AttributeError, subprocess.SubprocessError, CompileError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         summary = next((line for line in lines if "error" in line.lower()), lines[0])
-        failed = Status(False, f"{shlex.join(compiler)}: {summary}", str(error))
-        logging.getLogger("heedful.kernels").warning("%s (PyTorch's operators are used instead)", failed)
-        return None, failed
-    return lib, Status(True, f"{INSTRUCTIONS}, compiled by {version}")
+        return None, _failed(Status(False, f"{shlex.join(compiler)}: {summary}", str(error)))
+    return lib, Status(True, f"{target.instructions}, compiled by {version}")
+
+
+def _failed(status: Status) -> Status:
+    """Log why there are no kernels."""
+    _logger.warning("%s (PyTorch's operators are used instead)", status)
+    return status
 
 
 def library() -> ctypes.CDLL | None:
@@ -114,46 +157,43 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _processor() -> set[str]:
-    """The instruction sets of this processor, as /proc/cpuinfo names them."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return set()
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
+def openmp_libraries() -> list[Path]:
+    """The OpenMP runtimes in PyTorch's folders: libgomp on Linux, libomp on macOS, libiomp5md on Windows."""
+    package = Path(torch.__file__).parent
+    names = [path for folder in (package / "lib", package.parent / "torch.libs") for path in folder.glob("lib*omp*")]
+    return [path for path in sorted(names) if path.name.startswith(("libgomp", "libomp", "libiomp5md.dll"))]
 
 
-def _compiler() -> list[str] | None:
-    """The command of a C compiler: CC, which may have arguments, or the first of cc, gcc and clang that is found."""
-    for command in (shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]):
-        path = shutil.which(command[0]) if command else None
-        if path is not None:
-            return [path, *command[1:]]
-    return None
+def _share_openmp() -> None:
+    """Make the symbols of the OpenMP runtime that PyTorch has loaded visible to the kernels; loads no second one."""
+    if os.name == "nt":
+        return  # found by its name
+    for name in (*openmp_libraries(), "libgomp.so.1"):  # the last: the system's, in PyTorch of a distribution
+        with suppress(OSError):
+            ctypes.CDLL(str(name), mode=os.RTLD_NOLOAD | os.RTLD_NOW | os.RTLD_GLOBAL)
 
 
-def _version(compiler: list[str]) -> str:
-    """The compiler's name and version, for example "gcc 12.2.0"."""
-    output = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
-    name = "clang" if "clang" in output else "gcc" if "Free Software Foundation" in output else Path(compiler[0]).name
-    numbers = re.findall(r"\d+\.\d+(?:\.\d+)?", output.partition("\n")[0])
-    return f"{name} {numbers[-1]}" if numbers else name
-
-
-def _load(compiler: list[str], version: str) -> ctypes.CDLL:
+def _load(compiler: list[str], version: str, target: Target) -> ctypes.CDLL:
     """Load the cached file, compiling first if it is missing or damaged; without a cache folder, a temporary file."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]"))]
-    depends_on = [*texts, *compiler, version, *FLAGS, *sorted(_processor())]
-    name = f"kernels-{hashlib.sha256(chr(0).join(depends_on).encode()).hexdigest()[:16]}.so"
-    path = cache_folder() / name
+    system = platform.system().lower()
     with suppress(OSError):
-        if not _intact(path):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(path, _compile(compiler))
-        return _open(path)
-    with tempfile.TemporaryDirectory(prefix="heedful-") as folder:  # the file is not needed once loaded
-        path = Path(folder) / name
-        _write(path, _compile(compiler))
-        return _open(path)
+        return _open(cached_library(compiler, version, target, system, cache_folder()))
+    # The file is not needed once loaded, though Windows keeps it.
+    with tempfile.TemporaryDirectory(prefix="heedful-", ignore_cleanup_errors=True) as folder:
+        return _open(cached_library(compiler, version, target, system, Path(folder)))
+
+
+def cached_library(compiler: list[str], version: str, target: Target, system: str, folder: Path) -> Path:
+    """The file of a target in the folder, compiled if it is missing or damaged."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("*.[ch]"))]
+    depends_on = [*texts, *compiler, version, *FLAGS, *platform_flags(system), *target.flags]
+    digest = hashlib.sha256(chr(0).join(depends_on).encode()).hexdigest()[:16]
+    path = folder / f"kernels-{target.name}-{digest}{SUFFIX}"
+    if not _intact(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        openmp = next(iter(openmp_libraries()), None)
+        _write(path, compile_library(compiler, target.flags, system, openmp))
+    return path
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -186,30 +226,3 @@ def _write(path: Path, content: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
-
-
-def _compile(compiler: list[str]) -> bytes:
-    """Compile all sources in parallel and link them; returns the shared library."""
-    with tempfile.TemporaryDirectory(prefix="heedful-") as name:
-        folder = Path(name)
-        compiling = []
-        for source in sorted(SOURCES.glob("*.c")):
-            command = [*compiler, *FLAGS, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]
-            with open(folder / f"{source.stem}.log", "wb") as log:
-                compiling.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
-        try:
-            failed = any([process.wait(timeout=TIMEOUT) for process in compiling])
-        finally:
-            for process in compiling:
-                process.kill()
-                process.wait()
-        if failed:
-            logs = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(folder.glob("*.log"))]
-            raise CompileError("".join(logs).strip() or "it fails and says nothing")
-        # Linked without an OpenMP library: its symbols resolve to the one that PyTorch has loaded.
-        objects = [str(path) for path in sorted(folder.glob("*.o"))]
-        command = [*compiler, "-shared", *objects, "-o", str(folder / "kernels.so")]
-        linking = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
-        if linking.returncode:
-            raise CompileError((linking.stderr + linking.stdout).strip() or "it fails to link and says nothing")
-        return (folder / "kernels.so").read_bytes()

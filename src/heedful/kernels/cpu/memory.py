@@ -21,20 +21,20 @@ def keep_memory() -> None:
     A training step allocates the same tens of megabytes again and again. By default they are returned to the system in
     between and cost page faults when allocated again: a step of a small model on two cores took 1.5 times as long.
     """
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # Windows has no library that is called None
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: smaller blocks come from the heap
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: the heap is not trimmed below this
 
 
 class HugePages:
-    """A memory mapping with 2 MB pages, where the system has them, from which tensors are allocated in sequence."""
+    """A memory mapping, on Linux with 2 MB pages where it has them, from which tensors are allocated in sequence."""
 
     def __init__(self, size: int) -> None:
         # Shared memory, Python's default, gets no huge pages (shmem_enabled is "never" nearly everywhere).
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         self.memory, self.used = mmap.mmap(-1, size, **private), 0
-        with suppress(OSError):
+        with suppress(OSError, AttributeError):  # macOS has no MADV_HUGEPAGE, Windows no madvise
             self.memory.madvise(mmap.MADV_HUGEPAGE)
 
     def copy(self, tensor: Tensor) -> Tensor | None:

@@ -9,11 +9,13 @@ import ctypes
 
 from torch import Tensor
 
-POINTER, LONG, INT, FLOAT, DOUBLE = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float, ctypes.c_double
+POINTER, INT64, INT, FLOAT, DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float, ctypes.c_double
 
-ABI_VERSION = 1  # as in structs.h
+ABI_VERSION = 2  # as in structs.h
 BLOCK_PARTS = ("attention_norm", "feedforward_norm", "query", "key", "value", "output", "up", "gate", "down")
 BlockPointers = POINTER * (2 * len(BLOCK_PARTS))  # a weight and a bias of each part
+BLOCK_DROPOUTS = ("weights", "attention", "hidden", "feedforward")
+BlockDropouts = DOUBLE * len(BLOCK_DROPOUTS)
 
 
 class PackedMatrix(ctypes.Structure):
@@ -22,7 +24,7 @@ class PackedMatrix(ctypes.Structure):
     tensors: tuple[Tensor, Tensor | None, Tensor | None]  # weight, scales and bias, held so that they are not freed
 
     _fields_ = (
-        ("kind", LONG), ("n_inputs", LONG), ("n_outputs", LONG), ("weight", POINTER), ("scales", POINTER),
+        ("kind", INT64), ("n_inputs", INT64), ("n_outputs", INT64), ("weight", POINTER), ("scales", POINTER),
         ("bias", POINTER),
     )  # fmt: skip
 
@@ -30,14 +32,14 @@ class PackedMatrix(ctypes.Structure):
 class NormWeights(ctypes.Structure):
     """A LayerNorm (kind 1) or RMSNorm (kind 2) over `size` numbers; kind 0 is none."""
 
-    _fields_ = (("kind", LONG), ("size", LONG), ("weight", POINTER), ("bias", POINTER), ("eps", DOUBLE))
+    _fields_ = (("kind", INT64), ("size", INT64), ("weight", POINTER), ("bias", POINTER), ("eps", DOUBLE))
 
 
 class DecodeLayer(ctypes.Structure):
     """A block's settings and packed weights; in gated layers `up` has the gate's outputs before its own."""
 
     _fields_ = (
-        *((name, LONG) for name in ("residual", "activation", "gated", "window", "n_heads", "n_kv_heads", "d_head")),
+        *((name, INT64) for name in ("residual", "activation", "gated", "window", "n_heads", "n_kv_heads", "d_head")),
         ("scale", DOUBLE), ("cross_scale", DOUBLE),
         *((name, NormWeights) for name in (
             "attention_norm", "attention_post_norm", "cross_norm", "feedforward_norm", "feedforward_post_norm",
@@ -48,12 +50,14 @@ class DecodeLayer(ctypes.Structure):
 
 
 class LayerCache(ctypes.Structure):
-    """A layer's KV cache, (blocks, G, positions in a block, D), and its encoder keys and values (B, G, S, D)."""
+    """A layer's KV cache, (blocks, G, positions in a block, D), and its encoder keys and values (B, G, S, D); strides
+    are in bytes."""
 
     _fields_ = (
-        ("keys", POINTER), ("values", POINTER), ("block_stride", LONG), ("head_stride", LONG),
-        ("cross_keys", POINTER), ("cross_values", POINTER), ("cross_row_stride", LONG), ("cross_head_stride", LONG),
-        ("cross_position_stride", LONG),
+        ("kind", INT64), ("keys", POINTER), ("values", POINTER), ("block_stride", INT64), ("head_stride", INT64),
+        ("position_stride", INT64),
+        ("cross_keys", POINTER), ("cross_values", POINTER), ("cross_row_stride", INT64), ("cross_head_stride", INT64),
+        ("cross_position_stride", INT64),
     )  # fmt: skip
 
 
@@ -67,13 +71,15 @@ class DecodeStep(ctypes.Structure):
     cos, sin               (M or 1, n_rotated_pairs) or none; rotation_stride between tokens
     bias                   (M or 1, H or 1, S) added to the scores of self-attention, or none
     n_memory               (M,) positions of the encoder's output to attend to, or none
+    norm                   the norm after the last layer
     """
 
     _fields_ = (
-        ("n_tokens", LONG), ("width", LONG), ("rows", POINTER), ("positions", POINTER), ("block_tables", POINTER),
-        ("max_blocks", LONG), ("block_size", LONG), ("clear_blocks", LONG), ("cos", POINTER), ("sin", POINTER),
-        ("n_rotated_pairs", LONG), ("rotation_stride", LONG), ("interleaved", LONG), ("bias", POINTER),
-        ("bias_token_stride", LONG), ("bias_head_stride", LONG), ("n_memory", POINTER),
+        ("n_tokens", INT64), ("width", INT64), ("rows", POINTER), ("positions", POINTER), ("block_tables", POINTER),
+        ("max_blocks", INT64), ("block_size", INT64), ("clear_blocks", INT64), ("cos", POINTER), ("sin", POINTER),
+        ("n_rotated_pairs", INT64), ("rotation_stride", INT64), ("interleaved", INT64), ("bias", POINTER),
+        ("bias_token_stride", INT64), ("bias_head_stride", INT64), ("n_memory", POINTER),
+        ("norm", NormWeights),
     )  # fmt: skip
 
 
@@ -81,13 +87,14 @@ class BlockArguments(ctypes.Structure):
     """The arguments of a block's forward and backward pass in training."""
 
     _fields_ = (
-        *((name, LONG) for name in ("n_sequences", "length", "width", "hidden", "n_heads", "n_kv_heads", "d_head")),
-        *((name, LONG) for name in ("rms", "activation", "gated", "causal", "threads")),
+        *((name, INT64) for name in ("n_sequences", "length", "width", "hidden", "n_heads", "n_kv_heads", "d_head")),
+        *((name, INT64) for name in ("rms", "activation", "gated", "causal", "bfloat16", "threads")),
         ("scale", DOUBLE), ("eps", DOUBLE), ("weights", BlockPointers), ("gradients", BlockPointers),
-        ("mask", POINTER), ("mask_stride", LONG),
-        ("cos", POINTER), ("sin", POINTER), ("n_rotated_pairs", LONG), ("rotation_stride", LONG),
-        ("interleaved", LONG),
-        *((name, POINTER) for name in ("x", "d_y", "y", "d_x", "saved", "workspace")),
+        ("mask", POINTER), ("mask_stride", INT64),
+        ("cos", POINTER), ("sin", POINTER), ("n_rotated_pairs", INT64), ("rotation_stride", INT64),
+        ("interleaved", INT64),
+        *((name, POINTER) for name in ("x", "d_y", "y", "d_x")),
+        ("dropout", BlockDropouts), ("seed", POINTER), ("saved", POINTER), ("workspace", POINTER),
     )  # fmt: skip
 
 
@@ -103,15 +110,15 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
 
 
 class _AbiField(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("offset", LONG), ("size", LONG))
+    _fields_ = (("name", ctypes.c_char_p), ("offset", INT64), ("size", INT64))
 
 
 def check_layouts(lib: ctypes.CDLL) -> None:
     """Raise ValueError unless the library has the version and the struct layouts that are defined here."""
-    lib.abi_version.restype, lib.abi_fields.restype = LONG, ctypes.POINTER(_AbiField)
+    lib.abi_version.restype, lib.abi_fields.restype = INT64, ctypes.POINTER(_AbiField)
     if lib.abi_version() != ABI_VERSION:
         raise ValueError(f"the library has ABI version {lib.abi_version()}, not {ABI_VERSION}")
-    n = LONG()
+    n = INT64()
     fields = lib.abi_fields(ctypes.byref(n))
     theirs = {fields[i].name.decode(): (fields[i].offset, fields[i].size) for i in range(n.value)}
     ours = {s.__name__: (0, ctypes.sizeof(s)) for s in STRUCTS}

@@ -37,14 +37,15 @@ def accelerate_decoder(model: GenerativeModel[Any]) -> None:
 
 def supports_graphs(model: GenerativeModel[Any]) -> bool:
     """Whether decode steps can be recorded as CUDA graphs: routing to experts asks the host where tokens go, LongRoPE
-    recomputes a row at its switch length, a bias by distance is made from numbers in Python, and weights that are
-    divided over processes (DTensor) are communicated."""
+    recomputes a row at its switch length, a bias by distance is made from numbers in Python, weights that are divided
+    over processes (DTensor) are communicated, and the kernels read no int8 KV cache."""
     return (
         any(p.is_cuda and not hasattr(p, "to_local") for p in model.parameters())
         and has_triton()
         and isinstance(model, DecoderModel)
         and type(model.new_state(0, 0)) is KeyValueState
         and model.decoder.bias is None
+        and model.kv_cache is None
         and not any(isinstance(module, MixtureOfExperts) for module in model.modules())
     )
 

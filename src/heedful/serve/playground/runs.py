@@ -179,7 +179,7 @@ def _is_alive(lock: Path) -> bool:
     try:
         with lock.open("rb") as file:
             number = int(file.read(20))
-        if number < 1:
+        if number < 1 or os.name != "posix":  # on Windows, where runs have no lock, signal 0 is Ctrl-C
             return False
         os.kill(number, 0)
     except PermissionError:

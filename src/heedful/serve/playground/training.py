@@ -137,8 +137,8 @@ class TrainingProcess:
         process, watch = self._process, self._watch
         if process is None or watch is None:
             return
-        if process.returncode is None:
-            process.terminate()
+        if process.stdin is not None:
+            process.stdin.close()  # --stop-on-eof: on Windows SIGTERM would end it without a checkpoint
         try:
             await asyncio.wait_for(asyncio.shield(watch), PATIENCE)
         except TimeoutError:

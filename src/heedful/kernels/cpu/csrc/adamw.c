@@ -10,18 +10,18 @@
 
 // Iterates over the vectors of this thread's share of n elements: offset k, lanes `some`.
 #define FOR_SHARE(n)                                                                                    \
-  for (long k = (n) * omp_get_thread_num() / omp_get_num_threads(),                                     \
+  for (int64_t k = (n) * omp_get_thread_num() / omp_get_num_threads(),                                     \
             end = (n) * (omp_get_thread_num() + 1) / omp_get_num_threads(), some = first_lanes(end - k); \
        k < end; k += LANES, some = first_lanes(end - k))
 #define PARALLEL_TEAM _Pragma("omp parallel num_threads(threads) if (threads > 1)")
 
 // The sum of squares of all elements; within a tensor it is accumulated in 16 float32 lanes.
-EXPORT double sum_of_squares(long n, float *const *tensors, const long *sizes, int threads) {
+EXPORT double sum_of_squares(int64_t n, float *const *tensors, const int64_t *sizes, int threads) {
   double sums[MAX_THREADS] = {0}, total = 0;
   threads = (int)min_long(threads, MAX_THREADS);
   PARALLEL_TEAM {
     double own = 0;
-    for (long i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i++) {
       vec sum = v_zero();
       FOR_SHARE(sizes[i]) {
         vec x = v_load_lanes(some, tensors[i] + k);
@@ -35,17 +35,17 @@ EXPORT double sum_of_squares(long n, float *const *tensors, const long *sizes, i
   return total;
 }
 
-EXPORT void scale_tensors(long n, float *const *tensors, const long *sizes, float factor, int threads) {
-  PARALLEL_TEAM for (long i = 0; i < n; i++)
+EXPORT void scale_tensors(int64_t n, float *const *tensors, const int64_t *sizes, float factor, int threads) {
+  PARALLEL_TEAM for (int64_t i = 0; i < n; i++)
     FOR_SHARE(sizes[i])
       v_store_lanes(tensors[i] + k, some, v_mul(v_load_lanes(some, tensors[i] + k), v_set(factor)));
 }
 
 // One step of AdamW (Loshchilov & Hutter 2019, algorithm 2) as in torch; `steps` has the step count of each tensor.
-EXPORT void adamw_step(long n, float *const *weights, float *const *gradients, float *const *means,
-                       float *const *variances, float *const *steps, const long *sizes, const AdamWSettings *s,
+EXPORT void adamw_step(int64_t n, float *const *weights, float *const *gradients, float *const *means,
+                       float *const *variances, float *const *steps, const int64_t *sizes, const AdamWSettings *s,
                        int threads) {
-  PARALLEL_TEAM for (long i = 0; i < n; i++) {
+  PARALLEL_TEAM for (int64_t i = 0; i < n; i++) {
     double step = (double)*steps[i] + 1;
     vec decay = v_set(1 - s->lr * s->weight_decay), eps = v_set(s->eps), beta2 = v_set(s->beta2);
     vec rest1 = v_set(1 - s->beta1), rest2 = v_set(1 - s->beta2);
@@ -63,5 +63,5 @@ EXPORT void adamw_step(long n, float *const *weights, float *const *gradients, f
       v_store_lanes(weights[i] + k, some, w);
     }
   }
-  for (long i = 0; i < n; i++) *steps[i] += 1;
+  for (int64_t i = 0; i < n; i++) *steps[i] += 1;
 }

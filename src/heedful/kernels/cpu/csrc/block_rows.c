@@ -2,10 +2,10 @@
 
 #include "block.h"
 
-void normalize_rows(const Block *b, int which, const float *x, long begin, long end) {
+void normalize_rows(const Block *b, int which, const float *x, int64_t begin, int64_t end) {
   const float *weight = b->a.weights[which][0], *bias = b->a.weights[which][1];
-  long n = b->a.width;
-  for (long row = begin; row < end; row++) {
+  int64_t n = b->a.width;
+  for (int64_t row = begin; row < end; row++) {
     float *stats = b->stats[which] + 2 * row;
     float *y = b->normed[which] + row * n;
     stats[1] = normalize_row(b->a.rms, weight, bias, (float)b->a.eps, x + row * n, y, n, stats);
@@ -13,13 +13,13 @@ void normalize_rows(const Block *b, int which, const float *x, long begin, long 
 }
 
 // With u = (x - mean) / std and g = weight · d: d_x = (g - mean(g) - u mean(g u)) / std.
-void normalize_rows_backward(const Block *b, int which, const float *x, const float *past, float *to, long begin,
-                             long end) {
+void normalize_rows_backward(const Block *b, int which, const float *x, const float *past, float *to, int64_t begin,
+                             int64_t end) {
   const float *weight = b->a.weights[which][0];
-  long n = b->a.width;
+  int64_t n = b->a.width;
   float *d_weight = b->partial + omp_get_thread_num() * b->partial_stride + 2 * which * n, *d_bias = d_weight + n;
   memset(d_weight, 0, 2 * n * sizeof(float));
-  for (long row = begin; row < end; row++) {
+  for (int64_t row = begin; row < end; row++) {
     const float *at_x = x + row * n, *d = b->d_normed + row * n;
     vec mean = v_set(b->stats[which][2 * row]), inverse = v_set(b->stats[which][2 * row + 1]);
     vec sum = v_zero(), product = v_zero();
@@ -44,19 +44,19 @@ void normalize_rows_backward(const Block *b, int which, const float *x, const fl
   }
 }
 
-void rotate_rows(const Block *b, float *qkv, long begin, long end, float direction) {
+void rotate_rows(const Block *b, float *qkv, int64_t begin, int64_t end, float direction) {
   const BlockArguments *a = &b->a;
-  for (long row = begin; row < end && a->cos; row++) {
-    long at = row % a->length * a->n_rotated_pairs + row / a->length * a->rotation_stride;
-    for (long h = 0; h < a->n_heads + a->n_kv_heads; h++)
+  for (int64_t row = begin; row < end && a->cos; row++) {
+    int64_t at = row % a->length * a->n_rotated_pairs + row / a->length * a->rotation_stride;
+    for (int64_t h = 0; h < a->n_heads + a->n_kv_heads; h++)
       rotate_head(qkv + row * b->qkv_size + h * a->d_head, a->cos + at, a->sin + at, a->n_rotated_pairs, a->interleaved,
                   direction);
   }
 }
 
-INLINE void activate_as(const Block *b, long begin, long end, const int kind) {
-  long n = b->a.hidden;
-  for (long row = begin; row < end; row++) FOR_LANES(n) {
+INLINE void activate_as(const Block *b, int64_t begin, int64_t end, const int kind) {
+  int64_t n = b->a.hidden;
+  for (int64_t row = begin; row < end; row++) FOR_LANES(n) {
     lanes here = first_lanes(n - k);
     const float *x = b->up + row * b->up_size + k;
     vec derivative, y = activate(kind, v_load_lanes(here, x), &derivative);
@@ -65,9 +65,9 @@ INLINE void activate_as(const Block *b, long begin, long end, const int kind) {
   }
 }
 
-INLINE void activate_backward_as(const Block *b, long begin, long end, const int kind) {
-  long n = b->a.hidden;
-  for (long row = begin; row < end; row++) FOR_LANES(n) {
+INLINE void activate_backward_as(const Block *b, int64_t begin, int64_t end, const int kind) {
+  int64_t n = b->a.hidden;
+  for (int64_t row = begin; row < end; row++) FOR_LANES(n) {
     lanes here = first_lanes(n - k);
     const float *x = b->up + row * b->up_size + k;
     float *d = b->d_up + row * b->up_size + k;
@@ -84,10 +84,10 @@ INLINE void activate_backward_as(const Block *b, long begin, long end, const int
   }
 }
 
-void activate_rows(const Block *b, long begin, long end) {
+void activate_rows(const Block *b, int64_t begin, int64_t end) {
   BY_ACTIVATION(b->a.activation, activate_as, b, begin, end)
 }
 
-void activate_rows_backward(const Block *b, long begin, long end) {
+void activate_rows_backward(const Block *b, int64_t begin, int64_t end) {
   BY_ACTIVATION(b->a.activation, activate_backward_as, b, begin, end)
 }

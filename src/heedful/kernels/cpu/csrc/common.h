@@ -2,20 +2,27 @@
 // embeddings. NaN and infinity propagate as in PyTorch's operators.
 
 #pragma once
-#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "vector.h"
 
+// Of OpenMP, whose header Apple's compiler lacks.
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
 #define EXPORT __attribute__((visibility("default")))  // other symbols are hidden
+#endif
 
 enum { RELU, GELU, GELU_TANH, SILU };
 
-INLINE long min_long(long a, long b) { return a < b ? a : b; }
-INLINE long max_long(long a, long b) { return a > b ? a : b; }
-INLINE long round_up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
+INLINE int64_t min_long(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max_long(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // e^x by Cephes' polynomial, within 2 ulp. Denormal results are flushed to 0.
 INLINE vec v_exp(vec x) {
@@ -32,13 +39,6 @@ INLINE vec v_exp(vec x) {
   y = v_fma(y, r, v_set(5.0000001201e-1f));
   y = v_fma(y, v_mul(r, r), v_add(r, v_set(1)));
   return v_scale_by_power_of_two(normal, y, n);
-}
-
-// 1/x for x >= 1: a 14-bit estimate and one Newton step.
-INLINE vec v_reciprocal(vec x) {
-  vec y = v_reciprocal_estimate(x);
-  vec finite = v_mul(y, v_fnma(x, y, v_set(2)));
-  return v_select(v_equal(y, v_zero()), y, finite);  // 1/∞ is 0
 }
 
 // An activation and its derivative at x. `kind` is a compile-time constant.
@@ -83,8 +83,8 @@ INLINE vec activate(const int kind, vec x, vec *derivative) {
 
 // y = (x - mean) / std · weight + bias of a row (n); for RMSNorm mean = 0 and there is no bias. y may alias x.
 // Returns 1 / std.
-INLINE float normalize_row(int rms, const float *weight, const float *bias, float eps, const float *x, float *y, long n,
-                           float *mean_out) {
+INLINE float normalize_row(int rms, const float *weight, const float *bias, float eps, const float *x, float *y,
+                           int64_t n, float *mean_out) {
   vec sum = v_zero(), squares = v_zero();
   float mean = 0;
   if (!rms) {
@@ -111,9 +111,10 @@ INLINE float normalize_row(int rms, const float *weight, const float *bias, floa
 
 // Rotary embedding (Su et al. 2021) of one head, in place; direction -1 is the inverse. The elements of a pair are
 // adjacent (interleaved) or n_pairs apart.
-INLINE void rotate_head(float *x, const float *cos, const float *sin, long n_pairs, int interleaved, float direction) {
-  long apart = interleaved ? 1 : n_pairs, step = interleaved ? 2 : 1;
-  for (long i = 0; i < n_pairs; i++) {
+INLINE void rotate_head(float *x, const float *cos, const float *sin, int64_t n_pairs, int interleaved,
+                        float direction) {
+  int64_t apart = interleaved ? 1 : n_pairs, step = interleaved ? 2 : 1;
+  for (int64_t i = 0; i < n_pairs; i++) {
     float *a = x + i * step, *b = a + apart;
     float first = *a * cos[i] - *b * sin[i] * direction, second = *b * cos[i] + *a * sin[i] * direction;
     *a = first, *b = second;

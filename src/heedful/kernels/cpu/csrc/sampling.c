@@ -9,14 +9,14 @@
 #define LEVELS_PER_NAT 64
 
 // The maximum of each row (M, N) and its first index; for rows with NaN, NaN and its first index.
-EXPORT void row_argmax(const float *x, long n_rows, long n, float *values, long *indices, int threads) {
+EXPORT void row_argmax(const float *x, int64_t n_rows, int64_t n, float *values, int64_t *indices, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && n_rows * n > 65536)
-  for (long row = 0; row < n_rows; row++) {
+  for (int64_t row = 0; row < n_rows; row++) {
     const float *from = x + row * n;
     float most = -INFINITY;
-    long index = 0, has_nan = 0;
-    for (long page = 0; page < n && !has_nan; page += PAGE) {
-      long size = min_long(PAGE, n - page);
+    int64_t index = 0, has_nan = 0;
+    for (int64_t page = 0; page < n && !has_nan; page += PAGE) {
+      int64_t size = min_long(PAGE, n - page);
       vec high = v_set(-INFINITY);
       lanes wrong = 0;
       FOR_LANES(size) {
@@ -54,29 +54,29 @@ static int by_rank(const void *a, const void *b) {  // descending; ties by ascen
   return first->x != second->x ? (first->x < second->x ? 1 : -1) : first->index - second->index;
 }
 
-INLINE long level(float x, float maximum, float inverse_temperature) {
+INLINE int64_t level(float x, float maximum, float inverse_temperature) {
   float depth = (maximum - x) * inverse_temperature * LEVELS_PER_NAT;
-  return depth < LEVELS - 1 ? (long)depth : LEVELS - 1;
+  return depth < LEVELS - 1 ? (int64_t)depth : LEVELS - 1;
 }
 
 // The top-p set of one row. Logits are put into a histogram by their distance from the maximum, whole levels are
 // included until the next would exceed top_p, and only that one is sorted. Returns 0 if memory is exhausted.
-static int row_cutoff(const float *x, long n, float maximum, float inverse_temperature, double top_p, float *cutoff,
-                      long *last) {
+static int row_cutoff(const float *x, int64_t n, float maximum, float inverse_temperature, double top_p, float *cutoff,
+                      int64_t *last) {
   double mass[LEVELS] = {0}, total = 0, reached = 0;
-  long border = 0, n_ranked = 0, j = 0;
+  int64_t border = 0, n_ranked = 0, j = 0;
   FOR_LANES(n) {
     float p[LANES];
     v_store(p, probabilities(first_lanes(n - k), x + k, maximum, inverse_temperature));
-    for (long i = 0; i < LANES && k + i < n; i++)
+    for (int64_t i = 0; i < LANES && k + i < n; i++)
       if (p[i] > 0) mass[level(x[k + i], maximum, inverse_temperature)] += p[i];
   }
-  for (long i = 0; i < LEVELS; i++) total += mass[i];
+  for (int64_t i = 0; i < LEVELS; i++) total += mass[i];
   while (border < LEVELS - 1 && reached + mass[border] < top_p * total) reached += mass[border++];
-  for (long i = 0; i < n; i++) n_ranked += level(x[i], maximum, inverse_temperature) == border;
+  for (int64_t i = 0; i < n; i++) n_ranked += level(x[i], maximum, inverse_temperature) == border;
   Ranked *ranked = malloc((n_ranked + 1) * sizeof(Ranked));
   if (!ranked) return 0;
-  for (long i = 0; i < n; i++)
+  for (int64_t i = 0; i < n; i++)
     if (level(x[i], maximum, inverse_temperature) == border) ranked[j++] = (Ranked){x[i], (int)i};
   qsort(ranked, n_ranked, sizeof(Ranked), by_rank);
   *cutoff = maximum, *last = n;
@@ -93,11 +93,11 @@ static int row_cutoff(const float *x, long n, float maximum, float inverse_tempe
 // The fewest logits of each row (M, N), greatest first, whose probabilities sum to top_p: all above cutoffs[row], and
 // of those equal to it the ones up to index last[row]. The cutoff is NaN if the maximum is not finite. Returns 0 if
 // memory is exhausted.
-EXPORT int top_p_cutoff(const float *x, const float *maxima, long n_rows, long n, float inverse_temperature,
-                        double top_p, float *cutoffs, long *last, int threads) {
+EXPORT int top_p_cutoff(const float *x, const float *maxima, int64_t n_rows, int64_t n, float inverse_temperature,
+                        double top_p, float *cutoffs, int64_t *last, int threads) {
   int done = 1;
 #pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1 && n_rows * n > 65536)
-  for (long row = 0; row < n_rows; row++) {
+  for (int64_t row = 0; row < n_rows; row++) {
     cutoffs[row] = NAN, last[row] = n;
     if (!isfinite(maxima[row])) continue;
     if (!row_cutoff(x + row * n, n, maxima[row], inverse_temperature, top_p, cutoffs + row, last + row)) done = 0;
@@ -107,14 +107,14 @@ EXPORT int top_p_cutoff(const float *x, const float *maxima, long n_rows, long n
 
 // The sums of unnormalized probabilities of every 256 logits of each row, (M, pages); only of the top-p set if `cutoffs`
 // is given.
-EXPORT void page_masses(const float *x, const float *maxima, long n_rows, long n, float inverse_temperature,
-                        const float *cutoffs, const long *last, float *masses, int threads) {
-  long n_pages = (n + PAGE - 1) / PAGE;
+EXPORT void page_masses(const float *x, const float *maxima, int64_t n_rows, int64_t n, float inverse_temperature,
+                        const float *cutoffs, const int64_t *last, float *masses, int threads) {
+  int64_t n_pages = (n + PAGE - 1) / PAGE;
 #pragma omp parallel for num_threads(threads) if (threads > 1 && n_rows * n > 65536)
-  for (long row = 0; row < n_rows; row++)
-    for (long page = 0; page < n_pages; page++) {
+  for (int64_t row = 0; row < n_rows; row++)
+    for (int64_t page = 0; page < n_pages; page++) {
       const float *from = x + row * n + page * PAGE;
-      long size = min_long(PAGE, n - page * PAGE);
+      int64_t size = min_long(PAGE, n - page * PAGE);
       vec sum = v_zero();
       FOR_LANES(size) {
         lanes some = first_lanes(size - k);
