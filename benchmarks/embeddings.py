@@ -1,6 +1,7 @@
 """Sentence embeddings: sentences per second of heedful and its peers on real text, in one run.
 
     python benchmarks/embeddings.py FOLDER [--data ../shared/data] [--sentences 2000] [--rounds 5] [--only NAME ...]
+    python benchmarks/embeddings.py FOLDER --server [--llama-cpp SOURCES] [--sentences 500] [--rounds 5]
 
 FOLDER holds all-MiniLM-L6-v2 (`make real` installs it). The sentences are drawn with a fixed seed from SST-2, SQuAD
 (questions, sentences, whole passages), Multi30k and WikiText-2, so that most are short and some long, truncated to 256
@@ -12,15 +13,21 @@ given order.
 The limit is arithmetic: the FLOPs of the real tokens over the measured FLOP/s of matrix products of the model's shape.
 The table also compares the vectors with those of sentence-transformers in float32: largest absolute difference and
 least cosine similarity.
+
+With --server it is servers over HTTP (peers/embedding_servers.py), asked by OpenAI's client on the same cores: one
+client with a text a request, 16 of them, and one with 64 texts a request. All servers run; rounds alternate between
+them. Texts of more than 256 tokens are left out: not every server truncates.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gzip
 import json
 import multiprocessing
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -240,14 +247,88 @@ def compare(options: argparse.Namespace) -> None:
         )
 
 
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+LOADS = ((1, 1), (16, 1), (1, 64))  # clients, texts a request
+
+
+async def ask(url: str, texts: list[str], clients: int, size: int) -> tuple[float, list[float], Any]:
+    """Texts per second, the seconds of each request, and the vectors; each client asks again when it is answered."""
+    import numpy as np
+    from openai import AsyncOpenAI
+
+    waiting = iter([list(range(i, min(i + size, len(texts)))) for i in range(0, len(texts), size)])
+    seconds: list[float] = []
+    vectors: list[Any] = [None] * len(texts)
+
+    async def client(openai: AsyncOpenAI) -> None:
+        for indices in waiting:
+            begin = time.perf_counter()
+            reply = await openai.embeddings.create(model="encoder", input=[texts[i] for i in indices])
+            seconds.append(time.perf_counter() - begin)
+            for i, item in zip(indices, reply.data, strict=True):
+                vectors[i] = item.embedding
+
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as openai:  # takes long to make, so once
+        begin = time.perf_counter()
+        await asyncio.gather(*(client(openai) for _ in range(clients)))
+        total = time.perf_counter() - begin
+    return len(texts) / total, seconds, np.array(vectors, dtype=np.float32)
+
+
+def compare_servers(options: argparse.Namespace) -> None:
+    from transformers import AutoTokenizer
+
+    from peers.embedding_servers import CONFIGURATIONS, EmbeddingServer
+    from peers.servers import free_port
+
+    tokenizer = AutoTokenizer.from_pretrained(options.folder)
+    texts = [text for text in sentences(options.data, options.sentences) if len(tokenizer(text).input_ids) <= LONGEST]
+    servers: dict[tuple[str, str], EmbeddingServer] = {}
+    rates: dict[tuple[str, str, int, int], list[float]] = {}
+    waits: dict[tuple[str, str, int, int], list[float]] = {}
+    found: dict[tuple[str, str], Any] = {}
+    try:
+        for name, precision in (c for c in CONFIGURATIONS if not options.only or c[0] in options.only):
+            try:
+                servers[name, precision] = EmbeddingServer(
+                    name, precision, options.folder, free_port(), options.llama_cpp, THREADS
+                )
+            except (RuntimeError, OSError) as problem:
+                print(f"{name} {precision}: not measured ({problem})")
+        for _ in range(options.rounds):
+            for clients, size in LOADS:
+                for key, server in servers.items():
+                    rate, seconds, found[key] = asyncio.run(ask(server.url, texts, clients, size))
+                    rates.setdefault((*key, clients, size), []).append(rate)
+                    waits.setdefault((*key, clients, size), []).extend(seconds)
+    finally:
+        for server in servers.values():
+            server.close()
+    exact = found[next(iter(found))]
+    print("| server | precision | clients | texts a request | texts/s, median | range | ms a request | least cosine |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (name, precision, clients, size), each in rates.items():
+        wait = 1000 * statistics.median(waits[name, precision, clients, size])
+        cosine = (found[name, precision] * exact).sum(axis=1).min()
+        print(
+            f"| {name} | {precision} | {clients} | {size} | {statistics.median(each):.0f} | {min(each):.0f} to "
+            f"{max(each):.0f} | {wait:.1f} | {cosine:.6f} |"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="sentence embeddings per second, side by side")
     parser.add_argument("folder", type=Path, help="a sentence encoder in the hub's layout")
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
     parser.add_argument("--sentences", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=PROGRAMS, help="only these programs")
-    compare(parser.parse_args())
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these programs or servers")
+    parser.add_argument("--server", action="store_true", help="servers over HTTP, in place of programs in process")
+    parser.add_argument("--llama-cpp", metavar="SOURCES", help="llama.cpp's folder, with its programs in build/bin")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers are stopped
+    compare_servers(options) if options.server else compare(options)
 
 
 if __name__ == "__main__":

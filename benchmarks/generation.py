@@ -1,7 +1,8 @@
 """Generation: tokens per second of heedful and its peers on the same model shape, in one run.
 
     python benchmarks/generation.py [--model gpt2 | FOLDER] [--batch 1 8] [--rounds 5] [--only NAME ...]
-        [--precision NAME ...] [--tokenizer FOLDER] [--nanogpt FOLDER] [--llama-cpp FOLDER] [--python NAME=PATH ...]
+        [--precision NAME ...] [--tokenizer FOLDER] [--nanogpt FOLDER] [--llama-cpp FOLDER [--llama-cpp-build NAME]]
+        [--python NAME=PATH ...]
 
 GPT-2 124M's shape with random weights unless a folder in the hub's layout is given (`heedful export` writes one from a
 GGUF file). The programs are in benchmarks/peers/programs.py. Each runs in its own process, with the interpreter given
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--nanogpt", help="a checkout of nanoGPT")
     parser.add_argument("--llama-cpp", help="llama.cpp's sources, built in their folder build")
+    parser.add_argument("--llama-cpp-build", default="build", metavar="NAME", help="another folder it was built in")
     parser.add_argument("--python", nargs="+", metavar="NAME=PATH", default=[], help="the python to run a program with")
     parser.add_argument("--tokenizer", type=Path, help="a folder with the tokenizer to save with random weights")
     options = parser.parse_args()
@@ -137,7 +139,7 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
             continue
         try:
             if name == "llama.cpp":
-                workers[name, precision] = LlamaCpp(precision, folder, options.llama_cpp)
+                workers[name, precision] = LlamaCpp(precision, folder, options.llama_cpp, options.llama_cpp_build)
             else:
                 python = pythons.get(name, sys.executable)
                 workers[name, precision] = Worker(name, precision, folder, python)
@@ -170,12 +172,15 @@ def print_table(
     limits: dict[str, float],
     options: argparse.Namespace,
 ) -> None:
-    """Print medians as a markdown table; "x transformers" is the speedup over transformers at the same precision."""
-    rates, prefill_rates = {}, {}
-    for (name, precision, rows), pairs in rounds.items():
+    """Print medians, and the least and greatest, as a markdown table; "x transformers" is the speedup over transformers
+    at the same precision."""
+    rates, prefill_rates, spread = {}, {}, {}
+    for key, pairs in rounds.items():
+        name, _, rows = key
         new = NEW_TOKENS.get(name, options.new)
-        rates[name, precision, rows] = statistics.median(rows * (new - 1) / (b - a) for a, b in pairs)
-        prefill_rates[name, precision, rows] = rows * PROMPT / statistics.median(a for a, _ in pairs)
+        each = [rows * (new - 1) / (b - a) for a, b in pairs]
+        rates[key], spread[key] = statistics.median(each), f"{min(each):.0f} to {max(each):.0f}"
+        prefill_rates[key] = rows * PROMPT / statistics.median(a for a, _ in pairs)
     heads = [f"batch {rows}: tokens/s | x transformers | prompt tokens/s" for rows in options.batch]
     print(f"| program | precision | {' | '.join(heads)} | limit at batch 1 | of the limit |")
     print(f"|---|---|{'---|---|---|' * len(options.batch)}---|---|")
@@ -184,7 +189,7 @@ def print_table(
         for rows in options.batch:
             rate = rates[name, precision, rows]
             base = rates.get(("transformers", precision, rows))
-            cells.append(f"{rate:.0f} | {rate / base:.2f}" if base else f"{rate:.0f} | ")
+            cells.append(f"{rate:.0f} ({spread[name, precision, rows]}) | " + (f"{rate / base:.2f}" if base else ""))
             cells.append(f"{prefill_rates[name, precision, rows]:.0f}")
         limit, single = limits[precision], rates.get((name, precision, 1))
         cells += [f"{limit:.0f}", f"{single / limit:.0%}" if single else ""]

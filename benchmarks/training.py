@@ -8,7 +8,8 @@ The model and the loops are in benchmarks/peers/trainers.py: nanoGPT's settings 
 runs in its own process and is set up once; rounds of --steps steps alternate between the programs, so that all are
 measured under the same conditions. The table has the median of the rounds, and the ratio to nanoGPT's. Rounds in which
 other processes used the CPU are discarded; if --limit seconds pass without a quiet round, the quietest are used. Names
-are programs, with "-compiled" (torch.compile) or "-bfloat16" appended; "heedful-plain" is without our kernels.
+are programs, with "-compiled" (torch.compile), "-bfloat16" or "-dropout" (0.2, as nanoGPT has it on a GPU) appended;
+"heedful-plain" is without our kernels. The last ratio is to nanoGPT compiled with the same dropout and precision.
 
 The limit is arithmetic: the FLOPs of a step over the measured FLOP/s of PyTorch's matrix product; the hardware's limit
 is a little higher. The bandwidth between cores is printed because it varies: on cores that share no cache (which a
@@ -29,10 +30,12 @@ from pathlib import Path
 from peers.trainers import BATCH, LAYERS, LENGTH, WIDTH
 
 TOKENS = BATCH * LENGTH
+DROPOUT = 0.2
 MAX_OTHER_LOAD = 0.06  # cores that other processes may use in a round that is not discarded
 NAMES = (
     "nanogpt", "heedful", "nanogpt-compiled", "heedful-plain", "transformers", "transformers-compiled", "mingpt",
-    "mingpt-compiled", "nanogpt-bfloat16", "heedful-bfloat16",
+    "mingpt-compiled", "nanogpt-bfloat16", "heedful-bfloat16", "heedful-plain-bfloat16", "nanogpt-compiled-bfloat16",
+    "nanogpt-dropout", "heedful-dropout", "heedful-plain-dropout", "nanogpt-compiled-dropout",
 )  # fmt: skip
 
 
@@ -41,7 +44,7 @@ class Worker:
         program, *how = name.split("-")
         command = [sys.executable, str(Path(__file__).parent / "peers" / "trainers.py"), program, str(text)]
         command += [folders.get(program, ""), "bfloat16" if "bfloat16" in how else "float32"]
-        command += ["yes" if "compiled" in how else "no", str(threads)]
+        command += ["yes" if "compiled" in how else "no", str(DROPOUT if "dropout" in how else 0.0), str(threads)]
         self.errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             command,
@@ -176,14 +179,18 @@ def main() -> None:
     print(f"one core reads what another wrote at {core_to_core_bandwidth() / 1e9:.0f} GB/s")
     if noisy:
         print("others were at work all the time: these are the rounds in which they were least")
-    columns = f"{'ms a step':>11}{'best':>8}{'k tokens/s':>12}{'of limit':>10}{'x nanogpt':>11}{'start s':>9}"
-    print(f"{'program':24}{columns}   {len(next(iter(times.values())))} rounds")
+    columns = f"{'ms a step':>11}{'best':>8}{'k tokens/s':>12}{'of limit':>10}{'x nanogpt':>11}{'x compiled':>12}"
+    print(f"{'program':26}{columns}{'start s':>9}   {len(next(iter(times.values())))} rounds")
     for name, found in times.items():
         step = statistics.median(found)
-        ratio = "" if "nanogpt" not in times else f"{statistics.median(times['nanogpt']) / step:.2f}"
+        settings = [how for how in ("bfloat16", "dropout") if how in name.split("-")]
+        ratio, compiled = (
+            f"{statistics.median(times[other]) / step:.2f}" if other in times else ""
+            for other in ("nanogpt", "-".join(["nanogpt-compiled", *settings]))
+        )
         print(
-            f"{name:24}{step * 1e3:11.1f}{min(found) * 1e3:8.1f}{TOKENS / step / 1e3:12.1f}"
-            f"{TOKENS / step / limit:10.0%}{ratio:>11}{workers[name].seconds_to_start:9.1f}"
+            f"{name:26}{step * 1e3:11.1f}{min(found) * 1e3:8.1f}{TOKENS / step / 1e3:12.1f}"
+            f"{TOKENS / step / limit:10.0%}{ratio:>11}{compiled:>12}{workers[name].seconds_to_start:9.1f}"
         )
 
 

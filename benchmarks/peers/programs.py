@@ -287,10 +287,10 @@ class LlamaCpp:
 
     KINDS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "q8_0"}  # noqa: RUF012
 
-    def __init__(self, precision: str, folder: Path, sources: str | None) -> None:
+    def __init__(self, precision: str, folder: Path, sources: str | None, build: str = "build") -> None:
         if not sources:
             raise RuntimeError("no --llama-cpp")
-        self.program = Path(sources) / "build" / "bin" / "llama-batched-bench"
+        self.program = Path(sources) / build / "bin" / "llama-batched-bench"
         self.file = folder / "converted" / f"llama-{self.KINDS[precision]}.gguf"
         if not self.file.exists():
             self.file.parent.mkdir(exist_ok=True)

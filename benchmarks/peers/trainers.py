@@ -1,8 +1,8 @@
 """The programs that benchmarks/training.py compares: each makes its model and returns a function that trains n steps.
 
-The model is nanoGPT's for a CPU: 4 layers, 4 heads, 128 wide, 64 positions, no dropout, a vocabulary of characters, in
-batches of 12; AdamW, gradients clipped at 1. The loops of nanoGPT and minGPT are their own (train.py, trainer.py)
-without evaluation and printing; that of transformers is nanoGPT's. heedful's is its Trainer.
+The model is nanoGPT's for a CPU: 4 layers, 4 heads, 128 wide, 64 positions, dropout only if asked for, a vocabulary of
+characters, in batches of 12; AdamW, gradients clipped at 1. The loops of nanoGPT and minGPT are their own (train.py,
+trainer.py) without evaluation and printing; that of transformers is nanoGPT's. heedful's is its Trainer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def nanogpt_batches(ids: Any) -> Iterator[tuple[Any, Any]]:
         yield x, y
 
 
-def heedful(text: Path, folder: str, precision: str, compiled: bool) -> Train:
+def heedful(text: Path, folder: str, precision: str, compiled: bool, dropout: float) -> Train:
     from heedful.recipes.build import build_training
     from heedful.train.recipe import Recipe
     from heedful.train.trainer import Trainer
@@ -50,7 +50,7 @@ def heedful(text: Path, folder: str, precision: str, compiled: bool) -> Train:
         {
             "model": {
                 "family": "gpt", "d_model": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "max_len": LENGTH,
-                "dropout": 0.0,
+                "dropout": dropout,
             },
             "tokenizer": {"kind": "characters"},
             "data": {"source": str(text), "length": LENGTH},
@@ -101,27 +101,28 @@ def mixed(precision: str) -> AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-def nanogpt(text: Path, folder: str, precision: str, compiled: bool) -> Train:
+def nanogpt(text: Path, folder: str, precision: str, compiled: bool, dropout: float) -> Train:
     import torch
 
     sys.path.insert(0, folder)
     from model import GPT, GPTConfig
 
     ids, n = characters(text.read_text())
-    model = GPT(GPTConfig(LENGTH, n, LAYERS, HEADS, WIDTH, dropout=0.0, bias=False))
+    model = GPT(GPTConfig(LENGTH, n, LAYERS, HEADS, WIDTH, dropout=dropout, bias=False))
     optimizer = model.configure_optimizers(DECAY, LR, BETAS, "cpu")
     called = torch.compile(model) if compiled else model
     loss_of = lambda model, x, y: model(x, y)[1]  # noqa: E731
     return loop(called, list(model.parameters()), optimizer, nanogpt_batches(ids), loss_of, mixed(precision))
 
 
-def transformers(text: Path, folder: str, precision: str, compiled: bool) -> Train:
+def transformers(text: Path, folder: str, precision: str, compiled: bool, dropout: float) -> Train:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     ids, n = characters(text.read_text())
     sizes = {"n_positions": LENGTH, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=n, **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).train()
+    dropouts = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=n, **sizes, **dropouts)).train()
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": DECAY},
@@ -133,7 +134,7 @@ def transformers(text: Path, folder: str, precision: str, compiled: bool) -> Tra
     return loop(called, parameters, optimizer, nanogpt_batches(ids), loss_of, mixed(precision))
 
 
-def mingpt(text: Path, folder: str, precision: str, compiled: bool) -> Train:
+def mingpt(text: Path, folder: str, precision: str, compiled: bool, dropout: float) -> Train:
     """trainer.py's loop, with batches from its kind of loader; no workers, which two cores have no room for."""
     import torch
 
@@ -149,7 +150,7 @@ def mingpt(text: Path, folder: str, precision: str, compiled: bool) -> Train:
     config = GPT.get_default_config()
     config.model_type, config.n_layer, config.n_head, config.n_embd = None, LAYERS, HEADS, WIDTH
     config.vocab_size, config.block_size = n, LENGTH
-    config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = 0.0
+    config.embd_pdrop = config.resid_pdrop = config.attn_pdrop = dropout
     model = GPT(config)
     settings = Trainer.get_default_config()
     settings.learning_rate, settings.betas, settings.weight_decay = LR, BETAS, DECAY
@@ -175,13 +176,13 @@ PROGRAMS = {"heedful": heedful, "nanogpt": nanogpt, "mingpt": mingpt, "transform
 
 def main() -> None:
     """Reads how many steps to train, answers with the seconds each took, until there is nothing more to read."""
-    name, text, folder, precision, compiled, threads = sys.argv[1:]
+    name, text, folder, precision, compiled, dropout, threads = sys.argv[1:]
     import torch
 
     torch.set_num_threads(int(threads))
     torch.manual_seed(1)
     said, sys.stdout = sys.stdout, sys.stderr  # what a program prints is no answer
-    train = PROGRAMS[name](Path(text), folder, precision, compiled == "yes")
+    train = PROGRAMS[name](Path(text), folder, precision, compiled == "yes", float(dropout))
     train(5)
     print("ready", file=said, flush=True)
     for line in sys.stdin:
