@@ -1,12 +1,13 @@
 """Decoding on a GPU: tokens per second of heedful's engine and of transformers, with random weights of real shapes.
 
     python benchmarks/gpu.py decode [--models gpt2 gpt2-xl llama-1b] [--rows 1 32 64] [--precisions bfloat16 int8 int4]
+                                    [--temperature 0.8 --top-p 0.9]
     python benchmarks/gpu.py peers [--models gpt2] [--rows 1 32]     transformers, as it is and compiled (static cache)
     python benchmarks/gpu.py divergence                              of bfloat16 from float32, in nats per token
     python benchmarks/gpu.py profile [--models gpt2] [--rows 1]      the kernels of a step, longest first
 
-A prompt of 128 tokens and 256 new ones for each row, greedy; the second of two runs counts, without the prefill. The
-limit is the bytes of the weights over the memory's bandwidth, measured by a copy.
+A prompt of 128 tokens and 256 new ones for each row, greedy unless a temperature is given; the best of three runs
+counts, without the prefill. The limit is the bytes of the weights over the memory's bandwidth, measured by a copy.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from heedful.models.llama import Llama, LlamaConfig
 from heedful.nn.paged import BlockPool, PagedState
 
 PROMPT, NEW = 128, 256
+GREEDY = Sampling(temperature=0)
 LLAMA = dict(d_model=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_head=64, d_ff=8192, vocab_size=128256)
 
 
@@ -54,15 +56,15 @@ def bandwidth() -> float:
     return 2 * x.nbytes / median(times)
 
 
-def requests(n_rows: int, new: int) -> list[Request]:
+def requests(n_rows: int, new: int, sampling: Sampling = GREEDY) -> list[Request]:
     draw = torch.Generator().manual_seed(0)
     rows = torch.randint(0, 5000, (n_rows, PROMPT), generator=draw).tolist()
-    return [Request(tuple(row), max_tokens=new, sampling=Sampling(temperature=0)) for row in rows]
+    return [Request(tuple(row), max_tokens=new, sampling=sampling) for row in rows]
 
 
-def engine_seconds(engine: Engine, n_rows: int) -> float:
+def engine_seconds(engine: Engine, n_rows: int, sampling: Sampling) -> float:
     """Of the new tokens but the first: from the first event of the last row to the end."""
-    for request in requests(n_rows, NEW):
+    for request in requests(n_rows, NEW, sampling):
         engine.add(request)
     begun: set[int] = set()
     start = 0.0
@@ -82,7 +84,8 @@ def decode(options: argparse.Namespace) -> None:
             limit = speed / (n_bytes(model) - model.embed.weight.nbytes * (precision not in ("float32", "bfloat16")))
             for n_rows in options.rows:
                 engine = Engine(model, max_rows=n_rows, chunk=n_rows * PROMPT)
-                seconds = min(engine_seconds(engine, n_rows) for _ in range(3))
+                sampling = Sampling(temperature=options.temperature, top_p=options.top_p, seed=0)
+                seconds = min(engine_seconds(engine, n_rows, sampling) for _ in range(3))
                 rate = n_rows * (NEW - 1) / seconds
                 print(
                     f"{name:9} {precision:9} {n_rows:3} rows: {rate:8,.0f} tokens/s, limit {limit * n_rows:9,.0f}",
@@ -177,6 +180,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama-1b", "gpt2-xl"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--precisions", nargs="+", default=["bfloat16"])
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     options = parser.parse_args()
     {"decode": decode, "peers": peers, "divergence": divergence, "profile": profile}[options.part](options)
 

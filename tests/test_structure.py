@@ -63,7 +63,8 @@ ATTENTION_IN_PYTHON = {"nn/attention.py"}
 ATTENTION_IN_C = {"attention.c", "block_attention.c"}
 # Other softmaxes: of logits (what comes next, which label), and of a router (which experts).
 OTHER_SOFTMAXES = {
-    "evaluate/calibration.py", "generate/draft.py", "generate/sampling.py", "kernels/sampling.py", "nn/feedforward.py",
+    "evaluate/calibration.py", "generate/draft.py", "generate/sampling.py", "kernels/cuda/device_sampling.py",
+    "kernels/sampling.py", "nn/feedforward.py",
     "observe/lens.py", "observe/views.py", "serve/playground/fill.py", "serve/playground/parameters.py",
     "serve/playground/text.py", "tasks/classify.py", "tasks/tag.py",
 }  # fmt: skip

@@ -75,7 +75,7 @@ class Plan:
 def heedful(setup: Setup, precision: str, port: int, clients: int) -> Plan:
     command = [setup.program("heedful", "heedful"), "serve", str(setup.folder), "--port", str(port)]
     command += ["--quantize", precision]
-    options = {"model": setup.folder.name, "temperature": 0, "stream": True}
+    options = {"model": setup.folder.name, "temperature": 0, "stream": True, "ignore_eos": True}
     options["stream_options"] = {"include_usage": True}
     return Plan(command, "/v1/completions", lambda request: {**options, **ids(request)})
 
@@ -103,7 +103,7 @@ def llama_cpp(setup: Setup, precision: str, port: int, clients: int) -> Plan:
     n, context = str(setup.threads), str(clients * LONGEST)
     command += ["-t", n, "-tb", n, "-np", str(clients), "-c", context, "-cb"]
     command += ["-cram", "0", "--host", "127.0.0.1", "--port", str(port)]
-    options = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    options = {"temperature": 0, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
     return Plan(command, "/v1/completions", lambda request: {**options, **ids(request)})
 
 

@@ -1,23 +1,29 @@
 """Decoding on a GPU: steps by the kernels and in CUDA graphs give what the plain modules give, for every family.
 
-What a graph's state computes is checked on any machine; the kernels and graphs themselves where there is a GPU.
+What a graph's state computes is checked on any machine; the kernels and graphs themselves where there is a GPU, and
+what they compute by Triton's interpreter (support/interpreted.py).
 """
+
+import itertools
 
 import pytest
 import torch
 
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
-from heedful.kernels.accelerate import accelerate
-from heedful.kernels.cuda import decode_graphs, has_triton, supports_graphs
+from heedful.kernels.cuda import has_triton
 from heedful.kernels.cuda.state import GraphState
 from heedful.models.base import Batch
 from heedful.nn.paged import BlockPool, PagedState
 from heedful.nn.state import KeyValueState
 from support.case import Decoder, error
 from support.families import CASES
+from support.interpreted import DEVICE, INTERPRETED, accelerated, graphs_of
 
-gpu = pytest.mark.skipif(not (torch.cuda.is_available() and has_triton()), reason="needs a CUDA device and Triton")
+gpu = pytest.mark.skipif(
+    not (has_triton() and (INTERPRETED or torch.cuda.is_available())),
+    reason="needs a CUDA device and Triton, or Triton and TRITON_INTERPRET=1",
+)
 DECODERS = [case for case in CASES if isinstance(case, Decoder) and "longrope" not in case.name]
 each_decoder = pytest.mark.parametrize("case", DECODERS, ids=lambda case: case.name)
 LENGTHS = [25, 9, 17, 20, 12]
@@ -35,6 +41,10 @@ def prefilled(model, n_rows: int) -> PagedState:
     return state
 
 
+def can_be_paged(model) -> bool:
+    return type(model.new_state(0, 0)) is KeyValueState
+
+
 def new_tokens(n_steps: int, n_rows: int) -> list[list[int]]:
     return torch.randint(3, 50, (n_steps, n_rows), generator=torch.Generator().manual_seed(2)).tolist()
 
@@ -43,7 +53,7 @@ def new_tokens(n_steps: int, n_rows: int) -> list[list[int]]:
 @torch.inference_mode()
 def test_a_step_needs_no_number_of_a_row_in_python(case):
     model = case.model()
-    if type(model.new_state(0, 0)) is not KeyValueState:
+    if not can_be_paged(model):
         pytest.skip("a state of its own")
     state, graph = prefilled(model, 3), prefilled(model, 3)
     unused = graph.pool.allocate()
@@ -61,31 +71,56 @@ def test_a_step_needs_no_number_of_a_row_in_python(case):
 @each_decoder
 @torch.inference_mode()
 def test_graphs_give_the_plain_logits(case, n_rows):
-    plain = case.model().cuda()
-    fast = accelerate(case.model().cuda(), "inference", precision="float32")
-    if not supports_graphs(fast):
-        pytest.skip("decoded without graphs")
+    plain, fast = case.model().to(DEVICE), accelerated(case.model(), "float32")
     one, two = prefilled(plain, n_rows), prefilled(plain, n_rows)
-    graphs = decode_graphs(fast, two.pool)
+    graphs = graphs_of(fast, two.pool)
+    if graphs is None:
+        pytest.skip("decoded without graphs")
     for tokens in new_tokens(6, n_rows):  # the first step is not recorded, the second is, the others are replayed
-        expected = plain.step(torch.tensor(tokens, device="cuda"), one)
+        expected = plain.step(torch.tensor(tokens, device=DEVICE), one)
         assert error(graphs.logits(tokens, two), expected) < 1e-5
+
+
+SAMPLINGS = {
+    "greedy": [Sampling(temperature=0)],
+    "top-p": [Sampling(temperature=0.8, top_p=0.9, seed=3)],
+    "mixed": [
+        Sampling(temperature=0), Sampling(temperature=1.2, top_k=20, min_p=0.02, seed=1),
+        Sampling(temperature=0.9, typical_p=0.8, seed=2),
+        Sampling(temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.5, seed=3),
+        Sampling(temperature=0, presence_penalty=1.5, logit_bias={7: 2.0}),
+    ],
+}  # fmt: skip
 
 
 @gpu
 @each_decoder
 def test_the_engine_gives_the_plain_ids(case):
-    """Rows of different lengths that end one after the other, so that the step launched ahead is repeated."""
-    plain, fast = case.model().cuda(), accelerate(case.model().cuda(), "inference", precision="float32")
-    tokens, lengths = prompts(plain, 5).tokens.tolist(), LENGTHS
-    for sampling in Sampling(temperature=0), Sampling(temperature=0.8, top_p=0.9, seed=3):
+    """Rows of different lengths and parameters that end one after the other, so that the step launched ahead is
+    repeated; sampled on the device, without and with log-probabilities."""
+    plain, fast = case.model().to(DEVICE), accelerated(case.model(), "float32")
+    tokens = prompts(plain, 5).tokens.tolist()
+    n_new = 1 if INTERPRETED else 6  # which is slow
+    for (name, samplings), logprobs in itertools.product(SAMPLINGS.items(), [None, 3]):
+        if INTERPRETED and (logprobs is None) == (name == "mixed"):
+            continue
         requests = [
-            Request(tuple(row[:n]), max_tokens=6 + 5 * i, sampling=sampling)
-            for i, (row, n) in enumerate(zip(tokens, lengths, strict=True))
+            Request(
+                tuple(row[:n]), max_tokens=n_new * (i + 1), sampling=samplings[i % len(samplings)], logprobs=logprobs
+            )
+            for i, (row, n) in enumerate(zip(tokens, LENGTHS, strict=True))
         ]
         expected = Engine(plain, max_rows=3, state="contiguous").run(requests)
-        found = Engine(fast, max_rows=3).run(requests)
-        assert [r.choices[0].tokens for r in found] == [r.choices[0].tokens for r in expected]
+        engine = Engine(fast, max_rows=3, state="paged" if can_be_paged(fast) else None)
+        if can_be_paged(fast):
+            engine.runner.graphs = graphs_of(fast, engine.runner.pool)
+        found = engine.run(requests)
+        for one, other in zip(found, expected, strict=True):
+            assert one.choices[0].tokens == other.choices[0].tokens, name
+            if logprobs is not None:
+                both = list(zip(one.choices[0].scores, other.choices[0].scores, strict=True))
+                assert [a.logprob for a, _ in both] == pytest.approx([b.logprob for _, b in both], abs=1e-4)
+                assert [[i for i, _ in a.top] for a, _ in both] == [[i for i, _ in b.top] for _, b in both]
 
 
 @gpu
@@ -94,9 +129,9 @@ def test_the_engine_gives_the_plain_ids(case):
 def test_narrow_weights_are_those_of_the_plain_modules(precision):
     """Both paths round the same weights; the kernels keep sums and the residual stream in float32."""
     case = next(case for case in DECODERS if case.name == "llama3")
-    fast = accelerate(case.model().cuda(), "inference", precision=precision)
+    fast = accelerated(case.model(), precision)
     state, graph_state = prefilled(fast, 3), prefilled(fast, 3)
-    graphs = decode_graphs(fast, graph_state.pool)
+    graphs = graphs_of(fast, graph_state.pool)
     for tokens in new_tokens(4, 3):
-        expected = fast.step(torch.tensor(tokens, device="cuda"), state).float()
+        expected = fast.step(torch.tensor(tokens, device=DEVICE), state).float()
         assert error(graphs.logits(tokens, graph_state), expected) < 0.05

@@ -19,7 +19,6 @@ others go on. The engine is not thread-safe.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from time import perf_counter
@@ -34,7 +33,7 @@ from heedful.generate.matcher import GrammarFailed, new_matcher
 from heedful.generate.model_runner import Chunk, ModelRunner
 from heedful.generate.pace import PrefillPace, cost_per_key
 from heedful.generate.request import Request, Result, TokenScore
-from heedful.generate.sampling import InvalidLogits, sample, token_scores
+from heedful.generate.sampling import InvalidLogits, sample, score_chosen, token_scores
 from heedful.generate.scheduler import Scheduler, bucket_by_length
 from heedful.generate.sequence import Event, GeneratedSequence, SequenceGroup
 from heedful.kernels.cpu.library import prepare
@@ -205,7 +204,7 @@ class Engine:
 
     def _decode(self, beside: Sequence[Chunk] = ()) -> Sequence[Chunk]:
         """One token for every row, and in the same pass chunks of prompts; none of these if that pass failed."""
-        if self._state is None or (not beside and self._decode_greedy()):
+        if self._state is None or (not beside and self._decode_on_device()):
             return ()
         sequences, before = self._decoding, self._state.lengths
         try:
@@ -224,26 +223,21 @@ class Engine:
         self._finish_prefill([group for group, _ in beside if group.state is not None and not group.n_left])
         return beside
 
-    def _decode_greedy(self) -> bool:
-        """One token for every row, chosen on the GPU, where every row takes the most likely token; False elsewhere."""
-        graphs, state, sequences = self.runner.graphs, self._state, self._decoding
-        if graphs is None or type(state) is not PagedState or not all([s.is_greedy for s in sequences]):
+    def _decode_on_device(self) -> bool:
+        """One token for every row, sampled on the GPU; False where that cannot be."""
+        sequences, state = self._decoding, self._state
+        assert state is not None
+        chosen = self.runner.decode_and_sample(sequences, state)
+        if chosen is None:
             return False
-        before = state.lengths
-        try:
-            tokens, highest = graphs.greedy([s.tokens[-1] for s in sequences], state)
-        except Exception as error:
-            warnings.warn(f"decoding goes on without CUDA graphs: {error}", stacklevel=2)
-            state.truncate(before)
-            self.runner.graphs = None
-            return False
-        for row, top in enumerate(highest):
+        scores = score_chosen(chosen, [s.n_top_logprobs for s in sequences])
+        for row, top in enumerate(chosen.highest):
             if not math.isfinite(top):
                 self._fail(sequences[row].group, InvalidLogits([row], [top]))
         going = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
         for row in going:
-            sequences[row].sampler.record(tokens[row])
-        rows = [(sequences[row], tokens[row], None, state.lengths[row]) for row in going]
+            sequences[row].sampler.record(chosen.tokens[row])
+        rows = [(sequences[row], chosen.tokens[row], scores[row], state.lengths[row]) for row in going]
         self._emit(self._append(rows))
         self._drop_finished_rows()
         return True

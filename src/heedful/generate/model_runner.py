@@ -8,8 +8,9 @@ are reused instead of computed (prefix caching).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from heedful.generate.detokenizer import SupportsDecode
 from heedful.generate.request import Request
 from heedful.generate.scheduler import bucket_by_length
-from heedful.generate.sequence import SequenceGroup
+from heedful.generate.sequence import GeneratedSequence, SequenceGroup
 from heedful.kernels.cpu.decode import KernelStack
 from heedful.kernels.cpu.memory import huge_zeros
 from heedful.kernels.cuda import decode_graphs, supports_graphs
@@ -25,6 +26,9 @@ from heedful.models.base import Batch, DecoderModel, GenerativeModel
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.nn.paged import BlockPool, PagedState
 from heedful.nn.state import KeyValueState, State
+
+if TYPE_CHECKING:
+    from heedful.kernels.cuda.graphs import ChosenTokens
 
 CAPACITY_AHEAD = 256  # positions allocated for new tokens at prefill; more are added when these are full
 
@@ -97,6 +101,22 @@ class ModelRunner:
         for (group, _), prompt, row in zip(beside, prompts, logits[len(tokens) :], strict=True):
             self._prefilled(group, row[None], len(prompt))
         return logits[: len(tokens)]
+
+    def decode_and_sample(self, sequences: Sequence[GeneratedSequence], state: State) -> ChosenTokens | None:
+        """One decode step whose tokens are sampled in the CUDA graph; None where that cannot be."""
+        if self.graphs is None or type(state) is not PagedState or not all([s.samples_on_device for s in sequences]):
+            return None
+        samplers, before = [s.sampler for s in sequences], state.lengths
+        if any(max(sampler.params.logit_bias, default=0) >= self.graphs.n_tokens for sampler in samplers):
+            return None  # the sampler says what is wrong
+        scores = any(s.n_top_logprobs is not None for s in sequences)
+        try:
+            return self.graphs.choose([s.tokens[-1] for s in sequences], state, samplers, scores=scores)
+        except Exception as error:
+            warnings.warn(f"decoding goes on without CUDA graphs: {error}", stacklevel=2)
+            state.truncate(before)
+            self.graphs = None
+            return None
 
     def combinable(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """The chunks that a decode pass can take along. The C kernels alone leave the padding out."""

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -46,6 +47,9 @@ from heedful.kernels.sampling import (
 )
 from heedful.models.vocabulary import check_token_ids
 from heedful.nn.dtype import widest_float
+
+if TYPE_CHECKING:
+    from heedful.kernels.cuda.graphs import ChosenTokens
 
 
 class InvalidLogits(ValueError):
@@ -90,10 +94,17 @@ class Sampler:
             seed = int(torch.randint(2**63 - 1, ())) if params.seed is None else params.seed % 2**64
             stream = np.random.SeedSequence(seed, spawn_key=(index,))
             self._random = np.random.Generator(np.random.PCG64(stream))
+        self._peeked: deque[list[float]] = deque()
 
     def uniforms(self, n: int) -> list[float]:
         """The next n numbers of the random stream, uniform in [0, 1)."""
-        return self._random.random(n).tolist()
+        return self._peeked.popleft() if self._peeked else self._random.random(n).tolist()
+
+    def peek_uniforms(self, n: int, ahead: int = 0) -> list[float]:
+        """What `uniforms` will give after it was called `ahead` times more, always with this n."""
+        while len(self._peeked) <= ahead:
+            self._peeked.append(self._random.random(n).tolist())
+        return self._peeked[ahead]
 
     def record(self, token: int) -> None:
         """Count a generated token. `sample` does it; callers do it for tokens that were chosen otherwise."""
@@ -121,10 +132,14 @@ class Sampler:
         return self.matcher is not None and not self.matcher.complete
 
     @property
+    def needs_host(self) -> bool:
+        """Whether the host must know all tokens before the next one can be sampled: for a grammar, or banned tokens."""
+        return bool(self.constrained or self._ngrams is not None or self.banned)
+
+    @property
     def changes_logits(self) -> bool:
         """Whether it changes the model's logits before temperature and filters, now or later."""
-        changes = self.penalizes or self.params.logit_bias or self._ngrams is not None or self.banned
-        return bool(changes or self.constrained)
+        return bool(self.penalizes or self.params.logit_bias or self.needs_host)
 
     def counts(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The ids that penalties apply to, and how often each was generated."""
@@ -299,3 +314,11 @@ def token_scores(logits: Tensor, tokens: Sequence[int], n_top: Sequence[int | No
     for row, logprob, top, at in zip(wanted, own, values.tolist(), top_ids.tolist(), strict=True):
         found[row] = TokenScore(tokens[row], logprob, tuple(zip(at, top, strict=True))[: n_top[row]])
     return found
+
+
+def score_chosen(chosen: ChosenTokens, n_top: Sequence[int | None]) -> list[TokenScore | None]:
+    """`token_scores` of tokens that were sampled on the device."""
+    return [
+        None if n is None else TokenScore(chosen.tokens[row], chosen.logprobs[row], tuple(chosen.top[row][:n]))
+        for row, n in enumerate(n_top)
+    ]

@@ -12,6 +12,7 @@ from heedful.generate.detokenizer import StoppingDetokenizer, SupportsDecode
 from heedful.generate.matcher import new_matcher
 from heedful.generate.request import Choice, FinishReason, Request, Result, TokenScore
 from heedful.generate.sampling import Sampler, token_scores
+from heedful.kernels.cuda.device_sampling import MAX_TOP
 from heedful.nn.state import State
 
 
@@ -67,10 +68,10 @@ class GeneratedSequence:
         return 0 if request.logprobs is None and ranked else request.logprobs
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether its next token is the most likely one of the model, and nothing else is wanted of the logits."""
-        sampler = self.sampler
-        return sampler.params.temperature == 0 and not sampler.changes_logits and self.n_top_logprobs is None
+    def samples_on_device(self) -> bool:
+        """Whether its next token can be sampled without the host."""
+        n = self.n_top_logprobs
+        return not self.sampler.needs_host and (n is None or n <= MAX_TOP)
 
     def echo(self, text: str) -> Event:
         """The event of the prompt's text, before the first token."""

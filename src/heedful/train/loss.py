@@ -210,6 +210,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         dweight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         dbias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants_bias else None
         total = x.new_zeros((), dtype=torch.float32)
+        losses_and_gradient = compiled_cross_entropy.get(kind, cross_entropy_and_gradient)
         # Autocast would cache its copy of the weight, made here without gradients, for later users.
         with torch.autocast(kind, enabled=False):
             # GPU matrix products are far slower where a dimension is no multiple of the tile size, as 50257 is not.
@@ -222,14 +223,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 rows, wanted = x[begin : begin + n], targets[begin : begin + n]
                 rows = (rows if scale is None else rows * scale).to(dtype)  # (C, E)
                 counts = wanted != IGNORED
-                losses, d = compiled_cross_entropy(
+                losses, d = losses_and_gradient(
                     F.linear(rows, w, b), wanted.clamp(min=0), len(weight), softcap, smoothing
                 )
                 total += (losses * counts).sum()
                 if not any(ctx.needs_input_grad):
                     continue
                 if dbias is not None:
-                    dbias += counts.float() @ d[:, : len(weight)]
+                    dbias += counts.float() @ d[:, : len(weight)].float()
                 d = d.to(dtype)  # (C, V)
                 if dx is not None:
                     torch.mm(d, w, out=dx[begin : begin + n])
@@ -278,4 +279,5 @@ def cross_entropy_and_gradient(
     return losses, d
 
 
-compiled_cross_entropy = cross_entropy_and_gradient  # or the same, compiled (train/torch_compile.py)
+# The same by device type, compiled or by a kernel (train/torch_compile.py); d may have the type of the logits.
+compiled_cross_entropy: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from heedful.data import augment
+from heedful.kernels.cuda import fused_cross_entropy
 from heedful.models.base import Batch, Model
 from heedful.nn.block import Block
 from heedful.train import distill, loss
@@ -62,7 +63,8 @@ def compile_model(model: Model, *, whole: bool = True) -> None:
         for module in model.modules():
             if isinstance(module, Block):
                 module.compile()
-    loss.compiled_cross_entropy = torch.compile(loss.cross_entropy_and_gradient)
+    fused = fused_cross_entropy(model.device) or torch.compile(loss.cross_entropy_and_gradient)
+    loss.compiled_cross_entropy[model.device.type] = fused
     distill.compiled_distillation = torch.compile(distill.distillation_and_gradient)
     augment.compiled_augment = torch.compile(augment.augment_images)
     augment.compiled_mix = torch.compile(augment.mix_images)

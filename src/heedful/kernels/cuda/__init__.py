@@ -1,13 +1,18 @@
 """Decoding on a GPU: Triton kernels for a decoder's blocks (decode.py), CUDA graphs of whole decode steps (graphs.py).
+In training, the loss over the vocabulary (cross_entropy.py).
 
 Triton comes with PyTorch's builds for CUDA. It is imported here only where a model is on such a device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from heedful.models.base import DecoderModel, GenerativeModel
 from heedful.nn.feedforward import MixtureOfExperts
@@ -17,6 +22,9 @@ from heedful.nn.state import KeyValueState
 
 if TYPE_CHECKING:
     from heedful.kernels.cuda.graphs import DecodeGraphs
+
+# logits, targets, size of the vocabulary, soft cap, smoothing -> losses, gradient of the logits
+CrossEntropy = Callable[[Tensor, Tensor, int, float | None, float], tuple[Tensor, Tensor]]
 
 
 @cache
@@ -35,12 +43,17 @@ def accelerate_decoder(model: GenerativeModel[Any]) -> None:
             CudaHead.replace(model.head)
 
 
+def is_on_gpu(model: GenerativeModel[Any]) -> bool:
+    """Whether a model's parameters are on one CUDA device."""
+    return any(p.is_cuda and not hasattr(p, "to_local") for p in model.parameters())
+
+
 def supports_graphs(model: GenerativeModel[Any]) -> bool:
     """Whether decode steps can be recorded as CUDA graphs: routing to experts asks the host where tokens go, LongRoPE
     recomputes a row at its switch length, a bias by distance is made from numbers in Python, weights that are divided
     over processes (DTensor) are communicated, and the kernels read no int8 KV cache."""
     return (
-        any(p.is_cuda and not hasattr(p, "to_local") for p in model.parameters())
+        is_on_gpu(model)
         and has_triton()
         and isinstance(model, DecoderModel)
         and type(model.new_state(0, 0)) is KeyValueState
@@ -58,3 +71,12 @@ def decode_graphs(model: GenerativeModel[Any], pool: BlockPool | None) -> Decode
 
     assert isinstance(model, DecoderModel)
     return DecodeGraphs(model, pool)
+
+
+def fused_cross_entropy(device: torch.device) -> CrossEntropy | None:
+    """Cross-entropy and its gradient by one kernel, on this device; None where there is none."""
+    if device.type != "cuda" or not has_triton():
+        return None
+    from heedful.kernels.cuda.cross_entropy import cross_entropy_in_place
+
+    return cross_entropy_in_place

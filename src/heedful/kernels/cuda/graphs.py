@@ -2,8 +2,8 @@
 
 A step of a small model is hundreds of launches of a few microseconds each, and Python takes longer to issue one than
 the GPU to run it. `DecodeGraphs` records `model.step` on a `GraphState` for a number of rows, with the choice of the
-most likely token as its last operation, so that the next step can follow without the host: the host reads the tokens of
-a step while the GPU computes the one after it. A batch that changed meanwhile (a row ended, another came) repeats that
+next tokens as its last operations, so that the next step can follow without the host: the host reads the tokens of a
+step while the GPU computes the one after it. A batch that changed meanwhile (a row ended, another came) repeats that
 step.
 
     B rows, W blocks in a table, V vocabulary
@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from heedful.kernels.cuda.decode import CudaStack
-from heedful.kernels.cuda.sampling import choose_greedy
+from heedful.kernels.cuda.device_sampling import RowSampling, SamplingKind, SupportsSampling
+from heedful.kernels.cuda.sampling import choose_tokens
 from heedful.kernels.cuda.state import GraphState
 from heedful.models.base import DecoderModel
+from heedful.models.vocabulary import vocab_sizes
 from heedful.nn.paged import BlockPool, PagedState
 
 NARROW = 16  # blocks in the smallest table; a stack without kernels attends to all positions of its table
@@ -34,7 +36,8 @@ class Recorded:
 
     tables: Tensor  # (B, W)
     numbers: Tensor  # (2, B) tokens and lengths; replaced by the next ones at the end of a step
-    chosen: Tensor  # (2, B) in float64: the most likely tokens and their logits
+    chosen: Tensor  # (2 + 1 + 2 n_top, B) in float64: the tokens, the rows' highest logits, and scores if there are any
+    rows: RowSampling
     logits: Tensor | None = None  # (B, V)
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -46,9 +49,20 @@ class Launched:
     recorded: Recorded
     tables: list[list[int]]  # the rows' block tables, the same objects as the state's
     lengths: list[int]
+    samplers: Sequence[SupportsSampling]
     done: torch.cuda.Event
-    chosen: Tensor  # (2, B) on the host
+    chosen: Tensor  # on the host
     tokens: list[int] = field(default_factory=list)  # the inputs, where they are known
+
+
+@dataclass
+class ChosenTokens:
+    """The tokens of a step on the host."""
+
+    tokens: list[int]
+    highest: list[float]  # the highest logit of each row; without a finite one its token means nothing
+    logprobs: list[float]  # of the tokens; empty if no scores were wanted
+    top: list[list[tuple[int, float]]]  # the most likely tokens of each row and their log-probabilities
 
 
 class DecodeGraphs:
@@ -56,12 +70,12 @@ class DecodeGraphs:
 
     def __init__(self, model: DecoderModel, pool: BlockPool) -> None:
         self.model, self.pool = model, pool
-        self.n_layers = len(model.decoder.blocks)
+        self.n_layers, self.n_tokens = len(model.decoder.blocks), vocab_sizes(model)[1] or 0
         self.unused = pool.allocate()  # where rows that are not in use write to
         self.fused = isinstance(model.decoder, CudaStack)
         longest = min(model.context_length or 2**30, pool.n_blocks * pool.block_size)
         self.widest = -(-longest // pool.block_size)
-        self._recorded: dict[tuple[int, int], Recorded] = {}
+        self._recorded: dict[tuple[int, int, SamplingKind], Recorded] = {}
         self._memory: Any = None  # shared by all graphs: one runs at a time
         self._launched: Launched | None = None
 
@@ -70,31 +84,49 @@ class DecodeGraphs:
     def logits(self, tokens: Sequence[int], state: PagedState) -> Tensor:
         """Logits (B, V) after one more token of each row; to be read before the next step."""
         self._launched = None
-        recorded = self._prepare(tokens, state, 1)
+        recorded = self._prepare(tokens, state, 1, ())
         self._replay(recorded)
         state.advance(1)
         assert recorded.logits is not None
         return recorded.logits[: len(tokens)]
 
-    def greedy(self, tokens: Sequence[int], state: PagedState) -> tuple[list[int], list[float]]:
-        """The most likely token after one more token of each row, and its logit; the step after it is launched too."""
+    def choose(
+        self, tokens: Sequence[int], state: PagedState, samplers: Sequence[SupportsSampling], *, scores: bool = False
+    ) -> ChosenTokens:
+        """The next token of each row after one more token, by its sampler, and with `scores` its log-probabilities; the
+        step after it is launched too."""
         now = self._launched
-        if now is None or not self._is_for(now, tokens, state):
-            now = self._launch(self._prepare(tokens, state, 2), state.tables, state.lengths)
+        if now is None or not self._is_for(now, tokens, state, scores):
+            recorded = self._prepare(tokens, state, 2, samplers, scores)
+            now = self._launch(recorded, state.tables, state.lengths, samplers, 0)
         self._launched = self._follow(now)
         state.advance(1)
         now.done.synchronize()
-        chosen, highest = now.chosen[:, : len(tokens)].tolist()
-        found = [int(token) if math.isfinite(top) else 0 for token, top in zip(chosen, highest, strict=True)]
+        chosen = self._read(now, len(tokens))
         if self._launched is not None:
-            self._launched.tokens = found
-        return found, highest
+            self._launched.tokens = chosen.tokens
+        for sampler in samplers:
+            if sampler.params.temperature > 0:
+                sampler.uniforms(now.recorded.rows.uniforms.shape[1])  # which this step has used
+        return chosen
 
     @staticmethod
-    def _is_for(launched: Launched, tokens: Sequence[int], state: PagedState) -> bool:
-        """Whether these rows are those that the step was launched for."""
+    def _read(step: Launched, n_rows: int) -> ChosenTokens:
+        """What a finished step chose."""
+        ids, highest, *scores = step.chosen[:, :n_rows].tolist()
+        tokens = [int(token) if math.isfinite(top) else 0 for token, top in zip(ids, highest, strict=True)]
+        own, rest = (scores[0], scores[1:]) if scores else ([], [])
+        n = len(rest) // 2
+        values, at = list(zip(*rest[:n], strict=True)), list(zip(*rest[n:], strict=True))
+        top = [[(int(i), value) for i, value in zip(*row, strict=True)] for row in zip(at, values, strict=True)]
+        return ChosenTokens(tokens, highest, own, top)
+
+    @staticmethod
+    def _is_for(launched: Launched, tokens: Sequence[int], state: PagedState, scores: bool) -> bool:
+        """Whether these rows, and the scores, are those that the step was launched for."""
         return (
-            launched.lengths == state.lengths
+            launched.recorded.rows.kind.scores == scores
+            and launched.lengths == state.lengths
             and launched.tokens == list(tokens)
             and all(a is b for a, b in zip(launched.tables, state.tables, strict=True))
         )
@@ -115,27 +147,47 @@ class DecodeGraphs:
         for row, at, block in changed:
             self._clear([block])
             step.recorded.tables[row, at] = block
-        return self._launch(step.recorded, step.tables, lengths)
+        return self._launch(step.recorded, step.tables, lengths, step.samplers, 1)
 
-    def _launch(self, recorded: Recorded, tables: list[list[int]], lengths: list[int]) -> Launched:
+    def _launch(
+        self,
+        recorded: Recorded,
+        tables: list[list[int]],
+        lengths: list[int],
+        samplers: Sequence[SupportsSampling],
+        ahead: int,
+    ) -> Launched:
+        recorded.rows.load_uniforms(samplers, ahead)
         self._replay(recorded)
-        host = torch.empty(recorded.chosen.shape, dtype=torch.float64, pin_memory=True)
-        host.copy_(recorded.chosen, non_blocking=True)
+        return Launched(recorded, list(tables), list(lengths), samplers, *self._copy_to_host(recorded.chosen))
+
+    @staticmethod
+    def _copy_to_host(chosen: Tensor) -> tuple[torch.cuda.Event, Tensor]:
+        """A copy that will be there when the event has come."""
+        host = torch.empty(chosen.shape, dtype=torch.float64, pin_memory=True)
+        host.copy_(chosen, non_blocking=True)
         done = torch.cuda.Event()
         done.record()
-        return Launched(recorded, list(tables), list(lengths), done, host)
+        return done, host
 
     # --- inputs ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, tokens: Sequence[int], state: PagedState, ahead: int) -> Recorded:
-        """Allocate blocks for the next tokens, and put tokens, lengths and block tables on the device."""
+    def _prepare(
+        self,
+        tokens: Sequence[int],
+        state: PagedState,
+        ahead: int,
+        samplers: Sequence[SupportsSampling],
+        scores: bool = False,
+    ) -> Recorded:
+        """Allocate blocks for the next tokens, and put tokens, lengths, block tables and parameters on the device."""
         n_rows, longest = len(tokens), self.widest * self.pool.block_size
         n_new = [min(ahead, longest - length) for length in state.lengths]
         fresh = state.prepare(n_new if self.pool.n_free >= 2 * n_rows else [1] * n_rows)
         self._clear(fresh)
         wide = max(map(len, state.tables))
         width = self.widest if self.fused else min(self.widest, max(NARROW, 1 << (wide - 1).bit_length()))
-        recorded = self._slot(1 << (n_rows - 1).bit_length(), width)
+        recorded = self._slot(1 << (n_rows - 1).bit_length(), width, SamplingKind.of(samplers, scores))
         n_slots = len(recorded.tables)
         spare = n_slots - n_rows
         rows = [table + [self.unused] * (width - len(table)) for table in state.tables] + [
@@ -143,6 +195,7 @@ class DecodeGraphs:
         ] * spare
         recorded.tables.copy_(torch.tensor(rows), non_blocking=True)
         recorded.numbers.copy_(torch.tensor([[*tokens, *[0] * spare], [*state.lengths, *[0] * spare]]))
+        recorded.rows.load(samplers)
         return recorded
 
     def _clear(self, blocks: list[int]) -> None:
@@ -153,14 +206,16 @@ class DecodeGraphs:
                 keys.index_fill_(0, index, 0)
                 values.index_fill_(0, index, 0)
 
-    def _slot(self, n_rows: int, width: int) -> Recorded:
-        if (n_rows, width) not in self._recorded:
+    def _slot(self, n_rows: int, width: int, kind: SamplingKind) -> Recorded:
+        if (n_rows, width, kind) not in self._recorded:
             device = self.model.device
             tables = torch.zeros(n_rows, width, dtype=torch.long, device=device)
             numbers = torch.zeros(2, n_rows, dtype=torch.long, device=device)
-            chosen = torch.zeros(2, n_rows, dtype=torch.float64, device=device)
-            self._recorded[n_rows, width] = Recorded(tables, numbers, chosen)
-        return self._recorded[n_rows, width]
+            rows = RowSampling(kind, n_rows, self.n_tokens, device)
+            n_scores = 1 + 2 * rows.n_top if kind.scores else 0
+            chosen = torch.zeros(2 + n_scores, n_rows, dtype=torch.float64, device=device)
+            self._recorded[n_rows, width, kind] = Recorded(tables, numbers, chosen, rows)
+        return self._recorded[n_rows, width, kind]
 
     # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -178,8 +233,9 @@ class DecodeGraphs:
         graph.replay()
 
     def _step(self, recorded: Recorded) -> None:
-        """The operations of a step: the model's, the most likely tokens, and the numbers of the next step."""
+        """The operations of a step: the model's, the choice of tokens, and the numbers of the next step."""
         tokens, lengths = recorded.numbers
         state = GraphState(self.pool, self.n_layers, recorded.tables, lengths)
         recorded.logits = self.model.step(tokens, state)  # (B, V)
-        choose_greedy(recorded.logits, recorded.numbers, recorded.chosen)
+        assert recorded.logits.shape[1] == self.n_tokens
+        choose_tokens(recorded.logits, recorded.numbers, recorded.chosen, recorded.rows)

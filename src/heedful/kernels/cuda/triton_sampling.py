@@ -37,3 +37,21 @@ def choose_highest(tops, ids, numbers, chosen, B, C, C_PADDED: tl.constexpr, PDL
     tl.store(chosen + B + row, tl.max(x, 0).to(tl.float64))
     tl.store(numbers + row, token)
     tl.store(numbers + B + row, tl.load(numbers + B + row) + 1)
+
+
+@triton.jit
+def draw_token(masses, uniforms, temperatures, numbers, chosen, V, BITS: tl.constexpr):
+    """A random token of a row whose temperature is not 0, bit by bit as in kernels/sampling.py, from its cumulative
+    masses (B, V) and uniform numbers (B, BITS): its id to `chosen` and `numbers`."""
+    row = tl.program_id(0)
+    if tl.load(temperatures + row) > 0:
+        masses, uniforms = masses + row.to(tl.int64) * V, uniforms + row * BITS
+        token, below, above = 0, 0.0 * tl.load(masses), tl.load(masses + V - 1)
+        for i in tl.static_range(BITS):
+            half = 1 << (BITS - 1 - i)
+            middle = tl.load(masses + tl.minimum(token + half, V) - 1)
+            higher = (above > middle) & (tl.load(uniforms + i) * (above - below) >= middle - below)
+            token = tl.where(higher, token + half, token)
+            below, above = tl.where(higher, middle, below), tl.where(higher, above, middle)
+        tl.store(chosen + row, token.to(tl.float64))
+        tl.store(numbers + row, token.to(tl.int64))
