@@ -11,6 +11,7 @@ import torch
 
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
+from heedful.kernels import packed
 from heedful.kernels.cuda import has_triton
 from heedful.kernels.cuda.state import GraphState
 from heedful.models.base import Batch
@@ -121,6 +122,21 @@ def test_the_engine_gives_the_plain_ids(case):
                 both = list(zip(one.choices[0].scores, other.choices[0].scores, strict=True))
                 assert [a.logprob for a, _ in both] == pytest.approx([b.logprob for _, b in both], abs=1e-4)
                 assert [[i for i, _ in a.top] for a, _ in both] == [[i for i, _ in b.top] for _, b in both]
+
+
+@gpu
+@pytest.mark.parametrize("n_rows", [1, 5, 65])
+@pytest.mark.parametrize(("plain", "fast"), [(packed.Int8, packed.Int8Triton), (packed.Int4, packed.Int4Triton)])
+@torch.inference_mode()
+def test_quantized_products_are_those_of_dequantized_weights(plain, fast, n_rows):
+    """Outputs and inputs that fill no tile; 65 rows are multiplied without the kernel."""
+    draw = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(50, 96, generator=draw).to(DEVICE), torch.randn(50, generator=draw).to(DEVICE)
+    x = torch.randn(n_rows, 1, 96, generator=draw).to(DEVICE)
+    assert fast.fits(50, 96)
+    for with_bias in bias, None:
+        expected = plain(weight, with_bias)(x)
+        assert error(fast(weight, with_bias)(x), expected) < (0.02 if n_rows > 1 else 1e-5)  # bfloat16 in tensor cores
 
 
 @gpu

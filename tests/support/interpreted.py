@@ -22,6 +22,10 @@ from heedful.nn.paged import BlockPool
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and has_triton()
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+if INTERPRETED:  # NumPy has no bfloat16: products in it would be those of their bits
+    from heedful.kernels.cuda import layers
+
+    layers.DOT[torch.bfloat16] = layers.DOT[torch.float32]
 
 
 def accelerated(model: DecoderModel, precision: Any) -> DecoderModel:

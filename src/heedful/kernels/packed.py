@@ -4,10 +4,10 @@
     float32   w                                         yes              oneDNN                 plain
     bfloat16  w with 8 bits of precision                yes              oneDNN                 plain
     float16   w with 11 bits, at most 65,504            yes              FBGEMM                 plain
-    int8      round(w / s), s = max|w| / 127 of a       yes              ATen, a scale per row  dequantize, multiply
-              group of 32 inputs
-    int4      one of 16 levels from the least to the    yes              ATen                   ATen
-              greatest weight of a group
+    int8      round(w / s), s = max|w| / 127 of a       yes              ATen, a scale per row  Triton for a few rows,
+              group of 32 inputs                                                                else dequantized
+    int4      one of 16 levels from the least to the    yes              ATen                   the same; without Triton
+              greatest weight of a group                                                        ATen
 
 The C kernels are in cpu/; where they cannot run (see cpu/library.py), PyTorch operators outside its public interface
 are used. Every implementation is checked once, on a small product, and used only if it agrees with plain PyTorch.
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from heedful.kernels.cpu.library import library
 from heedful.kernels.cpu.linear import pack_int4_panels, pack_panels, packed_linear, packed_matrix
 from heedful.kernels.cpu.memory import in_huge_pages
+from heedful.kernels.cuda import few_rows_linear, has_triton
 from heedful.kernels.quantize import GROUP, kept_integers, quantize_groups_int4, quantize_rows, quantize_weight
 
 Precision = Literal["float32", "bfloat16", "float16", "int8", "int4"]
@@ -153,6 +154,20 @@ class Int8(Packed):
         return F.linear(x, self.weight.to(x.dtype) * scales, self.bias)
 
 
+class Int8Triton(Int8):
+    """int8 with a scale per group, by a Triton kernel for a few rows."""
+
+    @classmethod
+    def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether it supports a weight of this shape."""
+        return n_inputs % GROUP == 0 and has_triton()
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
+        found = few_rows_linear(self, x)
+        return super().product(x) if found is None else found
+
+
 class Int8Aten(Packed):
     """int8 with a scale per row, by ATen's kernel, which takes x in bfloat16 and converts weights in registers."""
 
@@ -196,6 +211,20 @@ class Int4(Packed):
         ints = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).view(self.n_outputs, -1, GROUP)
         weight = (ints.to(x.dtype) - 8) * self.scale.to(x.dtype)[..., None] + self.zero.to(x.dtype)[..., None]
         return F.linear(x, weight.flatten(1), self.bias)
+
+
+class Int4Triton(Int4):
+    """4 bits with a scale and a zero point per group, by a Triton kernel for a few rows."""
+
+    @classmethod
+    def fits(cls, n_outputs: int, n_inputs: int) -> bool:
+        """Whether it supports a weight of this shape."""
+        return super().fits(n_outputs, n_inputs) and has_triton()
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (..., K) -> x Wᵀ + b (..., N)."""
+        found = few_rows_linear(self, x)
+        return super().product(x) if found is None else found
 
 
 class Int4Aten(Packed):
@@ -347,7 +376,8 @@ FASTER: dict[tuple[str, Precision], tuple[type[Packed], ...]] = {
     ("cpu", "float16"): (Float16Panels, Float16Fbgemm),
     ("cpu", "int8"): (Int8Panels, Int8Aten),
     ("cpu", "int4"): (Int4Panels, Int4Aten),
-    ("cuda", "int4"): (Int4Cuda,),
+    ("cuda", "int8"): (Int8Triton,),
+    ("cuda", "int4"): (Int4Triton, Int4Cuda),
 }
 
 

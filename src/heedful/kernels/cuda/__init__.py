@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.models.base import DecoderModel, GenerativeModel
 from heedful.nn.feedforward import MixtureOfExperts
@@ -31,6 +31,17 @@ CrossEntropy = Callable[[Tensor, Tensor, int, float | None, float], tuple[Tensor
 def has_triton() -> bool:
     """Whether Triton is installed."""
     return find_spec("triton") is not None
+
+
+def few_rows_linear(layer: nn.Module, x: Tensor) -> Tensor | None:
+    """x (..., K) through a packed linear layer by one kernel, for few enough rows; None for more."""
+    from heedful.kernels.cuda.layers import MAX_ROWS, Product
+
+    rows = x.reshape(-1, x.shape[-1])
+    if not 0 < len(rows) <= MAX_ROWS:
+        return None
+    product = Product.of(layer)
+    return product(rows, x.new_empty(len(rows), product.n_outputs)).view(*x.shape[:-1], -1)
 
 
 def accelerate_decoder(model: GenerativeModel[Any]) -> None:

@@ -102,9 +102,9 @@ class Product:
         norm = norm or FusedNorm()
         if type(packed) is Plain:
             bits, scales, zeros = 16, None, None
-        elif type(packed) is Int8 and packed.n_inputs % 32 == 0:
+        elif isinstance(packed, Int8) and packed.n_inputs % 32 == 0:
             bits, scales, zeros = 8, packed.scales, None
-        elif type(packed) is Int4:
+        elif isinstance(packed, Int4):
             bits, scales, zeros = 4, packed.scale, packed.zero
         else:
             raise UnsupportedPart

@@ -35,19 +35,35 @@ def _activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
-def _weight_tile(weight, scales, zeros, n, k, valid, K: tl.constexpr, BITS: tl.constexpr):
-    """W[n, k] in float32, or in its own type if it is a float."""
-    if BITS == 16:
-        tile = tl.load(weight + n[:, None] * K + k[None, :], mask=valid, other=0.0)
-    elif BITS == 8:
-        scale = tl.load(scales + n[:, None] * (K // GROUP) + k[None, :] // GROUP, mask=valid, other=0.0)
-        tile = tl.load(weight + n[:, None] * K + k[None, :], mask=valid, other=0).to(tl.float32) * scale.to(tl.float32)
+def _group_values(values, n, start, N, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The scale or zero point of each group of a tile, (BLOCK_N, groups, 1) in float32: one load for 32 weights."""
+    group = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
+    there = (n[:, None] < N) & (group[None, :] < K // GROUP)
+    value = tl.load(values + n[:, None] * (K // GROUP) + group[None, :], mask=there, other=0.0)
+    return value.to(tl.float32)[:, :, None]
+
+
+@triton.jit
+def _weight_tile(weight, scales, zeros, n, start, N, K: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.constexpr,
+                 BLOCK_K: tl.constexpr):  # fmt: skip
+    """W[n, start : start + BLOCK_K] in float32, or in its own type if it is a float; 0 beyond N and K."""
+    if BITS == 4:
+        pair = start // 2 + tl.arange(0, BLOCK_K // 2)
+        there = (n[:, None] < N) & (pair[None, :] < K // 2)
+        pairs = tl.load(weight + n[:, None] * (K // 2) + pair[None, :], mask=there, other=0)
+        tile = tl.interleave(pairs & 15, pairs >> 4)  # (BLOCK_N, BLOCK_K)
     else:
-        group = n[:, None] * (K // GROUP) + k[None, :] // GROUP
-        scale, zero = tl.load(scales + group, mask=valid, other=0.0), tl.load(zeros + group, mask=valid, other=0.0)
-        pair = tl.load(weight + n[:, None] * (K // 2) + k[None, :] // 2, mask=valid, other=0)
-        ints = ((pair >> ((k[None, :] % 2) * 4).to(tl.uint8)) & 15).to(tl.float32) - 8.0
-        tile = ints * scale.to(tl.float32) + zero.to(tl.float32)
+        k = start + tl.arange(0, BLOCK_K)
+        there = (n[:, None] < N) & (k[None, :] < K)
+        tile = tl.load(weight + n[:, None] * K + k[None, :], mask=there, other=0)
+    if BITS < 16:
+        groups = tl.reshape(tile.to(tl.float32), [BLOCK_N, BLOCK_K // GROUP, GROUP])
+        scale = _group_values(scales, n, start, N, K, BLOCK_K)
+        if BITS == 4:
+            groups = (groups - 8.0) * scale + _group_values(zeros, n, start, N, K, BLOCK_K)
+        else:
+            groups = groups * scale
+        tile = tl.reshape(groups, [BLOCK_N, BLOCK_K])
     return tile
 
 
@@ -59,11 +75,10 @@ def vector_linear(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: out (N,) from x (K,). With GATED the weights are those of the gate, then of what it multiplies."""
-    n, k = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    valid = (n[:, None] < N) & (k[None, :] < K)
-    tile = _weight_tile(weight, scales, zeros, n, k, valid, K, BITS)
+    n, last = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), 2 * N if GATED else N
+    tile = _weight_tile(weight, scales, zeros, n, 0, last, K, BITS, BLOCK_N, BLOCK_K)
     if GATED:
-        other_tile = _weight_tile(weight, scales, zeros, n + N, k, valid, K, BITS)
+        other_tile = _weight_tile(weight, scales, zeros, n + N, 0, last, K, BITS, BLOCK_N, BLOCK_K)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -80,10 +95,9 @@ def vector_linear(
     for start in tl.static_range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         if start > 0:
-            valid = (n[:, None] < N) & (k[None, :] < K)
-            tile = _weight_tile(weight, scales, zeros, n, k, valid, K, BITS)
+            tile = _weight_tile(weight, scales, zeros, n, start, last, K, BITS, BLOCK_N, BLOCK_K)
             if GATED:
-                other_tile = _weight_tile(weight, scales, zeros, n + N, k, valid, K, BITS)
+                other_tile = _weight_tile(weight, scales, zeros, n + N, start, last, K, BITS, BLOCK_N, BLOCK_K)
         if NORM != "none" and K_PADDED == BLOCK_K:
             xs = whole
         else:
@@ -117,7 +131,8 @@ def rows_linear(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Some rows, at most ROWS: out (M, N) from x (M, K), by tensor cores in the type DOT."""
-    n, m = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, ROWS)
+    n, last = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), 2 * N if GATED else N
+    m = tl.arange(0, ROWS)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -125,12 +140,11 @@ def rows_linear(
     gates = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for start in range(0, K, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
-        valid = (n[:, None] < N) & (k[None, :] < K)
         xs = tl.load(x + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0).to(DOT)
-        tile = _weight_tile(weight, scales, zeros, n, k, valid, K, BITS).to(DOT)
+        tile = _weight_tile(weight, scales, zeros, n, start, last, K, BITS, BLOCK_N, BLOCK_K).to(DOT)
         sums = tl.dot(xs, tl.trans(tile), sums, input_precision="ieee")
         if GATED:
-            tile = _weight_tile(weight, scales, zeros, n + N, k, valid, K, BITS).to(DOT)
+            tile = _weight_tile(weight, scales, zeros, n + N, start, last, K, BITS, BLOCK_N, BLOCK_K).to(DOT)
             gates = tl.dot(xs, tl.trans(tile), gates, input_precision="ieee")
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
