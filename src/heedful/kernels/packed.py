@@ -6,8 +6,8 @@
     float16   w with 11 bits, at most 65,504            yes              FBGEMM                 plain
     int8      round(w / s), s = max|w| / 127 of a       yes              ATen, a scale per row  Triton for a few rows,
               group of 32 inputs                                                                else dequantized
-    int4      one of 16 levels from the least to the    yes              ATen                   the same; without Triton
-              greatest weight of a group                                                        ATen
+    int4      one of 16 levels from the least to the    yes              ATen                   the same
+              greatest weight of a group
 
 The C kernels are in cpu/; where they cannot run (see cpu/library.py), PyTorch operators outside its public interface
 are used. Every implementation is checked once, on a small product, and used only if it agrees with plain PyTorch.
@@ -237,7 +237,7 @@ class Int4Aten(Packed):
             ints, scale, zero = quantize_groups_int4(weight.detach(), torch.bfloat16)
         else:
             ints, scale, zero = kept.ints, kept.scale.bfloat16(), kept.zero.bfloat16()
-        self.weight = self.layout(ints)
+        self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(ints.int(), 1)
         self.scales_and_zeros = torch.stack([scale, zero], dim=-1).transpose(0, 1).contiguous()  # (K/G, N, 2)
         self.nbytes += self.weight.nbytes + self.scales_and_zeros.nbytes
 
@@ -246,41 +246,12 @@ class Int4Aten(Packed):
         """Whether it supports a weight of this shape."""
         return n_inputs % GROUP == 0 and n_outputs % 16 == 0
 
-    @staticmethod
-    def layout(ints: Tensor) -> Tensor:
-        """Integers (N, K) in the kernel's layout."""
-        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(ints.int(), 1)
-
-    @staticmethod
-    def multiply(x: Tensor, weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
-        """x (M, K) in bfloat16 -> x Wᵀ (M, N)."""
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, GROUP, scales_and_zeros)
-
     def product(self, x: Tensor) -> Tensor:
         """x (..., K) -> x Wᵀ + b (..., N)."""
         flat = x.reshape(-1, self.n_inputs).bfloat16()
-        y = self.multiply(flat, self.weight, self.scales_and_zeros).to(x.dtype).view(*x.shape[:-1], self.n_outputs)
+        y = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.weight, GROUP, self.scales_and_zeros).to(x.dtype)
+        y = y.view(*x.shape[:-1], self.n_outputs)
         return y if self.bias is None else y.add_(self.bias)
-
-
-class Int4Cuda(Int4Aten):
-    """4 bits in the layout of ATen's CUDA kernel."""
-
-    @classmethod
-    def fits(cls, n_outputs: int, n_inputs: int) -> bool:
-        """Whether it supports a weight of this shape."""
-        return n_inputs % 128 == 0 and n_outputs % 8 == 0
-
-    @staticmethod
-    def layout(ints: Tensor) -> Tensor:
-        """Integers (N, K) in the kernel's layout."""
-        pairs = ints[:, ::2] << 4 | ints[:, 1::2]
-        return torch.ops.aten._convert_weight_to_int4pack(pairs, 8)
-
-    @staticmethod
-    def multiply(x: Tensor, weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
-        """x (M, K) in bfloat16 -> x Wᵀ (M, N)."""
-        return torch.ops.aten._weight_int4pack_mm(x, weight, GROUP, scales_and_zeros)
 
 
 class Panels(Packed):
@@ -377,7 +348,7 @@ FASTER: dict[tuple[str, Precision], tuple[type[Packed], ...]] = {
     ("cpu", "int8"): (Int8Panels, Int8Aten),
     ("cpu", "int4"): (Int4Panels, Int4Aten),
     ("cuda", "int8"): (Int8Triton,),
-    ("cuda", "int4"): (Int4Triton, Int4Cuda),
+    ("cuda", "int4"): (Int4Triton,),
 }
 
 

@@ -39,7 +39,8 @@ class SupportsSampling(Protocol):
 
 
 class SamplingKind(NamedTuple):
-    """What the rows of a step need beyond their most likely token; each kind is a graph of its own."""
+    """What the rows of a step need beyond their most likely token; each kind is a graph of its own, so that there are
+    few: penalties and typical sampling, which are rare, come with all that is usual."""
 
     draws: bool = False  # a random token
     penalties: bool = False  # or a bias
@@ -51,13 +52,10 @@ class SamplingKind(NamedTuple):
     def of(cls, samplers: Sequence[SupportsSampling], scores: bool) -> SamplingKind:
         """The kind that serves all these rows."""
         drawn = [s.params for s in samplers if s.params.temperature > 0]
-        return cls(
-            bool(drawn),
-            any(s.penalizes or s.params.logit_bias for s in samplers),
-            any(p.top_k is not None or p.top_p < 1 or p.min_p > 0 for p in drawn),
-            any(p.typical_p < 1 for p in drawn),
-            scores,
-        )
+        penalties = any(s.penalizes or s.params.logit_bias for s in samplers)
+        typical = any(p.typical_p < 1 for p in drawn)
+        sorts = penalties or typical or any(p.top_k is not None or p.top_p < 1 or p.min_p > 0 for p in drawn)
+        return cls(bool(drawn) or penalties, penalties, sorts, typical, scores)
 
 
 class RowSampling:
