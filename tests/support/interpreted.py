@@ -22,10 +22,12 @@ from heedful.nn.paged import BlockPool
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and has_triton()
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-if INTERPRETED:  # NumPy has no bfloat16: products in it would be those of their bits
+if INTERPRETED:
     from heedful.kernels.cuda import layers
 
-    layers.DOT[torch.bfloat16] = layers.DOT[torch.float32]
+    layers.DOT[torch.bfloat16] = layers.DOT[torch.float32]  # NumPy has no bfloat16: it would multiply their bits
+    layers.attention_splits = lambda n_heads: 2 if n_heads > 1 else 1  # each program takes milliseconds
+    layers.vector_blocks = lambda n_outputs, n_inputs, gated: (16, layers.triton.next_power_of_2(n_inputs), 4)
 
 
 def accelerated(model: DecoderModel, precision: Any) -> DecoderModel:

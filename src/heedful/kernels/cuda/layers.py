@@ -157,6 +157,11 @@ def rows_blocks(n_outputs: int, rows: int, dtype: torch.dtype) -> tuple[int, int
     return 16, 64 if dtype == torch.float32 else 128, 2, 4
 
 
+def attention_splits(n_heads: int) -> int:
+    """Programs for each key/value head of all rows: a few alone would keep few multiprocessors busy."""
+    return min(8, max(1, 1024 // triton.next_power_of_2(n_heads)))
+
+
 class DecodeBlock:
     """One block: its weights, and its five launches for one token per row."""
 
@@ -205,8 +210,7 @@ class DecodeBlock:
         (keys, values), n_rows = cache, len(qkv)
         groups = max(16, triton.next_power_of_2(self.n_heads // self.n_kv_heads))
         padded = max(16, triton.next_power_of_2(self.d_head))
-        # A few rows alone keep only as many multiprocessors busy as they have heads.
-        n = min(8, max(1, 1024 // triton.next_power_of_2(n_rows * self.n_kv_heads)))
+        n = attention_splits(n_rows * self.n_kv_heads)
         parts, sums, arrived = where.memory(n_rows, self.n_heads, self.n_kv_heads, n, self.d_head)
         half = 0 if where.cos is None else where.cos.shape[-1]
         paged_attention[(n_rows, self.n_kv_heads, n)](
