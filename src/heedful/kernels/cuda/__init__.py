@@ -67,6 +67,7 @@ def supports_graphs(model: GenerativeModel[Any]) -> bool:
         is_on_gpu(model)
         and has_triton()
         and isinstance(model, DecoderModel)
+        and isinstance(model.head, LanguageHead)
         and type(model.new_state(0, 0)) is KeyValueState
         and model.decoder.bias is None
         and model.kv_cache is None

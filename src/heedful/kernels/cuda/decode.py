@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from heedful.kernels import options
 from heedful.kernels.cuda.layers import (
@@ -87,6 +87,14 @@ class CudaHead(LanguageHead):
             return self.packed(x) if isinstance(self.packed, Packed) else super().project(x)
         out = x.new_empty(rows, self.product.n_outputs, dtype=torch.float32)
         return self.product(x.view(rows, -1), out).view(*x.shape[:-1], -1)
+
+
+def n_logits(head: nn.Module) -> int:
+    """How many logits a language head gives, packed or not: fewer than the model has tokens where some are no outputs,
+    as Image GPT's start token."""
+    packed = getattr(head, "packed", None)
+    assert isinstance(head, LanguageHead)
+    return packed.n_outputs if isinstance(packed, Packed) else len(head.weight)
 
 
 class CudaBlocks:

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heedful.kernels.cuda.decode import CudaStack
+from heedful.kernels.cuda.decode import CudaStack, n_logits
 from heedful.kernels.cuda.device_sampling import RowSampling, SamplingKind, SupportsSampling
 from heedful.kernels.cuda.sampling import choose_tokens
 from heedful.kernels.cuda.state import GraphState
 from heedful.models.base import DecoderModel
-from heedful.models.vocabulary import vocab_sizes
 from heedful.nn.paged import BlockPool, PagedState
 
 NARROW = 16  # blocks in the smallest table; a stack without kernels attends to all positions of its table
@@ -70,7 +69,7 @@ class DecodeGraphs:
 
     def __init__(self, model: DecoderModel, pool: BlockPool) -> None:
         self.model, self.pool = model, pool
-        self.n_layers, self.n_tokens = len(model.decoder.blocks), vocab_sizes(model)[1] or 0
+        self.n_layers, self.n_tokens = len(model.decoder.blocks), n_logits(model.head)
         self.unused = pool.allocate()  # where rows that are not in use write to
         self.fused = isinstance(model.decoder, CudaStack)
         longest = min(model.context_length or 2**30, pool.n_blocks * pool.block_size)
