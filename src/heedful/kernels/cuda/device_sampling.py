@@ -2,8 +2,8 @@
 
 The rules and their order are those of generate/sampling.py, written so that a CUDA graph can have them: parameters of
 rows are tensors, shapes do not depend on values, and nothing is read by the host. Tokens that penalties count are
-counted here too, since the next step begins before the host knows them. The uniform random numbers come from the host;
-they do not depend on the tokens, so that a seed gives the same text on every device.
+counted here too, since the next step begins before the host knows them. The uniform random numbers come from the host,
+the same as on a CPU; they do not depend on the tokens.
 
     B rows, V vocabulary
 """
