@@ -22,7 +22,7 @@ from heedful.kernels.cuda.layers import (
 )
 from heedful.kernels.cuda.state import GraphCache, GraphState
 from heedful.kernels.modules import PackedHead
-from heedful.kernels.packed import Packed, Plain
+from heedful.kernels.packed import Plain
 from heedful.nn.block import Block
 from heedful.nn.head import LanguageHead
 from heedful.nn.position import Rotary
@@ -59,7 +59,6 @@ class CudaHead(LanguageHead):
     """A language head whose logits of a few rows are one kernel; they are float32."""
 
     product: Product
-    packed: Packed | None = None  # of a head that was packed before
 
     @classmethod
     def replace(cls, head: LanguageHead) -> None:
@@ -84,7 +83,8 @@ class CudaHead(LanguageHead):
         """x (..., E) -> (..., V)."""
         rows = x.numel() // x.shape[-1]
         if rows > MAX_ROWS or torch.is_grad_enabled() or not x.is_contiguous():
-            return self.packed(x) if isinstance(self.packed, Packed) else super().project(x)
+            packed = self._modules.get("packed")  # of a head that was packed before
+            return super().project(x) if packed is None else packed(x)
         out = x.new_empty(rows, self.product.n_outputs, dtype=torch.float32)
         return self.product(x.view(rows, -1), out).view(*x.shape[:-1], -1)
 
@@ -92,9 +92,10 @@ class CudaHead(LanguageHead):
 def n_logits(head: nn.Module) -> int:
     """How many logits a language head gives, packed or not: fewer than the model has tokens where some are no outputs,
     as Image GPT's start token."""
-    packed = getattr(head, "packed", None)
     assert isinstance(head, LanguageHead)
-    return packed.n_outputs if isinstance(packed, Packed) else len(head.weight)
+    if isinstance(head, CudaHead):
+        return head.product.n_outputs
+    return head.packed.n_outputs if isinstance(head, PackedHead) else len(head.weight)
 
 
 class CudaBlocks:
