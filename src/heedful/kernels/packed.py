@@ -388,6 +388,6 @@ def passes_self_check(implementation: type[Packed], device: str, kind: Precision
             result, expected = implementation(weight, bias)(rows).float(), plain(weight, bias)(rows).float()
             if not (result - expected).abs().max() < TOLERANCE[kind] * expected.abs().max():
                 return False
-    except (AttributeError, RuntimeError):  # no such operator, or not on this processor
+    except Exception:  # no such operator, or not on this processor, or Triton finds no compiler
         return False
     return True

@@ -41,7 +41,7 @@ def few_rows_linear(layer: nn.Module, x: Tensor) -> Tensor | None:
     if not 0 < len(rows) <= MAX_ROWS:
         return None
     product = Product.of(layer)
-    return product(rows, x.new_empty(len(rows), product.n_outputs)).view(*x.shape[:-1], -1)
+    return product(rows.contiguous(), x.new_empty(len(rows), product.n_outputs)).view(*x.shape[:-1], -1)
 
 
 def accelerate_decoder(model: GenerativeModel[Any]) -> None:
