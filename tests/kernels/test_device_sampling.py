@@ -123,6 +123,21 @@ def test_nothing_is_read_by_the_host(params):
         assert rows.scores(logits, tokens).shape == (41, len(params))
 
 
+@dataclasses.dataclass(frozen=True)
+class NewSampling(Sampling):
+    top_a: float = 0.0
+
+
+def test_a_parameter_that_is_not_known_there_is_left_to_the_host():
+    assert not any(sampler.needs_host for params in ROWS.values() for sampler in samplers(params))
+    assert Sampler(NewSampling(top_a=0.2)).needs_host and not Sampler(NewSampling()).needs_host
+    assert Sampler(Sampling(no_repeat_ngram_size=2)).needs_host
+    short = Sampler(Sampling(), min_tokens=1, stop_ids={3})
+    assert short.needs_host
+    short.record(5)
+    assert not short.needs_host
+
+
 def test_random_numbers_that_were_peeked_are_given_later():
     (peeked,), (plain,) = samplers([Sampling()]), samplers([Sampling()])
     ahead = [peeked.peek_uniforms(10, n) for n in (1, 0, 2)]

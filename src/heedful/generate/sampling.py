@@ -21,6 +21,7 @@ The vocabulary is never sorted as a whole: see heedful/kernels/sampling.py.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from array import array
 from collections import deque
@@ -34,6 +35,7 @@ from torch import Tensor
 from heedful.generate.matcher import GrammarFailed, Matcher, allowed_tokens
 from heedful.generate.ngrams import NgramBlocker
 from heedful.generate.request import Sampling, TokenScore
+from heedful.kernels.cuda.device_sampling import PARAMETERS
 from heedful.kernels.sampling import (
     SORTED_FIRST,
     apply_temperature,
@@ -95,6 +97,8 @@ class Sampler:
             stream = np.random.SeedSequence(seed, spawn_key=(index,))
             self._random = np.random.Generator(np.random.PCG64(stream))
         self._peeked: deque[list[float]] = deque()
+        defaults, names = type(params)(), {field.name for field in dataclasses.fields(params)} - PARAMETERS
+        self._host_only = any(getattr(params, name) != getattr(defaults, name) for name in names)
 
     def uniforms(self, n: int) -> list[float]:
         """The next n numbers of the random stream, uniform in [0, 1)."""
@@ -133,8 +137,9 @@ class Sampler:
 
     @property
     def needs_host(self) -> bool:
-        """Whether the host must know all tokens before the next one can be sampled: for a grammar, or banned tokens."""
-        return bool(self.constrained or self._ngrams is not None or self.banned)
+        """Whether the host must sample the next token: for a grammar, banned tokens, or a parameter that sampling on a
+        device does not know."""
+        return bool(self.constrained or self._host_only or self.banned)
 
     @property
     def changes_logits(self) -> bool:

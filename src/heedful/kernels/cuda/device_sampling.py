@@ -19,6 +19,11 @@ from torch import Tensor
 
 from heedful.kernels.sampling import n_uniforms
 
+# The parameters that are understood here; a row with another one that is not its default is sampled by the host.
+PARAMETERS = frozenset({
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
+    "presence_penalty", "logit_bias", "seed",
+})  # fmt: skip
 MAX_TOP = 20  # log-probabilities beside a token's own: as many as OpenAI's API gives
 
 
