@@ -130,14 +130,23 @@ def test_a_server_that_runs_no_answers_says_how_one_is_started(open_tab, page, s
     assert exercise.locator(".command code").inner_text() == f"heedful learn {NAME} --page"
 
 
+def was_seen(page: Any, lesson: str, n_parts: int = 1) -> None:
+    """Wait for the page to have noticed what is in its window, which it does after it was drawn."""
+    known = "JSON.parse(localStorage.getItem('heedful-learn') ?? '{}')"
+    page.wait_for_function(f"([name, n]) => {known}[name]?.seen >= n", arg=[lesson, n_parts])
+
+
 def test_the_list_remembers_what_was_read(open_tab, page, server):
     open_tab("start")
     page.get_by_role("link", name="Learn how it works").click()
     first, second = (read_lesson(name) for name in lesson_names()[:2])
     page.get_by_role("link", name=f"Begin with {first.title}").click()
+    was_seen(page, first.name)
     page.get_by_role("navigation", name="Lessons").scroll_into_view_if_needed()
+    was_seen(page, first.name, len(first.parts))
     page.get_by_role("link", name=f"{second.title} →").click()
     page.get_by_role("heading", level=1, name=second.title).wait_for()
+    was_seen(page, second.name)
     page.go_back()
     page.get_by_role("heading", level=1, name=first.title).wait_for()
     page.go_back()
