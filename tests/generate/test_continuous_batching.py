@@ -24,9 +24,9 @@ def bard():
     return heedful.load("shakespeare", dtype=torch.float32)
 
 
-def ours(name: str):
+def ours(name: str, path: str = "plain"):
     case = next(c for c in CASES if c.name == name)
-    return case.model()
+    return case.model(path)
 
 
 def settings(chance: random.Random) -> Sampling:
@@ -112,18 +112,22 @@ def test_a_hundred_requests_equal_their_solo_runs(bard, hundred, state):
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "state", "path"),
     [
-        "t5",
-        "marian",
-        "transformer-pre-norm",
-        "seq2seq-gru-bi-dot",
-        "seq2seq-lstm-bi-additive-2",
-        "phi3-longrope",
+        ("t5", "contiguous", "plain"),
+        ("t5", "paged", "plain"),
+        ("t5", "paged", "inference"),
+        ("marian", "contiguous", "plain"),
+        ("marian", "paged", "plain"),
+        ("transformer-pre-norm", "contiguous", "plain"),
+        ("transformer-pre-norm", "paged", "inference"),
+        ("seq2seq-gru-bi-dot", None, "plain"),
+        ("seq2seq-lstm-bi-additive-2", None, "plain"),
+        ("phi3-longrope", None, "plain"),
     ],
 )
-def test_other_families_go_through_the_same_engine(name):
-    model, chance = ours(name), random.Random(2)
+def test_other_families_go_through_the_same_engine(name, state, path):
+    model, chance = ours(name, path), random.Random(2)
     decoder = not hasattr(model, "encoder")
     requests = []
     for _ in range(20):
@@ -133,10 +137,12 @@ def test_other_families_go_through_the_same_engine(name):
         requests.append(
             Request(prompt, None if decoder else ids, chance.randint(1, 12), settings(chance), stop_ids=ends)
         )
-    engine = Engine(model, max_rows=4, chunk=12)
+    engine = Engine(model, max_rows=4, chunk=12, state=state)
     for request, (result, events) in zip(requests, flow(engine, requests, chance), strict=True):
         assert result.choices[0].tokens == generate_uncached(model, request)
         check_stream(request, result, events)
+    if engine.runner.pool is not None:
+        assert engine.runner.pool.n_used == 0
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -217,7 +223,7 @@ def test_what_cannot_be_answered_is_refused(bard):
     with pytest.raises(ValueError, match="source"):
         Engine(ours("t5")).add(Request((1,)))
     with pytest.raises(ValueError, match="paged"):
-        Engine(ours("t5"), state="paged")
+        Engine(ours("seq2seq-gru-bi-dot"), state="paged")
     with pytest.raises(ValueError, match="neither"):
         Engine(bard.model, state="loose")
     assert not engine.busy

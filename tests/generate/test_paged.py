@@ -12,15 +12,16 @@ import heedful
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
 from heedful.kernels.accelerate import accelerate
-from heedful.models.base import Batch, DecoderModel
+from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel
 from heedful.nn.paged import BlockPool, PagedState
+from heedful.nn.state import KeyValueState
 from support.case import error
 from support.families import CASES
 
 GREEDY = Sampling(temperature=0)
 NAMES = (
     "gpt2", "gpt-neo-mixed", "gpt-j", "gpt-neox", "image-gpt", "llama3.2", "mistral", "mixtral", "qwen3-window",
-    "gemma2", "phi3", "olmo2",
+    "gemma2", "phi3", "olmo2", "t5", "marian",
 )  # fmt: skip
 
 
@@ -36,7 +37,11 @@ def bard():
 
 
 def paged(model, n_rows: int, n_blocks: int = 40, block: int = 4) -> PagedState:
-    return PagedState(BlockPool(n_blocks, block), len(model.decoder.blocks), n_rows)
+    return pages_of(model, BlockPool(n_blocks, block), n_rows)
+
+
+def pages_of(model, pool: BlockPool, n_rows: int) -> PagedState:
+    return PagedState(pool, len(model.decoder.blocks), n_rows, cross=isinstance(model, EncoderDecoderModel))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,10 +49,17 @@ def test_paged_equals_contiguous(name):
     """Unequal rows through reading, stepping, reordering, forgetting, joining and leaving."""
     case = next(c for c in CASES if c.name == name)
     model, batch = case.model(), case.batch()
-    tokens = batch.tokens
-    _, plain = model.start(tokens[:, :3])
-    pages = paged(model, 3)
-    assert error(model.step(tokens[:, :3], pages), model(tokens[:, :3]).logits) < 1e-6
+
+    def first(n_rows: int, n: int, state: PagedState) -> tuple[KeyValueState, PagedState]:
+        """Both states after the first tokens of some rows."""
+        sources = None if batch.source is None else batch.source[:n_rows, : 4 * n_rows]
+        rows = Batch(batch.tokens[:n_rows, :n], source=sources)
+        logits, other = model.start(rows)
+        assert error(logits, model(rows).logits[:, -1]) < 1e-6
+        assert error(model.start(rows, state=state)[0], logits) < 1e-6
+        return other, state
+
+    plain, pages = first(3, 3, paged(model, 3))
 
     def both(act) -> None:
         act(plain)
@@ -62,9 +74,7 @@ def test_paged_equals_contiguous(name):
     both(lambda s: s.free(2))
     both(lambda s: s.truncate([4, 2, 9, 9]))
     both(lambda s: s.remove_row(0))
-    _, more = model.start(tokens[:2, :6])
-    more_pages = PagedState(pages.pool, len(model.decoder.blocks), 2)
-    model.step(tokens[:2, :6], more_pages)
+    more, more_pages = first(2, 6, pages_of(model, pages.pool, 2))
     both(lambda s: s.append_rows(more if s is plain else more_pages, [1, 0, 1]))
     both(lambda s: s.truncate([9, 9, 9, 5, 5, 5]))
     for state in (more_pages, pages):

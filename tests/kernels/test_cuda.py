@@ -8,16 +8,18 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heedful.generate.engine import Engine
 from heedful.generate.request import Request, Sampling
 from heedful.kernels import packed
 from heedful.kernels.cuda import has_triton
-from heedful.kernels.cuda.state import GraphState
-from heedful.models.base import Batch
+from heedful.kernels.cuda.state import GraphMemory, GraphState
+from heedful.models.base import Batch, EncoderDecoderModel
+from heedful.nn.feedforward import MixtureOfExperts
 from heedful.nn.paged import BlockPool, PagedState
 from heedful.nn.state import KeyValueState
-from support.case import Decoder, error
+from support.case import Decoder, EncoderDecoder, error
 from support.families import CASES
 from support.interpreted import DEVICE, INTERPRETED, accelerated, graphs_of
 
@@ -26,20 +28,33 @@ gpu = pytest.mark.skipif(
     reason="needs a CUDA device and Triton, or Triton and TRITON_INTERPRET=1",
 )
 DECODERS = [case for case in CASES if isinstance(case, Decoder) and "longrope" not in case.name]
-each_decoder = pytest.mark.parametrize("case", DECODERS, ids=lambda case: case.name)
+WITH_ENCODERS = [case for case in CASES if isinstance(case, EncoderDecoder) and "seq2seq" not in case.name]
+each_decoder = pytest.mark.parametrize("case", [*DECODERS, *WITH_ENCODERS], ids=lambda case: case.name)
 LENGTHS = [25, 9, 17, 20, 12]
+SOURCES = [7, 30, 12, 3, 19]
 
 
 def prompts(model, n_rows: int) -> Batch:
     draw = torch.Generator().manual_seed(1)
-    tokens = torch.randint(3, 50, (n_rows, max(LENGTHS[:n_rows])), generator=draw)
-    return Batch(tokens.to(model.device), torch.tensor(LENGTHS[:n_rows]).to(model.device))
+    lengths, sources = torch.tensor(LENGTHS[:n_rows]), torch.tensor(SOURCES[:n_rows])
+    tokens = torch.randint(3, 50, (n_rows, int(lengths.max())), generator=draw)
+    if not isinstance(model, EncoderDecoderModel):
+        return Batch(tokens.to(model.device), lengths.to(model.device))
+    source = torch.randint(3, 50, (n_rows, int(sources.max())), generator=draw)
+    return Batch(*(x.to(model.device) for x in (tokens, lengths, source, sources)))
 
 
 def prefilled(model, n_rows: int) -> PagedState:
-    state = PagedState(BlockPool(32, 8), len(model.decoder.blocks), n_rows)
+    cross = isinstance(model, EncoderDecoderModel)
+    state = PagedState(BlockPool(32, 8), len(model.decoder.blocks), n_rows, cross=cross)
     model.start(prompts(model, n_rows), state=state)
     return state
+
+
+def request(batch: Batch, row: int, **options) -> Request:
+    """The row of a batch."""
+    source = None if batch.source is None else tuple(batch.source[row, : SOURCES[row]].tolist())
+    return Request(tuple(batch.ids[row, : LENGTHS[row]].tolist()), source=source, **options)
 
 
 def can_be_paged(model) -> bool:
@@ -57,14 +72,19 @@ def test_a_step_needs_no_number_of_a_row_in_python(case):
     if not can_be_paged(model):
         pytest.skip("a state of its own")
     state, graph = prefilled(model, 3), prefilled(model, 3)
-    unused = graph.pool.allocate()
+    unused, memory = graph.pool.allocate(), GraphMemory(graph, 3, 32) if graph.cross else None
     for tokens in new_tokens(3, 3):
         graph.prepare([1] * 3)
         tables = torch.tensor([table + [unused] * (6 - len(table)) for table in graph.tables])
-        device_state = GraphState(graph.pool, len(model.decoder.blocks), tables, torch.tensor(graph.lengths))
+        if memory is not None:
+            memory.load(graph)
+        device_state = GraphState(graph.pool, len(model.decoder.blocks), tables, torch.tensor(graph.lengths), memory)
         found = model.step(torch.tensor(tokens), device_state)
         graph.advance(1)
         assert error(found, model.step(torch.tensor(tokens), state)) < 1e-5
+    if not any(isinstance(module, MixtureOfExperts) for module in model.modules()):
+        with FakeTensorMode(allow_non_fake_inputs=True):  # refuses what would ask the device for a number
+            model.step(torch.tensor(tokens), device_state)
 
 
 @gpu
@@ -100,16 +120,14 @@ def test_the_engine_gives_the_plain_ids(case):
     """Rows of different lengths and parameters that end one after the other, so that the step launched ahead is
     repeated; sampled on the device, without and with log-probabilities."""
     plain, fast = case.model().to(DEVICE), accelerated(case.model(), "float32")
-    tokens = prompts(plain, 5).tokens.tolist()
+    batch = prompts(plain, 5)
     n_new = 1 if INTERPRETED else 6  # which is slow
     for (name, samplings), logprobs in itertools.product(SAMPLINGS.items(), [None, 3]):
         if INTERPRETED and (logprobs is None) == (name == "mixed"):
             continue
         requests = [
-            Request(
-                tuple(row[:n]), max_tokens=n_new * (i + 1), sampling=samplings[i % len(samplings)], logprobs=logprobs
-            )
-            for i, (row, n) in enumerate(zip(tokens, LENGTHS, strict=True))
+            request(batch, i, max_tokens=n_new * (i + 1), sampling=samplings[i % len(samplings)], logprobs=logprobs)
+            for i in range(5)
         ]
         expected = Engine(plain, max_rows=3, state="contiguous").run(requests)
         engine = Engine(fast, max_rows=3, state="paged" if can_be_paged(fast) else None)
@@ -154,3 +172,20 @@ def test_narrow_weights_are_those_of_the_plain_modules(precision):
     x = torch.randn(70, fast.config.d_model, generator=torch.Generator().manual_seed(3))
     x = x.to(DEVICE, next(fast.parameters()).dtype)
     assert error(fast.head(x)[:3].float(), fast.head(x[:3]).float()) < 0.02  # more rows than the kernels take
+
+
+@torch.inference_mode()
+def test_sources_that_come_and_go_are_where_the_graph_reads_them():
+    case = next(case for case in WITH_ENCODERS if case.name == "t5")
+    state = prefilled(case.model(), 5)
+    memory = GraphMemory(state, 8, 32)
+    for change in (lambda: None, lambda: state.remove_row(1), lambda: state.select([2, 2, 0])):
+        change()
+        memory.load(state)
+        n, m = state.n_rows, state.cross[0].keys.shape[2]
+        assert memory.lengths.tolist() == [*state.memory_lengths.tolist(), *[1] * (8 - n)]
+        for layer, cache in zip(memory.layers, state.cross, strict=True):
+            for found, expected in zip(layer, (cache.keys, cache.values), strict=True):
+                assert torch.equal(found[:n, :, :m], expected)
+                assert not found[n:].any() and not found[:, :, m:].any()
+        memory.layers[0][0][n - 1] = torch.nan  # of a request that failed: its row is the next to be removed

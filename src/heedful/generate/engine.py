@@ -51,9 +51,9 @@ class Engine:
     `max_rows` bounds how many sequences decode at once, `chunk` how many prompt tokens a step prefills, `step_time` how
     many seconds that may take (None: no bound; less beside rows that decode, see PrefillPace), `cache_tokens` how many
     tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged" (decoder-only
-    models; the default where decode steps are CUDA graphs) prompts share the blocks of a common prefix, and
-    cache_tokens is the size of the pool, in blocks of `block`: unless given 32,768, or the context length if that is
-    more; on a CPU it takes memory only as it fills.
+    models; the default where decode steps are CUDA graphs, then for encoder-decoders too) prompts share the blocks of a
+    common prefix, and cache_tokens is the size of the pool, in blocks of `block`: unless given 32,768, or the context
+    length if that is more; on a CPU it takes memory only as it fills.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Engine:
 
     def _prefill(self, chunks: list[Chunk]) -> None:
         """Prefill n tokens of each prompt, in as few passes as possible."""
-        if self.runner.pool is not None:
+        if self.runner.shares_prefixes:
             for wave in self.runner.prefix_waves(chunks):
                 self._prefill_chunks(wave)
             return

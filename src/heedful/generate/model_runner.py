@@ -22,7 +22,7 @@ from heedful.generate.sequence import GeneratedSequence, SequenceGroup
 from heedful.kernels.cpu.decode import KernelStack
 from heedful.kernels.cpu.memory import huge_zeros
 from heedful.kernels.cuda import decode_graphs, supports_graphs
-from heedful.models.base import Batch, DecoderModel, GenerativeModel
+from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, GenerativeModel
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.nn.paged import BlockPool, PagedState
 from heedful.nn.state import KeyValueState, State
@@ -44,11 +44,17 @@ class ModelRunner:
         self.n_prefilled = 0  # prompt tokens that went through the model
         self.pool: BlockPool | None = None
         if pool_tokens is not None:
-            if not isinstance(model, DecoderModel) or type(model.new_state(0, 0)) is not KeyValueState:
+            kinds = DecoderModel, EncoderDecoderModel
+            if not isinstance(model, kinds) or type(model.new_state(0, 0)) is not KeyValueState:
                 raise ValueError(f"a {type(model).__name__} cannot be paged: use state='contiguous'")
             spare = 1 if supports_graphs(model) else 0  # the block that rows not in use write to
             self.pool = BlockPool(pool_tokens // block + spare, block, allocate=huge_zeros, kind=model.kv_cache)
         self.graphs = decode_graphs(model, self.pool)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts reuse the blocks of a known prefix; an encoder-decoder's depend on its source."""
+        return self.pool is not None and self.decoder_only
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -130,16 +136,24 @@ class ModelRunner:
     def prefill_batch(self, groups: Sequence[SequenceGroup]) -> tuple[Tensor, State]:
         """Prefill whole prompts as one padded batch: logits (B, V) after each, and their KV cache."""
         prompts = [group.prompt for group in groups]
-        logits, state = self.model.start(self.batch(groups, prompts), capacity=self._capacity(groups))
+        logits, state = self._start(groups, prompts)
         for group in groups:
             group.n_prefilled = len(group.prompt)
             self.n_prefilled += group.n_prefilled
         return logits, state
 
+    def _start(self, groups: Sequence[SequenceGroup], prompts: Sequence[Sequence[int]]) -> tuple[Tensor, State]:
+        """Prefill prompts into a state of their own."""
+        batch = self.batch(groups, prompts)
+        if self.pool is None:
+            return self.model.start(batch, capacity=self._capacity(groups))
+        assert isinstance(self.model, EncoderDecoderModel)
+        state = PagedState(self.pool, len(self.model.decoder.blocks), len(groups), cross=True)
+        return self.model.start(batch, state=state)
+
     def allocate(self, group: SequenceGroup) -> None:
         """Give an admitted request its table of blocks, beginning with those of a cached prefix."""
-        if self.pool is not None:
-            assert isinstance(self.model, DecoderModel)
+        if self.pool is not None and isinstance(self.model, DecoderModel):
             group.state = PagedState(self.pool, len(self.model.decoder.blocks), 1)
             self._reuse_prefix(group)
 
@@ -197,11 +211,11 @@ class ModelRunner:
 
     def _prefill_chunk(self, group: SequenceGroup, n: int) -> None:
         echo = group.request.echo
-        if group.state is None and self.pool is not None:
+        if group.state is None and self.shares_prefixes:
             self.allocate(group)
         elif group.state is None:
             first = group.prompt[: 1 if echo else n]  # `start` gives the last logits alone, an echo needs all
-            logits, group.state = self.model.start(self.batch([group], [first]), capacity=self._capacity([group]))
+            logits, group.state = self._start([group], [first])
             self._prefilled(group, logits, len(first))
             n -= len(first)
         tokens = group.prompt[group.n_prefilled : group.n_prefilled + n]

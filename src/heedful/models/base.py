@@ -298,17 +298,23 @@ class EncoderDecoderModel(GenerativeModel[KeyValueState]):
         self.check_length(batch.source.shape[1])
         return batch.source, position_ids(0, batch.source.shape[1], batch.source.device)
 
-    def start(self, batch: Batch, *, capacity: int = 0) -> tuple[Tensor, KeyValueState]:
-        """Encode the source and prefill the target so far (`tokens`, or the start token): logits (B, V)."""
+    def start(
+        self, batch: Batch, *, capacity: int = 0, state: KeyValueState | None = None
+    ) -> tuple[Tensor, KeyValueState]:
+        """Encode the source and prefill the target so far (`tokens`, or the start token): logits (B, V). With a
+        `state`, which is empty, its rows are those of the batch."""
         memory = self.encode(batch)
         row_lengths(memory, batch.source_lengths)  # there is nothing to attend to in an empty source
         tokens = batch.tokens
         if tokens is None:
             tokens = torch.full((memory.shape[0], 1), self.start_id, device=memory.device)
         counts = row_lengths(tokens, batch.lengths)
-        n_layers = len(self.decoder.blocks)
-        state = KeyValueState(n_layers, len(counts), cross=True, capacity=capacity, kind=self.kv_cache)
+        state = self.new_state(len(counts), capacity) if state is None else state
         state.memory_lengths = batch.source_lengths
         hidden = self.decode(Batch(tokens, batch.lengths), memory, state)
         state.advance(counts)
         return self.head(last_of_each(hidden, counts)), state
+
+    def new_state(self, n_rows: int, capacity: int) -> KeyValueState:
+        """An empty state of this many rows."""
+        return KeyValueState(len(self.decoder.blocks), n_rows, cross=True, capacity=capacity, kind=self.kv_cache)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from heedful.nn.int8_cache import CacheType, empty_cache, restore_keys_values, store_keys_values
-from heedful.nn.state import Cache, KeyValueState, State, swap_remove
+from heedful.nn.state import Cache, CrossCache, KeyValueState, State, swap_remove
 
 PrefixKey = tuple[int, tuple[int, ...]]  # number of the block before (-1: none), tokens of this block
 Allocate = Callable[[Sequence[int], torch.dtype], Tensor]  # zeros of a shape and type, on the CPU
@@ -190,11 +190,16 @@ class SlotMapping(NamedTuple):
 
 
 class PagedState(KeyValueState):
-    """Rows as block tables. Several states may share a pool; `append_rows` between them copies no keys or values."""
+    """Rows as block tables. Several states may share a pool; `append_rows` between them copies no keys or values.
 
-    def __init__(self, pool: BlockPool, n_layers: int, n_rows: int = 0) -> None:
+    With `cross`, for an encoder-decoder, the keys and values of cross-attention are contiguous, and no prefix is
+    shared: what a block holds depends on the source.
+    """
+
+    def __init__(self, pool: BlockPool, n_layers: int, n_rows: int = 0, *, cross: bool = False) -> None:
         super().__init__(0, n_rows)
         self.pool = pool
+        self.cross = [CrossCache(pool.kind) for _ in range(n_layers)] if cross else []
         self.caches = [PagedCache(self, i) for i in range(n_layers)]
         self.tables: list[list[int]] = [[] for _ in range(n_rows)]
         self._slots: tuple[list[int], list[int], SlotMapping] | None = None  # of the pass under way
@@ -205,7 +210,8 @@ class PagedState(KeyValueState):
         part = copy.copy(self)
         part.caches = [PagedCache(part, i) for i in range(len(self.caches))]
         part.tables, part.lengths = [self.tables[row] for row in rows], [self.lengths[row] for row in rows]
-        part._slots = None
+        part._slots, part.cross = None, [copy.copy(cache) for cache in self.cross]
+        part._select_memory(list(rows))
         return part
 
     @classmethod
@@ -282,7 +288,8 @@ class PagedState(KeyValueState):
 
     def cache_prefix(self, row: int, tokens: Sequence[int]) -> None:
         """Put the row's full blocks into the prefix cache; `tokens` are the row's tokens from the start."""
-        self.pool.cache_prefix(tokens[: self.lengths[row]], self.tables[row])
+        if not self.cross:
+            self.pool.cache_prefix(tokens[: self.lengths[row]], self.tables[row])
 
     def advance(self, counts: int | Sequence[int]) -> None:
         """Add `counts[b]` tokens to the length of row b."""
@@ -301,9 +308,11 @@ class PagedState(KeyValueState):
         for table in self.tables:
             self.pool.release(table)
         self.tables, self._slots = chosen, None
+        self._select_memory(rows)
 
     def _append_rows(self, other: Self, rows: list[int]) -> None:
         assert other.pool is self.pool, "blocks of another pool"
+        self._append_memory(other, rows)
         self.tables = self.tables + self._share_tables(other.tables, rows)
         self._slots = other._slots = None
 
@@ -316,3 +325,4 @@ class PagedState(KeyValueState):
     def _remove_row(self, row: int) -> None:
         self.pool.release(self.tables[row])
         self.tables, self._slots = swap_remove(self.tables, row), None
+        self._remove_memory(row)

@@ -341,6 +341,10 @@ class KeyValueState(State):
     def _select(self, rows: list[int]) -> None:
         for cache in self.caches:
             cache.select(rows)
+        self._select_memory(rows)
+
+    def _select_memory(self, rows: list[int]) -> None:
+        """Select these rows of the cross-attention caches."""
         for cross in self.cross:
             cross.select(rows)
         if self.memory_lengths is not None:
@@ -350,6 +354,10 @@ class KeyValueState(State):
         longest = max((other.lengths[r] for r in rows), default=0)
         for cache, theirs in zip(self.caches, other.caches, strict=True):
             cache.append_rows(theirs, rows, longest)
+        self._append_memory(other, rows)
+
+    def _append_memory(self, other: Self, rows: list[int]) -> None:
+        """Append these rows of the other's cross-attention caches."""
         lengths = self._concatenated_memory_lengths(other, rows)
         try:
             for cross, their_cross in zip(self.cross, other.cross, strict=True):
@@ -377,6 +385,10 @@ class KeyValueState(State):
     def _remove_row(self, row: int) -> None:
         for cache in self.caches:
             cache.remove_row(row)
+        self._remove_memory(row)
+
+    def _remove_memory(self, row: int) -> None:
+        """Move what the cross-attention caches have for the last row into this row's place."""
         for cross in self.cross:
             cross.remove_row(row)
         if self.memory_lengths is not None:

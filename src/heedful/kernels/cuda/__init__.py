@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from heedful.models.base import DecoderModel, GenerativeModel
+from heedful.models.base import DecoderModel, EncoderDecoderModel, GenerativeModel
 from heedful.nn.feedforward import MixtureOfExperts
 from heedful.nn.head import LanguageHead
 from heedful.nn.paged import BlockPool
+from heedful.nn.position import Alibi
 from heedful.nn.state import KeyValueState
 
 if TYPE_CHECKING:
@@ -61,15 +62,15 @@ def is_on_gpu(model: GenerativeModel[Any]) -> bool:
 
 def supports_graphs(model: GenerativeModel[Any]) -> bool:
     """Whether decode steps can be recorded as CUDA graphs: routing to experts asks the host where tokens go, LongRoPE
-    recomputes a row at its switch length, a bias by distance is made from numbers in Python, weights that are divided
-    over processes (DTensor) are communicated, and the kernels read no int8 KV cache."""
+    recomputes a row at its switch length, ALiBi's slopes are numbers in Python, weights that are divided over processes
+    (DTensor) are communicated, and the kernels read no int8 KV cache."""
     return (
         is_on_gpu(model)
         and has_triton()
-        and isinstance(model, DecoderModel)
+        and isinstance(model, DecoderModel | EncoderDecoderModel)
         and isinstance(model.head, LanguageHead)
         and type(model.new_state(0, 0)) is KeyValueState
-        and model.decoder.bias is None
+        and not isinstance(model.decoder.bias, Alibi)
         and model.kv_cache is None
         and not any(isinstance(module, MixtureOfExperts) for module in model.modules())
     )
@@ -81,7 +82,7 @@ def decode_graphs(model: GenerativeModel[Any], pool: BlockPool | None) -> Decode
         return None
     from heedful.kernels.cuda.graphs import DecodeGraphs
 
-    assert isinstance(model, DecoderModel)
+    assert isinstance(model, DecoderModel | EncoderDecoderModel)
     return DecodeGraphs(model, pool)
 
 

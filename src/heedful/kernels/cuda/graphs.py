@@ -4,9 +4,9 @@ A step of a small model is hundreds of launches of a few microseconds each, and 
 the GPU to run it. `DecodeGraphs` records `model.step` on a `GraphState` for a number of rows, with the choice of the
 next tokens as its last operations, so that the next step can follow without the host: the host reads the tokens of a
 step while the GPU computes the one after it. A batch that changed meanwhile (a row ended, another came) repeats that
-step.
+step. An encoder-decoder's step also reads the sources' keys and values, in a `GraphMemory`.
 
-    B rows, W blocks in a table, V vocabulary
+    B rows, W blocks in a table, M positions of the sources, V vocabulary
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from torch import Tensor
 from heedful.kernels.cuda.decode import CudaStack, n_logits
 from heedful.kernels.cuda.device_sampling import RowSampling, SamplingKind, SupportsSampling
 from heedful.kernels.cuda.sampling import choose_tokens
-from heedful.kernels.cuda.state import GraphState
-from heedful.models.base import DecoderModel
+from heedful.kernels.cuda.state import GraphMemory, GraphState
+from heedful.models.base import DecoderModel, EncoderDecoderModel
 from heedful.nn.paged import BlockPool, PagedState
 
 NARROW = 16  # blocks in the smallest table; a stack without kernels attends to all positions of its table
+SHORT = 32  # positions of the shortest memory
 
 
 @dataclass(eq=False)
@@ -37,6 +38,7 @@ class Recorded:
     numbers: Tensor  # (2, B) tokens and lengths; replaced by the next ones at the end of a step
     chosen: Tensor  # (2 + 1 + 2 n_top, B) in float64: the tokens, the rows' highest logits, and scores if there are any
     rows: RowSampling
+    memory: GraphMemory | None = None  # of an encoder-decoder
     logits: Tensor | None = None  # (B, V)
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -67,15 +69,16 @@ class ChosenTokens:
 class DecodeGraphs:
     """The graphs of a model for the rows of a pool's states."""
 
-    def __init__(self, model: DecoderModel, pool: BlockPool) -> None:
+    def __init__(self, model: DecoderModel | EncoderDecoderModel, pool: BlockPool) -> None:
         self.model, self.pool = model, pool
         self.n_layers, self.n_tokens = len(model.decoder.blocks), n_logits(model.head)
         self.unused = pool.allocate()  # where rows that are not in use write to
         self.fused = isinstance(model.decoder, CudaStack)
         longest = min(model.context_length or 2**30, pool.n_blocks * pool.block_size)
         self.widest = -(-longest // pool.block_size)
-        self._recorded: dict[tuple[int, int, SamplingKind], Recorded] = {}
-        self._memory: Any = None  # shared by all graphs: one runs at a time
+        self._recorded: dict[tuple[int, int, int, SamplingKind], Recorded] = {}  # by rows, W, M (0: none) and kind
+        self._memories: dict[tuple[int, int], GraphMemory] = {}  # by rows and M
+        self._graph_pool: Any = None  # memory that all graphs share: one runs at a time
         self._launched: Launched | None = None
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -185,8 +188,8 @@ class DecodeGraphs:
         fresh = state.prepare(n_new if self.pool.n_free >= 2 * n_rows else [1] * n_rows)
         self._clear(fresh)
         wide = max(map(len, state.tables))
-        width = self.widest if self.fused else min(self.widest, max(NARROW, 1 << (wide - 1).bit_length()))
-        recorded = self._slot(1 << (n_rows - 1).bit_length(), width, SamplingKind.of(samplers, scores))
+        width = self.widest if self.fused else min(self.widest, max(NARROW, _power_of_2(wide)))
+        recorded = self._slot(_power_of_2(n_rows), width, self._memory(state), SamplingKind.of(samplers, scores))
         n_slots = len(recorded.tables)
         spare = n_slots - n_rows
         rows = [table + [self.unused] * (width - len(table)) for table in state.tables] + [
@@ -205,16 +208,27 @@ class DecodeGraphs:
                 keys.index_fill_(0, index, 0)
                 values.index_fill_(0, index, 0)
 
-    def _slot(self, n_rows: int, width: int, kind: SamplingKind) -> Recorded:
-        if (n_rows, width, kind) not in self._recorded:
+    def _memory(self, state: PagedState) -> GraphMemory | None:
+        """The sources' keys and values where a graph reads them; None in a decoder."""
+        if not state.cross:
+            return None
+        size = _power_of_2(state.n_rows), max(SHORT, _power_of_2(state.cross[0].keys.shape[2]))
+        if size not in self._memories:
+            self._memories[size] = GraphMemory(state, *size)
+        self._memories[size].load(state)
+        return self._memories[size]
+
+    def _slot(self, n_rows: int, width: int, memory: GraphMemory | None, kind: SamplingKind) -> Recorded:
+        key = n_rows, width, 0 if memory is None else memory.n_positions, kind
+        if key not in self._recorded:
             device = self.model.device
             tables = torch.zeros(n_rows, width, dtype=torch.long, device=device)
             numbers = torch.zeros(2, n_rows, dtype=torch.long, device=device)
             rows = RowSampling(kind, n_rows, self.n_tokens, device)
             n_scores = 1 + 2 * rows.n_top if kind.scores else 0
             chosen = torch.zeros(2 + n_scores, n_rows, dtype=torch.float64, device=device)
-            self._recorded[n_rows, width, kind] = Recorded(tables, numbers, chosen, rows)
-        return self._recorded[n_rows, width, kind]
+            self._recorded[key] = Recorded(tables, numbers, chosen, rows, memory)
+        return self._recorded[key]
 
     # --- recording ---------------------------------------------------------------------------------------------------
 
@@ -225,16 +239,21 @@ class DecodeGraphs:
         if recorded.logits is None:
             return self._step(recorded)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
             self._step(recorded)
-        self._memory = self._memory or graph.pool()
+        self._graph_pool = self._graph_pool or graph.pool()
         recorded.graph = graph
         graph.replay()
 
     def _step(self, recorded: Recorded) -> None:
         """The operations of a step: the model's, the choice of tokens, and the numbers of the next step."""
         tokens, lengths = recorded.numbers
-        state = GraphState(self.pool, self.n_layers, recorded.tables, lengths)
+        state = GraphState(self.pool, self.n_layers, recorded.tables, lengths, recorded.memory)
         recorded.logits = self.model.step(tokens, state)  # (B, V)
         assert recorded.logits.shape[1] == self.n_tokens
         choose_tokens(recorded.logits, recorded.numbers, recorded.chosen, recorded.rows)
+
+
+def _power_of_2(n: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (n - 1).bit_length()
