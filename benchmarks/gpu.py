@@ -1,19 +1,24 @@
-"""Decoding on a GPU: tokens per second of heedful's engine and of transformers, with random weights of real shapes.
+"""On a GPU: tokens per second of heedful and of the peers that are found, with random weights of real shapes.
 
+    python benchmarks/gpu.py [--nanogpt FOLDER]                      all parts, each at most ten minutes
     python benchmarks/gpu.py decode [--models gpt2 gpt2-xl llama-1b] [--rows 1 32 64] [--precisions bfloat16 int8 int4]
                                     [--temperature 0.8 --top-p 0.9]
     python benchmarks/gpu.py peers [--models gpt2] [--rows 1 32]     transformers, as it is and compiled (static cache)
     python benchmarks/gpu.py divergence                              of bfloat16 from float32, in nats per token
     python benchmarks/gpu.py profile [--models gpt2] [--rows 1]      the kernels of a step, longest first
 
-A prompt of 128 tokens and 256 new ones for each row, greedy unless a temperature is given; the best of three runs
-counts, without the prefill. The limit is the bytes of the weights over the memory's bandwidth, measured by a copy.
+All parts are these, serving_gpu.py and training_gpu.py. A prompt of 128 tokens and 256 new ones for each row, greedy
+unless a temperature is given; the best of three runs counts, without the prefill. The limit is the bytes of the weights
+over the memory's bandwidth, measured by a copy.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -33,13 +38,29 @@ GREEDY = Sampling(temperature=0)
 LLAMA = dict(d_model=2048, n_layers=16, n_heads=32, n_kv_heads=8, d_head=64, d_ff=8192, vocab_size=128256)
 
 
-def build(name: str, dtype: torch.dtype = torch.bfloat16) -> DecoderModel:
+def build(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> DecoderModel:
+    """Ours, of a published shape."""
     torch.manual_seed(0)
     if name == "llama-1b":  # the shape of LLaMA 3.2 1B
-        model: Any = Llama.create(LlamaConfig(**LLAMA, max_len=4096, theta=500000.0, tied=True), device="cuda")
+        model: Any = Llama.create(LlamaConfig(**LLAMA, max_len=4096, theta=500000.0, tied=True), device=device)
     else:
         model = create(name, dropout=0.0)
-    return model.to("cuda", dtype).eval()
+    return model.to(device, dtype).eval()
+
+
+def hub_model(name: str, device: str = "cuda") -> Any:
+    """That of transformers."""
+    from transformers import AutoModelForCausalLM, GPT2Config
+    from transformers import LlamaConfig as HubLlama
+
+    if name == "llama-1b":
+        config: Any = HubLlama(
+            hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
+            intermediate_size=8192, vocab_size=128256, max_position_embeddings=4096, tie_word_embeddings=True,
+        )  # fmt: skip
+    else:
+        config = GPT2Config() if name == "gpt2" else GPT2Config(n_embd=1600, n_layer=48, n_head=25)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).eval()
 
 
 def bandwidth() -> float:
@@ -98,18 +119,9 @@ def decode(options: argparse.Namespace) -> None:
 
 def peers(options: argparse.Namespace) -> None:
     import transformers
-    from transformers import AutoModelForCausalLM, GPT2Config
-    from transformers import LlamaConfig as HubLlama
 
     for name in options.models:
-        if name == "llama-1b":
-            config: Any = HubLlama(
-                hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
-                intermediate_size=8192, vocab_size=128256, max_position_embeddings=4096, tie_word_embeddings=True,
-            )  # fmt: skip
-        else:
-            config = GPT2Config() if name == "gpt2" else GPT2Config(n_embd=1600, n_layer=48, n_head=25)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda().eval()
+        model = hub_model(name)
         for n_rows in options.rows:
             ids = torch.tensor([r.prompt for r in requests(n_rows, NEW)], device="cuda")
             for how, more in ("as it is", {}), ("compiled", {"cache_implementation": "static"}):
@@ -174,15 +186,42 @@ def profile(options: argparse.Namespace) -> None:
                 print(f"  {kernel:60} {len(times):5} x {median(times):7.2f} us = {sum(times):9.0f} us")
 
 
+def all_parts(nanogpt: str | None) -> None:
+    """Each part in a process of its own, with what it prints."""
+    every, few = ["--rows", "1", "32", "64"], ["--models", "gpt2", "llama-1b", "--rows", "1", "32"]
+    parts = [
+        ["gpu.py", "decode", *every],
+        ["gpu.py", "decode", "--rows", "1", "--precisions", "int8", "int4"],
+        ["gpu.py", "decode", *few, "--temperature", "0.8", "--top-p", "0.9"],
+        ["gpu.py", "peers", *few],
+        ["gpu.py", "divergence"],
+        ["gpu.py", "profile", *few],
+        ["serving_gpu.py"],
+        ["training_gpu.py", *(["--nanogpt", nanogpt] if nanogpt else ["--only", "heedful"])],
+    ]
+    for name, *arguments in parts:
+        print("$ python", f"benchmarks/{name}", *arguments, flush=True)
+        command = [sys.executable, str(Path(__file__).with_name(name)), *arguments]
+        try:
+            subprocess.run(command, timeout=600, check=True)
+        except subprocess.SubprocessError as problem:
+            print(f"not finished: {problem}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["decode", "peers", "divergence", "profile"])
+    parser.add_argument("part", nargs="?", choices=["decode", "peers", "divergence", "profile"])
+    parser.add_argument("--nanogpt", metavar="FOLDER", help="a folder with nanoGPT's model.py")
     parser.add_argument("--models", nargs="+", default=["gpt2", "llama-1b", "gpt2-xl"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 32])
     parser.add_argument("--precisions", nargs="+", default=["bfloat16"])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("there is no GPU here that PyTorch can use")
+    if options.part is None:
+        return all_parts(options.nanogpt)
     {"decode": decode, "peers": peers, "divergence": divergence, "profile": profile}[options.part](options)
 
 

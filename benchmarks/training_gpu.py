@@ -99,7 +99,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--nanogpt", required=True, help="a folder with nanoGPT's model.py")
+    parser.add_argument("--nanogpt", help="a folder with nanoGPT's model.py; needed unless --only leaves it out")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10)
