@@ -84,6 +84,28 @@ def test_a_prompt_that_fails_fails_alone(bard, decoders, state):
     assert engine.runner.pool is None or engine.runner.pool.n_used == 0
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_an_encoder_decoder_that_fails_in_prefill_or_decoding_keeps_no_blocks(state, monkeypatch):
+    """In a batch of three, once after the blocks were taken, once in a step; then each alone is tried."""
+    model = next(case for case in CASES if case.name == "t5").model()
+    sources, decode, passes = [(5, 9, 11), (7, 8), (20, 21, 22, 23)], model.decode, []
+    requests = [Request((), source, 5, GREEDY) for source in sources]
+    want = [generate_uncached(model, request) for request in requests]
+
+    def stumble(batch, memory, state=None):
+        hidden = decode(batch, memory, state)
+        passes.append(len(batch.ids))
+        if len(passes) in (1, 6):
+            raise RuntimeError("out of memory, perhaps")
+        return hidden
+
+    monkeypatch.setattr(model, "decode", stumble)
+    engine = Engine(model, max_rows=3, state=state)
+    assert [events[-1].result.choices[0].tokens for events in followed(engine, requests)] == want
+    assert passes[0] == 3 and passes[1:4] == [1, 1, 1] and passes[5] > 1
+    assert engine.runner.pool is None or engine.runner.pool.n_used == 0
+
+
 def followed(engine: Engine, requests: list[Request]) -> list[list[Event]]:
     """All events of each request."""
     ids, events = [engine.add(r) for r in requests], []

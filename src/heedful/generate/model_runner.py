@@ -149,7 +149,11 @@ class ModelRunner:
             return self.model.start(batch, capacity=self._capacity(groups))
         assert isinstance(self.model, EncoderDecoderModel)
         state = PagedState(self.pool, len(self.model.decoder.blocks), len(groups), cross=True)
-        return self.model.start(batch, state=state)
+        try:
+            return self.model.start(batch, state=state)
+        except Exception:
+            state.select([])  # frees its blocks
+            raise
 
     def allocate(self, group: SequenceGroup) -> None:
         """Give an admitted request its table of blocks, beginning with those of a cached prefix."""
