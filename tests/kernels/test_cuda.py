@@ -4,6 +4,7 @@ What a graph's state computes is checked on any machine; the kernels and graphs 
 what they compute by Triton's interpreter (support/interpreted.py).
 """
 
+import copy
 import itertools
 
 import pytest
@@ -140,6 +141,29 @@ def test_the_engine_gives_the_plain_ids(case):
                 both = list(zip(one.choices[0].scores, other.choices[0].scores, strict=True))
                 assert [a.logprob for a, _ in both] == pytest.approx([b.logprob for _, b in both], abs=1e-4)
                 assert [[i for i, _ in a.top] for a, _ in both] == [[i for i, _ in b.top] for _, b in both]
+
+
+@gpu
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0), Sampling(seed=3), Sampling(frequency_penalty=0.5, seed=3)]
+)
+def test_no_step_is_computed_twice_when_rows_come_and_go(sampling, monkeypatch):
+    """Nine requests through three rows: without penalties, which the host counts first, a step is launched once for
+    each that gives tokens, and a few at the end of all rows."""
+    plain = next(case for case in DECODERS if case.name == "gpt2").model().to(DEVICE)
+    fast, batch = accelerated(copy.deepcopy(plain), "float32"), prompts(plain, 5)
+    requests = [
+        request(batch, i % 5, max_tokens=n, sampling=sampling) for i, n in enumerate([2, 5, 3, 4, 1, 6, 2, 4, 3])
+    ]
+    expected = Engine(plain, state="contiguous").run(requests)
+    engine = Engine(fast, max_rows=3, state="paged")
+    graphs = engine.runner.graphs = graphs_of(fast, engine.runner.pool)
+    calls, launched, choose, replay = [], [], graphs.choose, graphs._replay
+    monkeypatch.setattr(graphs, "choose", lambda *given, **more: calls.append(0) or choose(*given, **more))
+    monkeypatch.setattr(graphs, "_replay", lambda *given: launched.append(0) or replay(*given))
+    for one, other in zip(engine.run(requests), expected, strict=True):
+        assert one.choices[0].tokens == other.choices[0].tokens
+    assert len(calls) <= len(launched) <= len(calls) + (9 if sampling.frequency_penalty else 1)
 
 
 @gpu

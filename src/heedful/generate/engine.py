@@ -224,21 +224,22 @@ class Engine:
         return beside
 
     def _decode_on_device(self) -> bool:
-        """One token for every row, sampled on the GPU; False where that cannot be."""
+        """One token for every row, sampled on the GPU, but for rows that have just come; False where that cannot be."""
         sequences, state = self._decoding, self._state
         assert state is not None
         chosen = self.runner.decode_and_sample(sequences, state)
         if chosen is None:
             return False
-        scores = score_chosen(chosen, [s.n_top_logprobs for s in sequences])
-        for row, top in enumerate(chosen.highest):
+        for row, top in zip(chosen.rows, chosen.highest, strict=True):
             if not math.isfinite(top):
                 self._fail(sequences[row].group, InvalidLogits([row], [top]))
-        going = [row for row, sequence in enumerate(sequences) if sequence.finish_reason is None]
-        for row in going:
-            sequences[row].sampler.record(chosen.tokens[row])
-        rows = [(sequences[row], chosen.tokens[row], scores[row], state.lengths[row]) for row in going]
-        self._emit(self._append(rows))
+        scores = score_chosen(chosen, [sequences[row].n_top_logprobs for row in chosen.rows])
+        new = []
+        for row, token, score in zip(chosen.rows, chosen.tokens, scores, strict=True):
+            if sequences[row].finish_reason is None:
+                sequences[row].sampler.record(token)
+                new.append((sequences[row], token, score, state.lengths[row]))
+        self._emit(self._append(new))
         self._drop_finished_rows()
         return True
 

@@ -3,8 +3,9 @@
 A step of a small model is hundreds of launches of a few microseconds each, and Python takes longer to issue one than
 the GPU to run it. `DecodeGraphs` records `model.step` on a `GraphState` for a number of rows, with the choice of the
 next tokens as its last operations, so that the next step can follow without the host: the host reads the tokens of a
-step while the GPU computes the one after it. A batch that changed meanwhile (a row ended, another came) repeats that
-step. An encoder-decoder's step also reads the sources' keys and values, in a `GraphMemory`.
+step while the GPU computes the one after it. If the batch changed meanwhile (a row ended, another came), what was
+computed for rows that are still there counts, and the next step is launched for all. An encoder-decoder's step also
+reads the sources' keys and values, in a `GraphMemory`.
 
     B rows, W blocks in a table, M positions of the sources, V vocabulary
 """
@@ -58,8 +59,9 @@ class Launched:
 
 @dataclass
 class ChosenTokens:
-    """The tokens of a step on the host."""
+    """The tokens of a step on the host, of the rows that it was for."""
 
+    rows: list[int]
     tokens: list[int]
     highest: list[float]  # the highest logit of each row; without a finite one its token means nothing
     logprobs: list[float]  # of the tokens; empty if no scores were wanted
@@ -96,48 +98,83 @@ class DecodeGraphs:
         self, tokens: Sequence[int], state: PagedState, samplers: Sequence[SupportsSampling], *, scores: bool = False
     ) -> ChosenTokens:
         """The next token of each row after one more token, by its sampler, and with `scores` its log-probabilities; the
-        step after it is launched too."""
+        step after it is launched too. Rows that came after this step was launched get theirs in the next."""
         now = self._launched
-        if now is None or not self._is_for(now, tokens, state, scores):
+        places = None if now is None else self._places(now, tokens, state, scores)
+        if now is None or places is None:
             recorded = self._prepare(tokens, state, 2, samplers, scores)
             now = self._launch(recorded, state.tables, state.lengths, samplers, 0)
-        self._launched = self._follow(now)
-        state.advance(1)
+            places = list(range(len(tokens)))
+        same = places == list(range(len(now.tables)))
+        self._launched = self._follow(now) if same else None
         now.done.synchronize()
-        chosen = self._read(now, len(tokens))
+        chosen = self._read(now, places)
+        state.advance([0 if place is None else 1 for place in places])
+        for row in chosen.rows:
+            if samplers[row].params.temperature > 0:
+                samplers[row].uniforms(now.recorded.rows.uniforms.shape[1])  # which this step has used
         if self._launched is not None:
             self._launched.tokens = chosen.tokens
-        for sampler in samplers:
-            if sampler.params.temperature > 0:
-                sampler.uniforms(now.recorded.rows.uniforms.shape[1])  # which this step has used
+        elif not same:
+            self._launch_changed(tokens, chosen, state, samplers, scores)
         return chosen
 
     @staticmethod
-    def _read(step: Launched, n_rows: int) -> ChosenTokens:
-        """What a finished step chose."""
-        ids, highest, *scores = step.chosen[:, :n_rows].tolist()
+    def _read(step: Launched, places: Sequence[int | None]) -> ChosenTokens:
+        """What a finished step chose for the rows that have a place in it."""
+        rows = [row for row, place in enumerate(places) if place is not None]
+        ids, highest, *scores = step.chosen[:, [places[row] for row in rows]].tolist()
         tokens = [int(token) if math.isfinite(top) else 0 for token, top in zip(ids, highest, strict=True)]
         own, rest = (scores[0], scores[1:]) if scores else ([], [])
         n = len(rest) // 2
         values, at = list(zip(*rest[:n], strict=True)), list(zip(*rest[n:], strict=True))
         top = [[(int(i), value) for i, value in zip(*row, strict=True)] for row in zip(at, values, strict=True)]
-        return ChosenTokens(tokens, highest, own, top)
+        return ChosenTokens(rows, tokens, highest, own, top)
 
     @staticmethod
-    def _is_for(launched: Launched, tokens: Sequence[int], state: PagedState, scores: bool) -> bool:
-        """Whether these rows, and the scores, are those that the step was launched for."""
-        return (
-            launched.recorded.rows.kind.scores == scores
-            and launched.lengths == state.lengths
-            and launched.tokens == list(tokens)
-            and all(a is b for a, b in zip(launched.tables, state.tables, strict=True))
+    def _places(launched: Launched, tokens: Sequence[int], state: PagedState, scores: bool) -> list[int | None] | None:
+        """Which row of a launched step each row is; None if it is for too few of them, or for other tokens."""
+        if launched.recorded.rows.kind.scores != scores or len(launched.tokens) != len(launched.tables):
+            return None
+        known = {id(table): place for place, table in enumerate(launched.tables)}
+        places = [known.get(id(table)) for table in state.tables]
+        found = [(row, place) for row, place in enumerate(places) if place is not None]
+        right = all(
+            (launched.lengths[place], launched.tokens[place]) == (state.lengths[row], tokens[row])
+            for row, place in found
         )
+        return places if right and 2 * len(found) >= len(tokens) else None
+
+    def _launch_changed(
+        self,
+        tokens: Sequence[int],
+        chosen: ChosenTokens,
+        state: PagedState,
+        samplers: Sequence[SupportsSampling],
+        scores: bool,
+    ) -> None:
+        """Launch the next step of a batch whose rows have changed, if there is a position for its tokens in every row.
+        Tokens that penalties count are counted by the host first, after this."""
+        if not self._has_room(max(state.lengths)) or self.pool.n_free < len(tokens):
+            return
+        if SamplingKind.of(samplers, scores).penalties:
+            return
+        following = list(tokens)
+        for row, token in zip(chosen.rows, chosen.tokens, strict=True):
+            following[row] = token
+        recorded = self._prepare(following, state, 1, samplers, scores)
+        self._launched = self._launch(recorded, state.tables, state.lengths, samplers, 0)
+        self._launched.tokens = following
+
+    def _has_room(self, length: int) -> bool:
+        """Whether a row of this length can have another token."""
+        return length < min(self.widest * self.pool.block_size, self.model.context_length or 2**30)
 
     def _follow(self, step: Launched) -> Launched | None:
         """Launch the step after this one, if there is a position for its tokens in every row."""
         lengths = [n + 1 for n in step.lengths]
         size, changed = self.pool.block_size, []
-        if max(lengths) >= self.widest * size or (self.model.context_length or 2**30) <= max(lengths):
+        if not self._has_room(max(lengths)):
             return None
         wide = step.recorded.tables.shape[1]
         for row, (table, n) in enumerate(zip(step.tables, lengths, strict=True)):
