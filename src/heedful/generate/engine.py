@@ -50,10 +50,10 @@ class Engine:
 
     `max_rows` bounds how many sequences decode at once, `chunk` how many prompt tokens a step prefills, `step_time` how
     many seconds that may take (None: no bound; less beside rows that decode, see PrefillPace), `cache_tokens` how many
-    tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged" (decoder-only
-    models; the default where decode steps are CUDA graphs, then for encoder-decoders too) prompts share the blocks of a
-    common prefix, and cache_tokens is the size of the pool, in blocks of `block`: unless given 32,768, or the context
-    length if that is more; on a CPU it takes memory only as it fills.
+    tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged" (the default
+    where decode steps are CUDA graphs) the prompts of a decoder-only model share the blocks of a common prefix, and
+    cache_tokens is the size of the pool, in blocks of `block`: unless given 32,768, or the context length if that is
+    more; on a CPU it takes memory only as it fills.
     """
 
     def __init__(
