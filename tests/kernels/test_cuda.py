@@ -30,7 +30,7 @@ gpu = pytest.mark.skipif(
 )
 DECODERS = [case for case in CASES if isinstance(case, Decoder) and "longrope" not in case.name]
 WITH_ENCODERS = [case for case in CASES if isinstance(case, EncoderDecoder) and "seq2seq" not in case.name]
-each_decoder = pytest.mark.parametrize("case", [*DECODERS, *WITH_ENCODERS], ids=lambda case: case.name)
+each_family = pytest.mark.parametrize("case", [*DECODERS, *WITH_ENCODERS], ids=lambda case: case.name)
 LENGTHS = [25, 9, 17, 20, 12]
 SOURCES = [7, 30, 12, 3, 19]
 
@@ -66,7 +66,7 @@ def new_tokens(n_steps: int, n_rows: int) -> list[list[int]]:
     return torch.randint(3, 50, (n_steps, n_rows), generator=torch.Generator().manual_seed(2)).tolist()
 
 
-@each_decoder
+@each_family
 @torch.inference_mode()
 def test_a_step_needs_no_number_of_a_row_in_python(case):
     model = case.model()
@@ -90,7 +90,7 @@ def test_a_step_needs_no_number_of_a_row_in_python(case):
 
 @gpu
 @pytest.mark.parametrize("n_rows", [1, 5])
-@each_decoder
+@each_family
 @torch.inference_mode()
 def test_graphs_give_the_plain_logits(case, n_rows):
     plain, fast = case.model().to(DEVICE), accelerated(case.model(), "float32")
@@ -116,10 +116,10 @@ SAMPLINGS = {
 
 
 @gpu
-@each_decoder
+@each_family
 def test_the_engine_gives_the_plain_ids(case):
     """Rows of different lengths and parameters that end one after the other, so that the step launched ahead is
-    repeated; sampled on the device, without and with log-probabilities."""
+    for other rows; sampled on the device, without and with log-probabilities."""
     plain, fast = case.model().to(DEVICE), accelerated(case.model(), "float32")
     batch = prompts(plain, 5)
     n_new = 1 if INTERPRETED else 6  # which is slow

@@ -29,6 +29,7 @@ from heedful.nn.paged import BlockPool, PagedState
 
 NARROW = 16  # blocks in the smallest table; a stack without kernels attends to all positions of its table
 SHORT = 32  # positions of the shortest memory
+MOST = 256  # graphs that are kept, so that no mix of requests makes more and more of them
 
 
 @dataclass(eq=False)
@@ -258,6 +259,8 @@ class DecodeGraphs:
     def _slot(self, n_rows: int, width: int, memory: GraphMemory | None, kind: SamplingKind) -> Recorded:
         key = n_rows, width, 0 if memory is None else memory.n_positions, kind
         if key not in self._recorded:
+            if len(self._recorded) == MOST:
+                del self._recorded[next(iter(self._recorded))]  # the oldest
             device = self.model.device
             tables = torch.zeros(n_rows, width, dtype=torch.long, device=device)
             numbers = torch.zeros(2, n_rows, dtype=torch.long, device=device)

@@ -77,7 +77,7 @@ class GraphState(KeyValueState):
     def __init__(
         self, pool: BlockPool, n_layers: int, tables: Tensor, lengths: Tensor, memory: GraphMemory | None = None
     ) -> None:
-        super().__init__(0, len(tables), cross=memory is not None)
+        super().__init__(0, len(tables))
         self.pool, self.tables, self.device_lengths = pool, tables, lengths
         self.caches = [GraphCache(self, i) for i in range(n_layers)]
         if memory is not None:
