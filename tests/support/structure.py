@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 UNSAFE = {"torch.load", "pickle.load", "pickle.loads", "eval", "exec", "os.system"}
 
 
@@ -48,33 +46,6 @@ def foreign_families(family: str, text: str, shared: set[str]) -> list[str]:
     """Other families that a family's file imports."""
     found = {module.split(".")[2] for module in imports(text) if module.startswith("heedful.models.")}
     return sorted(found - shared - {family})
-
-
-def too_long(text: str, limit: int) -> int:
-    """How many lines a file has, if that is above the limit; else 0."""
-    n = len(text.splitlines())
-    return n if n > limit else 0
-
-
-def long_functions(text: str, limit: int) -> list[str]:
-    """Functions and methods of more lines than the limit."""
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Function)]
-    return [node.name for node in found if node.end_lineno - node.lineno + 1 > limit]
-
-
-def public_names(text: str) -> set[str]:
-    """Functions and classes at the top level of a module, without private ones."""
-    body = ast.parse(text).body
-    return {n.name for n in body if isinstance(n, Function | ast.ClassDef) and not n.name.startswith("_")}
-
-
-def shared_names(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Public names that two or more modules define, and these modules."""
-    modules: dict[str, list[str]] = defaultdict(list)
-    for module, text in sorted(texts.items()):
-        for name in public_names(text):
-            modules[name].append(module)
-    return {name: found for name, found in modules.items() if len(found) > 1}
 
 
 def calls(text: str) -> Iterator[tuple[str, ast.Call]]:
@@ -119,9 +90,7 @@ def takes_exponentials(text: str) -> bool:
     return re.search(r"\b(\w+_)?exp(f|2f?|_ps|_pd|onential|onentiate)?\s*\(", code) is not None
 
 
-def files(root: Path, *suffixes: str, without: Iterable[str] = ()) -> dict[str, str]:
+def files(root: Path, *suffixes: str) -> dict[str, str]:
     """The texts of the files under a folder, by their paths from there."""
     found = sorted(path for path in root.rglob("*") if path.suffix in suffixes and path.is_file())
-    texts = {path.relative_to(root).as_posix(): path for path in found}
-    skipped = tuple(f"{name}/" for name in without)
-    return {name: path.read_text(encoding="utf-8") for name, path in texts.items() if not name.startswith(skipped)}
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in found}
