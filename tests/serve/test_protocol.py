@@ -1,10 +1,14 @@
-"""One connection, byte by byte: what is not HTTP, headers without end; and the socket that all of them come to."""
+"""One connection, byte by byte: what is not HTTP, headers without end, offers to upgrade, ambiguous framing; and the
+socket that all of them come to."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shutil
 import socket
+import subprocess
 
 import pytest
 import uvicorn
@@ -13,6 +17,7 @@ from uvicorn.server import ServerState
 from heedful.serve import protocol as protocol_of
 from heedful.serve.protocol import MAX_HEADER_BYTES, Protocol
 from heedful.serve.server import bind
+from support.serving import PATIENCE, Server
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -128,6 +133,134 @@ def test_a_request_that_never_arrives_is_not_waited_for(part, monkeypatch):
 def test_who_has_sent_all_may_wait_for_the_answer(monkeypatch):
     monkeypatch.setattr(protocol_of, "RECEIVE_TIMEOUT", 0.0)
     assert talk(HEAD + b"content-length: 3\r\n\r\nabc").sent.count(b"200 OK") == 1
+
+
+# --- where a body ends, by the real server ----------------------------------------------------------------------------
+
+
+BODY = json.dumps({"model": "tiny", "prompt": "the", "max_tokens": 1, "temperature": 0}).encode()
+CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+JSON = b"content-type: application/json\r\n"
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+LAST = GET + b"connection: close\r\n\r\n"
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+WEBSOCKET = (
+    b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def sent_to(server: Server, *parts: bytes) -> bytes:
+    """All that comes back on one connection until the server closes it."""
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            connection.sendall(part)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    return received
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
+
+
+@pytest.mark.parametrize("offer", [H2C, WEBSOCKET, b"upgrade: foo/2\r\nConnection: upgrade\r\n"])
+@pytest.mark.parametrize("body", [LENGTH + b"\r\n" + BODY, b"transfer-encoding: chunked\r\n\r\n" + CHUNKED])
+def test_an_offered_upgrade_is_as_if_it_were_not_there(server, offer, body):
+    """The body is read whole, and what follows on the connection is the next request; in any cut of the bytes."""
+    plain = statuses_and_text(sent_to(server, HEAD + JSON + body, LAST))
+    request = HEAD + offer + JSON + body
+    assert statuses_and_text(sent_to(server, request, LAST)) == plain and plain[0] == [200, 200]
+    assert statuses_and_text(sent_to(server, request + LAST)) == plain
+    assert statuses_and_text(sent_to(server, *[request[i : i + 1] for i in range(len(request))], LAST)) == plain
+
+
+def statuses_and_text(received: bytes) -> tuple[list[int], list[bytes]]:
+    return statuses(received), re.findall(rb'"text":"([^"]*)"', received)
+
+
+def test_many_offers_on_one_connection(server):
+    assert statuses(sent_to(server, (GET + H2C + b"\r\n") * 1500 + LAST)) == [200] * 1501
+
+
+def test_a_body_behind_an_offer_is_no_request(server):
+    """Which it was: the bytes of a body got an answer of their own."""
+    hidden = GET + b"x-request-id: hidden\r\n\r\n"
+    request = HEAD + H2C + JSON + b"content-length: %d\r\n\r\n" % len(hidden) + hidden
+    received = sent_to(server, request, LAST)
+    assert statuses(received) == [400, 200] and b"hidden" not in received
+
+
+CURL = shutil.which("curl")
+
+
+@pytest.mark.skipif(CURL is None, reason="curl is not installed")
+def test_curl_offers_http2(server):
+    done = subprocess.run(
+        [str(CURL), "--silent", "--noproxy", "*", "--http2", f"{server.url}/v1/completions", "--data-binary", BODY],
+        capture_output=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("framing", "status"),
+    [
+        (b"transfer-encoding: gzip, chunked\r\n\r\n" + CHUNKED, 501),
+        (b"transfer-encoding: chunked, chunked\r\n\r\n" + CHUNKED, 400),
+        (b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n" + CHUNKED, 501),
+        (b"transfer-encoding: gzip\r\n\r\n" + BODY, 501),
+        (b"transfer-encoding: identity\r\n" + LENGTH + b"\r\n" + BODY, 400),
+        (b"transfer-encoding: chunked, identity\r\n\r\n" + CHUNKED, 400),
+        (b"transfer-encoding: xchunked\r\n\r\n" + CHUNKED, 501),
+        (b"transfer-encoding: chunked\r\n" + LENGTH + b"\r\n" + CHUNKED, 400),
+        (LENGTH + b"transfer-encoding: chunked\r\n\r\n" + CHUNKED, 400),
+        (LENGTH + LENGTH + b"\r\n" + BODY, 400),
+        (LENGTH + b"content-length: 1\r\n\r\n" + BODY, 400),
+        (b"content-length: 1, 1\r\n\r\n" + BODY, 400),
+        (b"content-length: +5\r\n\r\n" + BODY, 400),
+        (b"content-length: -1\r\n\r\n" + BODY, 400),
+        (b"content-length : 5\r\n\r\n" + BODY, 400),
+        (b"x: y\r\n " + LENGTH + b"\r\n" + BODY, 400),
+        (b"transfer-encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n", 400),
+    ],
+)
+@pytest.mark.parametrize("offer", [b"", H2C], ids=["plain", "upgrade"])
+def test_ambiguous_framing_is_refused_and_the_connection_closed(server, framing, status, offer):
+    received = sent_to(server, HEAD + JSON + offer + framing + LAST)
+    assert statuses(received) == [status], received
+    assert set(json.loads(received.partition(b"\r\n\r\n")[2])["error"]) == {"message", "type", "param", "code"}
+
+
+def test_http_1_0_knows_no_chunks_and_connect_no_upgrade(server):
+    old = HEAD.replace(b"1.1", b"1.0") + JSON
+    assert statuses(sent_to(server, old + b"transfer-encoding: chunked\r\n\r\n" + CHUNKED)) == [501]
+    assert statuses(sent_to(server, old + H2C + LENGTH + b"\r\n" + BODY)) == [200]
+    received = sent_to(server, b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n" + LAST)
+    assert statuses(received) == [405] and b"\r\nallow: " in received
+
+
+def test_fields_after_a_body_are_no_headers(server):
+    """A proxy in front has not seen them as such."""
+    trailers = CHUNKED[:-2] + b"content-type: text/html\r\nhost: evil.example\r\n\r\n"
+    request = HEAD + JSON + b"transfer-encoding: chunked\r\n\r\n" + trailers
+    assert statuses(sent_to(server, request + LAST)) == [200, 200]
+
+
+def test_continue_is_said_once_and_a_refusal_ends_the_connection(server):
+    expecting = HEAD + JSON + b"expect: 100-continue\r\n"
+    with socket.create_connection(server.address, timeout=PATIENCE) as connection:
+        connection.sendall(expecting + LENGTH + b"\r\n")
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(BODY + LAST)
+        received = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert statuses(received) == [200, 200]
+    # Refused by its length alone, the client may leave the body out: what it sends next must not be taken for it.
+    received = sent_to(server, expecting + b"content-length: 999999999\r\n\r\n")
+    assert statuses(received) == [413] and b"connection: close" in received
 
 
 def test_a_port_in_use_is_told_in_one_line():

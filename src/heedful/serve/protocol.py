@@ -3,6 +3,9 @@
 Limits: the number of connections, the size of headers, the time that a request takes to arrive, and the time in which a
 client that does not read keeps its response in memory. A response to an HTTP/1.0 client, which knows no chunks, ends
 where the connection is closed.
+
+A request that offers an upgrade (h2c, websocket) is answered as if it had not. Framing that two parsers could read
+differently is refused, and the connection closed: no byte of a body may be read as the next request.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from heedful.serve.errors import ApiError
@@ -19,6 +23,10 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of a request before its body
 HEADERS_TOO_LARGE = ApiError(431, f"the headers are larger than {MAX_HEADER_BYTES:,} bytes")
+NO_CONNECT = ApiError(405, "CONNECT asks for a proxy, which this is not", headers={"allow": "GET, HEAD, POST"})
+NOT_CHUNKED = ApiError(
+    501, "of transfer codings only `chunked` is supported: send the body without the others", code="not_implemented"
+)
 RECEIVE_TIMEOUT = 300.0  # seconds from the first byte of a request to its last
 WRITE_TIMEOUT = 30.0  # seconds in which a client reads MIN_READ bytes of what waits for it
 MIN_READ = 64 * 2**10
@@ -58,29 +66,73 @@ class Protocol(HttpToolsProtocol):
         if self._receive_timer is None:
             self._receive_timer = self.loop.call_later(RECEIVE_TIMEOUT, self._timed_out)
         before, n_messages = self._in_headers, self._n_messages
-        super().data_received(data)
+        self._parse(data)
         # The parser buffers an unfinished header: its size can only be seen here.
         only_headers = before and self._in_headers and n_messages == self._n_messages
         self._n_headers = self._n_headers + len(data) if only_headers else 0
         if self._n_headers > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._send_error(HEADERS_TOO_LARGE)
 
+    def _parse(self, data: bytes) -> None:
+        """Give bytes to the parser. Where it stops at an offered upgrade, take the offer out and parse that again."""
+        self._unset_keepalive_if_required()
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                data = self._head_without_upgrade() + data[stop.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            except httptools.HttpParserError:
+                return self.send_400_response("")
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        """The request line and headers that were parsed last, without what offers an upgrade."""
+        version = self.parser.get_http_version().encode("ascii")
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; those after the body (trailers) are ignored."""
+        if self._in_headers:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Pass the request to the application, unless its headers are too large."""
+        """Pass the request to the application, unless its headers are too large or its framing is ambiguous."""
+        refusal = self._refuse_headers()
+        if refusal is None and self.parser.should_upgrade():
+            return  # `_parse` parses it again
         self._in_headers = False
         self._n_messages += 1
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        refusal = HEADERS_TOO_LARGE if size > MAX_HEADER_BYTES else self._refusal
         if refusal is not None:
             self._parse_error = refusal
             raise ValueError(refusal.message)  # out of the parser, which calls send_400_response
         super().on_headers_complete()
+        cycle = self.cycle
         if self.parser.get_http_version() == "1.0":
-            cycle = self.cycle
+            cycle.waiting_for_100_continue = False
             cycle.send = UnchunkedSend(cycle, cycle.send)  # type: ignore[method-assign]
+        elif self.expect_100_continue:
+            cycle.send = close_unless_continued(cycle, cycle.send)  # type: ignore[method-assign,assignment]
+
+    def _refuse_headers(self) -> ApiError | None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEADER_BYTES:
+            return HEADERS_TOO_LARGE
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or self.parser.get_http_version() == "1.0"):
+            return NOT_CHUNKED
+        if self.parser.get_method() == b"CONNECT":
+            return NO_CONNECT
+        return self._refusal
 
     def on_message_complete(self) -> None:
         """The body has arrived."""
+        if self._in_headers:
+            return  # an upgrade was offered: nothing of the body was read yet
         super().on_message_complete()
         self._in_headers = True
         self._stop_timer()
@@ -151,6 +203,18 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[error.status] + head + more + b"\r\n" + body)
         self.transport.close()
         self._watch_writes()
+
+
+def close_unless_continued(cycle: RequestResponseCycle, send: ASGISendCallable) -> ASGISendCallable:
+    """The ASGI `send` of a request with `Expect: 100-continue`. A client that is refused before it was told to continue
+    may leave out the body or send it: only the end of the connection makes clear what follows."""
+
+    async def send_or_close(message: ASGISendEvent) -> None:
+        if cycle.waiting_for_100_continue and cycle.more_body:
+            cycle.keep_alive = False
+        await send(message)
+
+    return send_or_close
 
 
 class UnchunkedSend:
