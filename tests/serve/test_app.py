@@ -142,7 +142,10 @@ def test_the_openapi_schema_tells_of_every_error_and_of_no_422():
 def test_the_line_at_the_start_says_what_where_who_and_how():
     options = Options()
     line = greeting(ModelManager(("shakespeare", "tiny"), options, Metrics()), options, ("127.0.0.1", 8123))
-    assert "\n" not in line and "shakespeare, tiny" in line and "http://127.0.0.1:8123" in line
+    line, show = line.splitlines()
+    assert "shakespeare, tiny" in line and "http://127.0.0.1:8123" in line
+    assert show == f"Open in a browser: http://127.0.0.1:8123/?token={options.token}"
+    assert len(options.token) >= 40 and options.token != Options().token and options.token not in repr(options)
     assert 'curl http://127.0.0.1:8123/v1/completions -d \'{"model": "shakespeare"' in line
     options = Options(host="::1", api_keys=("sesame",), key_source="HEEDFUL_API_KEY")
     line = greeting(ModelManager(("bert-books",), options, Metrics()), options, ("::1", 80))

@@ -202,7 +202,7 @@ def group_of(number: int) -> int | None:
 @pytest.fixture(scope="module")
 def school(tmp_path_factory) -> Iterator[ThreadServer]:
     """A server that runs answers."""
-    with lessons_in(tmp_path_factory.mktemp("lessons")), serving("tiny", exercises=True) as found:
+    with lessons_in(tmp_path_factory.mktemp("lessons")), serving("tiny") as found:
         yield found
 
 
@@ -284,14 +284,17 @@ def test_a_wrong_question_is_refused(school):
     assert_error(school.post("/api/lessons/other/check", {"exercise": "x", "source": source}), 404)
 
 
-def test_answers_are_run_only_where_that_was_asked_for(page, school):
+def test_answers_are_run_on_this_machine_alone_unless_that_was_asked_for(school, tmp_path):
     assert school.get("/api/lessons").json()["exercises"] is True
-    told = page.get("/api/lessons").json()
+    assert Options().may_run_answers and Options(exercises=True, host="0.0.0.0").may_run_answers
+    assert not Options(exercises=False).may_run_answers and not Options(host="0.0.0.0").may_run_answers
+    with lessons_in(tmp_path), serving("tiny", exercises=False) as page:
+        told = page.get("/api/lessons").json()
+        body = {"exercise": "doubled_in_tests", "source": "x = 1"}
+        said = assert_error(page.post("/api/lessons/sample/check", body), 403, code="exercises_not_allowed")
     assert told["exercises"] is False and "--exercises" in told["reason"]
     assert told["command"].endswith("heedful learn NAME --page")
     assert told["documentation"] == has_documentation()
-    body = {"exercise": "doubled_in_tests", "source": "x = 1"}
-    said = assert_error(page.post("/api/lessons/sample/check", body), 403, code="exercises_not_allowed")
     assert "heedful learn NAME --page" in said
     with pytest.raises(ValueError, match="--exercises runs Python code"):
         Options(exercises=True, host="0.0.0.0").check_exercises()

@@ -122,11 +122,9 @@ def test_a_text_has_its_limits_and_a_failure_its_words(page, monkeypatch):
     assert state(page)["error"] == "there is nothing to learn" and state(page)["running"] is None
 
 
-def test_others_may_not_train_unless_it_is_allowed(root, page):
-    for headers in ({"x-forwarded-for": "10.0.0.1"}, {"forwarded": "for=10.0.0.1"}):
-        assert_error(page.http.post("/api/train", json={"text": TEXT}, headers=headers), 403)
+def test_others_may_not_train_unless_it_is_allowed(root):
     with serving("tiny", runs=str(root), host="0.0.0.0", api_keys=("k",)) as public:
-        key = {"authorization": "Bearer k"}
+        key = {"authorization": "Bearer k", "host": "127.0.0.1"}
         for path in ("/api/train", "/api/train/stop"):
             refused = public.http.post(path, json={"text": TEXT} if path == "/api/train" else {}, headers=key)
             assert "--allow-training" in assert_error(refused, 403, code="training_not_allowed")

@@ -8,6 +8,7 @@ import webbrowser
 import pytest
 
 from heedful.serve import server
+from heedful.serve.options import Options
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def opened(monkeypatch):
 
 
 def show(address):
-    server.open_page(address)
+    server.open_page(server.page_address(Options(host=address[0], token="of-sixteen-or-more", page="#/learn"), address))
     for thread in threading.enumerate():
         if thread.name == "browser":
             thread.join(10)
@@ -31,10 +32,10 @@ def show(address):
 @pytest.mark.parametrize(
     ("host", "shown"),
     [
-        ("127.0.0.1", "http://127.0.0.1:8000/"),
-        ("0.0.0.0", "http://127.0.0.1:8000/"),  # nobody is there
-        ("::", "http://[::1]:8000/"),
-        ("192.168.0.7", "http://192.168.0.7:8000/"),
+        ("127.0.0.1", "http://127.0.0.1:8000/?token=of-sixteen-or-more#/learn"),
+        ("0.0.0.0", "http://127.0.0.1:8000/#/learn"),  # nobody is there
+        ("::", "http://[::1]:8000/#/learn"),
+        ("192.168.0.7", "http://192.168.0.7:8000/#/learn"),
     ],
 )
 def test_the_page_is_opened_where_it_can_be_reached(opened, monkeypatch, host, shown):

@@ -106,9 +106,10 @@ def as_gguf(path: Path) -> Path:
 class Client:
     """Whoever talks to a server at `url`."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        self.url = url
+    def __init__(self, url: str, key: str | None = None, token: str = "") -> None:
+        self.url, self.token = url, token
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        headers |= {"x-heedful-token": token} if token else {}
         self.http = httpx.Client(base_url=url, headers=headers, timeout=PATIENCE, trust_env=False)
 
     @property
@@ -166,6 +167,7 @@ class Client:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         more = {"content-type": "application/json", "content-length": str(len(raw)), **headers}
         more |= {} if key is None else {"authorization": f"Bearer {key}"}
+        more |= {"x-heedful-token": self.token} if self.token else {}
         lines = [f"POST {path} HTTP/1.1", f"host: {self.address[0]}", *[f"{k}: {v}" for k, v in more.items()]]
         sock = socket.create_connection(self.address, timeout=PATIENCE)
         sock.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + raw)
@@ -193,7 +195,7 @@ class Server(Client):
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        super().__init__(self._find_url(), key)
+        super().__init__(self._find_url(), key, self._find_token())
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -208,6 +210,11 @@ class Server(Client):
             if found := re.search(r"http://\S+:\d+", line):
                 return found[0].rstrip("/").removesuffix("/v1")
         raise AssertionError(f"the server ended at once: {''.join(self.said)}")
+
+    def _find_token(self) -> str:
+        """The line after has the page's address, with the token that what runs code and trains asks for."""
+        line = self._lines.get(timeout=PATIENCE) or ""
+        return line.strip().partition("?token=")[2]
 
     def stop(self, with_signal: int = signal.SIGTERM) -> int:
         """Its exit code."""
@@ -248,7 +255,8 @@ class ThreadServer(Client):
         self._socket.listen(128)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])), daemon=True)
         self._thread.start()
-        super().__init__(f"http://127.0.0.1:{self._socket.getsockname()[1]}")
+        url, token = f"http://127.0.0.1:{self._socket.getsockname()[1]}", app.state.options.token
+        super().__init__(url, token=token)
 
     @property
     def ports(self) -> set[int]:

@@ -80,6 +80,9 @@ def visit(browser: Any, server: Server, problems: list[str]) -> Iterator[Callabl
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
+        # As the address that the server printed does it; tests open many others.
+        keep = f"localStorage.setItem('heedful-token', {server.token!r})"
+        page.add_init_script(f"if (location.origin === {server.url!r}) {keep}" if server.token else "")
         page.on("console", lambda said: said.type in ("error", "warning") and problems.append(said.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda asked: problems.extend(elsewhere(asked.url, server.url)))

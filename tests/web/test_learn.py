@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         keep_built(name for name in lesson_names() if name not in RUN_HERE)
-    with Server(*shipped_names(), "--exercises", "--lazy", XDG_CACHE_HOME=str(cache)) as started:
+    with Server(*shipped_names(), "--lazy", XDG_CACHE_HOME=str(cache)) as started:
         yield started
 
 

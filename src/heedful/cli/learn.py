@@ -102,7 +102,7 @@ def open_lesson(lesson: Lesson, port: int | None) -> int:
     from heedful.serve.server import serve
 
     page = f"#/learn?lesson={lesson.name}"
-    return serve(Options(port=port, exercises=True, lazy=True, open=True, page=page))
+    return serve(Options(port=port, lazy=True, open=True, page=page))
 
 
 def is_free(port: int) -> bool:

@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let the page train models although other machines can reach this server (on this machine alone it may)",
     )  # fmt: skip
     add(
-        "--exercises", action="store_true",
-        help="run answers to the exercises of lessons, which are Python code from the page; on this machine alone, or "
-        "for those who have an API key",
+        "--exercises", action=argparse.BooleanOptionalAction, default=None,
+        help="run answers to the exercises of lessons, which are Python code from the page that was opened by the "
+        "printed address (default: on this machine alone; elsewhere it needs an API key)",
     )  # fmt: skip
     add("--lazy", action="store_true", help="load the first model, too, when it is asked for")
     add("--verbose", action="store_true", help="a line per request, on stderr")

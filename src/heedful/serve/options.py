@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
+import secrets
 import socket
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,7 +43,9 @@ class Options:
     drain: float = 30.0  # seconds that running requests have to finish when the server is stopped
     runs: str = "runs"  # the folder whose training runs the playground shows
     allow_training: bool = False  # train from the playground even where other machines can reach this server
-    exercises: bool = False  # run the answers to a lesson's exercises, which are Python code
+    exercises: bool | None = None  # run answers to exercises, which are Python code; None: on this machine alone
+    # What running code and training ask for: part of the address that the server prints (playground/access.py).
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     lazy: bool = False  # load the first model on first use, not at the start
     verbose: bool = False  # a line per request
     open: bool = False  # open the playground in a browser
@@ -66,6 +70,8 @@ class Options:
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ValueError("an API key must be made of printable ASCII characters without spaces")
+        if len(self.token) < 16 or not re.fullmatch(r"[A-Za-z0-9._~-]*", self.token):
+            raise ValueError("the token must be 16 or more characters of A-Z, a-z, 0-9, '.', '_', '~' and '-'")
         for origin in self.allow_origins:
             scheme, _, rest = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
@@ -75,6 +81,16 @@ class Options:
     def may_train(self) -> bool:
         """Whether the playground may train, and serve the runs of its folder: on this machine alone, or if allowed."""
         return self.tensor_parallel == 1 and (self.allow_training or is_local_only(self.host))
+
+    @property
+    def may_run_cells(self) -> bool:
+        """Whether lessons' own cells may run: on this machine alone, or where answers may."""
+        return is_local_only(self.host) or bool(self.exercises)
+
+    @property
+    def may_run_answers(self) -> bool:
+        """Whether answers to exercises may run: on this machine alone by default."""
+        return is_local_only(self.host) if self.exercises is None else self.exercises
 
     def check_exercises(self) -> None:
         """ValueError where answers to exercises would be run for anybody."""

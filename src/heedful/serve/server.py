@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
         assert sockets is not None
         print(greeting(self.manager, self.options, sockets[0].getsockname()), flush=True)
         if self.options.open:
-            open_page(sockets[0].getsockname(), self.options.page)
+            open_page(page_address(self.options, sockets[0].getsockname()))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wait for running requests, and end those that take longer than `drain`."""
@@ -139,13 +139,19 @@ def set_up_logging(*, verbose: bool) -> None:
         logger.setLevel(level)
 
 
-def open_page(address: tuple[str, int], page: str = "") -> None:
+def open_page(url: str) -> None:
     """Open the playground in a graphical browser; a text browser would take over the terminal."""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & set(os.environ):
         return
-    url = f"http://{url_host(reachable_host(address[0]))}:{address[1]}/{page}"
     # In a thread, since some browsers block; if it fails, the greeting has the address.
     threading.Thread(target=lambda: webbrowser.open(url), name="browser", daemon=True).start()
+
+
+def page_address(options: Options, address: tuple[str, int]) -> str:
+    """Where the playground is: with the token, where there is something that asks for it."""
+    url = f"http://{url_host(reachable_host(address[0]))}:{address[1]}/"
+    needs_token = options.may_train or options.may_run_cells or options.may_run_answers
+    return url + (f"?token={options.token}" if needs_token else "") + options.page
 
 
 def reachable_host(host: str) -> str:
@@ -159,10 +165,11 @@ def url_host(host: str) -> str:
 
 
 def greeting(manager: ModelManager, options: Options, address: tuple[str, int]) -> str:
-    """The line at the start: what is served, where, who may use it, and a curl command to try it."""
-    url = f"http://{url_host(address[0])}:{address[1]}"
+    """The lines at the start: what is served, where, who may use it, a curl command to try it, the page."""
+    url, page = f"http://{url_host(address[0])}:{address[1]}", page_address(options, address)
     if options.page:
-        return f"{url}/{options.page} is the page (for this machine only). Ctrl-C stops the server."
+        return f"{page} is the page (for this machine only). Ctrl-C stops the server."
+    show = f"Open in a browser: {page}"
     first = manager.names[0]
     can = manager.info(first).abilities or ("generate",)
     if "generate" in can:
@@ -170,11 +177,11 @@ def greeting(manager: ModelManager, options: Options, address: tuple[str, int]) 
     elif "embed" in can:
         path, body = "embeddings", {"model": first, "input": "Once upon a time"}
     else:
-        return f"Serving {', '.join(manager.names)} on {url}: open it in a browser."
+        return f"Serving {', '.join(manager.names)} on {url}.\n{show}"
     key = "$HEEDFUL_API_KEY" if options.key_source == "HEEDFUL_API_KEY" else "KEY"
     header = f' -H "Authorization: Bearer {key}"' if options.api_keys else ""
     who = f"API key from {options.key_source or 'the caller'}" if options.api_keys else "for this machine only"
     return (
-        f"Serving {', '.join(manager.names)} on {url} ({who}). Open it in a browser, or "
-        f"try: curl {url}/v1/{path}{header} -d {shlex.quote(json.dumps(body))}"
+        f"Serving {', '.join(manager.names)} on {url} ({who}). Try: curl {url}/v1/{path}{header} "
+        f"-d {shlex.quote(json.dumps(body))}\n{show}"
     )

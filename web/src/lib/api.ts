@@ -77,6 +77,31 @@ export const key = {
   get: (): string => sessionStorage.getItem('heedful-key') ?? '',
   set: (value: string): void => sessionStorage.setItem('heedful-key', value),
 }
+/** The token of the address that the server printed: what runs code or trains asks for it. It is kept for this host and
+ * port alone (a cookie would go to every port), and sent as a header. */
+export const token = {
+  get: (): string => {
+    try {
+      return localStorage.getItem('heedful-token') ?? kept
+    } catch {
+      return kept
+    }
+  },
+  /** Take it out of the address bar. */
+  take: (): void => {
+    const address = new URL(location.href)
+    kept = address.searchParams.get('token') ?? ''
+    if (!kept) return
+    address.searchParams.delete('token')
+    history.replaceState(history.state, '', address)
+    try {
+      localStorage.setItem('heedful-token', kept)
+    } catch {
+      // This browser keeps nothing: the token lasts as long as this page.
+    }
+  },
+}
+let kept = ''
 const listeners = new Set<() => void>()
 /** Call this whenever the server asks for a key. */
 export const onKeyWanted = (listener: () => void): void => void listeners.add(listener)
@@ -85,6 +110,7 @@ async function send(path: string, body: unknown, signal?: AbortSignal): Promise<
   const headers: Record<string, string> = {
     accept: `${ARRAYS}, application/json`,
     ...(key.get() ? { authorization: `Bearer ${key.get()}` } : {}),
+    ...(token.get() ? { 'x-heedful-token': token.get() } : {}),
   }
   if (body !== undefined) headers['content-type'] = 'application/json'
   const request = {

@@ -14,6 +14,7 @@
     runs        training runs on this machine
     training    a training that is started from the page
     lessons     lessons: their text, their cells run, answers to exercises
+    access      who may run code, train and write: the token of the address that the server printed
     page        the built page
     docs        the built documentation, at /docs/
     inspection  jobs in the model's thread, float32 copies, the cache

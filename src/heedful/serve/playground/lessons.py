@@ -1,6 +1,7 @@
 """GET /api/lessons and /api/lessons/{name}, POST .../run and .../check: lessons for the tab Learn.
 
-`run` runs a lesson's own cells, `check` a student's answer to an exercise, each in a child process with limits.
+`run` runs a lesson's own cells, `check` a student's answer to an exercise, each in a child process with limits, for the
+page that has the server's token. What the cells showed when they were last run is there for everybody.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, abbreviate
 from heedful.serve.event_stream import COMMENT, DONE, HEADERS, KEEP_ALIVE
 from heedful.serve.field_types import Text
 from heedful.serve.options import Options
+from heedful.serve.playground import access
 from heedful.serve.playground.docs import has_documentation
 from heedful.serve.playground.lesson_process import ChildFailed, LessonProcesses
 from heedful.serve.playground.wire import PlaygroundModel, ShortText, encode_response
@@ -117,8 +119,9 @@ LESSON_STREAM: dict[int | str, dict[str, Any]] = {
 async def get_lessons(http: HttpRequest) -> Response:
     """All lessons, in the order of the course."""
     lessons = [summarize_lesson(read_lesson(name)) for name in lesson_names()]
-    reason = exercises_refusal(http)
-    about = {"exercises": not reason, "reason": reason, "command": exercises_command()}
+    refusal = refuse_answers(http)
+    reason = "" if refusal is None else refusal.message
+    about = {"exercises": refusal is None, "reason": reason, "command": exercises_command()}
     return await encode_response(http, {"lessons": lessons, **about, "documentation": has_documentation()})
 
 
@@ -138,15 +141,19 @@ async def post_lesson_run(http: HttpRequest, name: str) -> Response:
     """A stream of what the lesson's own cells show, each as it ends. Exercises are left out; solutions are run, and
     show nothing. What was run once is kept on the disk."""
     processes: LessonProcesses = http.app.state.lesson_processes
+    lesson = find_lesson(name)
+    kept = await asyncio.to_thread(kept_results, lesson)
+    if kept is None and (refusal := refuse_cells(http)):
+        raise refusal
     processes.check_queue("lesson")
-    return LessonStream(find_lesson(name), processes)
+    return LessonStream(lesson, processes, kept)
 
 
 @router.post("/api/lessons/{name}/check", response_model=ExerciseResponse)
 async def post_lesson_check(http: HttpRequest, name: str, body: ExerciseRequest) -> Response:
     """Check an answer to an exercise. It is run after the imports and definitions of the lesson."""
-    if reason := exercises_refusal(http):
-        raise ApiError(403, reason, code="exercises_not_allowed")
+    if refusal := refuse_answers(http):
+        raise refusal
     lesson = find_lesson(name)
     if body.exercise not in lesson.exercises:
         known = ", ".join(lesson.exercises)
@@ -170,9 +177,9 @@ async def check_answer(processes: LessonProcesses, lesson: Lesson, body: Exercis
 class LessonStream(Response):
     """The cells of a lesson as server-sent events; they are stopped when the client disconnects."""
 
-    def __init__(self, lesson: Lesson, processes: LessonProcesses) -> None:
+    def __init__(self, lesson: Lesson, processes: LessonProcesses, kept: list[dict[str, Any]] | None) -> None:
         super().__init__()
-        self.lesson, self.processes = lesson, processes
+        self.lesson, self.processes, self.kept = lesson, processes, kept
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events as they come."""
@@ -204,9 +211,8 @@ class LessonStream(Response):
 
     async def _run(self, write_event: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         """Write what the cells showed when they were last run, or run them."""
-        kept = await asyncio.to_thread(kept_results, self.lesson)
-        if kept is not None:
-            for event in kept:
+        if self.kept is not None:
+            for event in self.kept:
                 await write_event(event)
             return
         found = list[dict[str, Any]]()
@@ -257,12 +263,22 @@ def summarize_lesson(lesson: Lesson) -> dict[str, Any]:
     return {**about, "n_exercises": len(lesson.exercises), "models": lesson.models}
 
 
-def exercises_refusal(http: HttpRequest) -> str:
-    """Why this server does not run answers; empty if it does."""
+def refuse_answers(http: HttpRequest) -> ApiError | None:
+    """Why this client's answers are not run; None if they are."""
     options: Options = http.app.state.options
-    if options.exercises:
-        return ""
-    return "this server runs no answers to exercises: start it with --exercises, or use `heedful learn NAME --page`"
+    if not options.may_run_answers:
+        reason = "this server does not run answers: start it with --exercises, or use `heedful learn NAME --page`"
+        return ApiError(403, reason, code="exercises_not_allowed")
+    return access.refuse(http, others=bool(options.exercises))
+
+
+def refuse_cells(http: HttpRequest) -> ApiError | None:
+    """Why a lesson's own cells are not run for this client; None if they are."""
+    options: Options = http.app.state.options
+    if not options.may_run_cells:
+        reason = "other machines can reach this server: start it with --exercises to run the cells of lessons"
+        return ApiError(403, reason, code="lessons_not_run")
+    return access.refuse(http, others=bool(options.exercises))
 
 
 def exercises_command() -> str:

@@ -1,8 +1,9 @@
 """POST /api/train and /api/train/stop: a training on a text that the reader gives, by the recipe `minute`.
 
-It is `heedful train` in a process of its own, one at a time, for requests from this machine (or with --allow-training)
-alone. All that it writes is in the runs folder: the run, the text in .texts, and a cache that is removed at its end. It
-stops when the server does, however that ends: its standard input is a pipe from here.
+It is `heedful train` in a process of its own, one at a time, for the page that has the server's token, on this machine
+(with --allow-training, on others too). All that it writes is in the runs folder: the run, the text in .texts, and a
+cache that is removed at its end. It stops when the server does, however that ends: its standard input is a pipe from
+here.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from starlette.responses import Response
 
 from heedful.serve.errors import ApiError
 from heedful.serve.field_types import Text
-from heedful.serve.middleware import host_name, is_loopback
 from heedful.serve.options import Options
+from heedful.serve.playground import access
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
 from heedful.serve.request_schema import RequestBody
 from heedful.train.run import Run
@@ -160,25 +161,22 @@ def check_length(text: str) -> None:
         )  # fmt: skip
 
 
-def refusal(http: HttpRequest) -> str:
-    """Why this client may not train; empty if it may."""
+def refuse_training(http: HttpRequest) -> ApiError | None:
+    """Why this client may not train; None if it may."""
     options: Options = http.app.state.options
-    if options.allow_training:
-        return ""
-    host = host_name(http.headers.get("host", ""))
-    forwarded = any(name in http.headers for name in ("forwarded", "x-forwarded-for", "x-forwarded-host"))
-    if not options.may_train or forwarded or not (is_loopback(host) or not host):
-        return "other machines can reach this server: start it with --allow-training to train from the page"
-    return ""
+    if not options.may_train:
+        reason = "other machines can reach this server: start it with --allow-training to train from the page"
+        return ApiError(403, reason, code="training_not_allowed")
+    return access.refuse(http, others=options.allow_training)
 
 
 def training_state(http: HttpRequest) -> dict[str, Any]:
     """A TrainingState."""
     training: TrainingProcess = http.app.state.training
-    reason = refusal(http)
+    refusal = refuse_training(http)
     return {
-        "allowed": not reason,
-        "reason": reason,
+        "allowed": refusal is None,
+        "reason": "" if refusal is None else refusal.message,
         "running": training.name,
         "error": training.error,
         "recipe": RECIPE,
@@ -190,8 +188,8 @@ def training_state(http: HttpRequest) -> dict[str, Any]:
 @router.post("/api/train", response_model=TrainingState)
 async def post_train(http: HttpRequest, body: TrainRequest) -> Response:
     """Start a training on a text; /api/runs/{name} follows it."""
-    if reason := refusal(http):
-        raise ApiError(403, reason, code="training_not_allowed")
+    if refusal := refuse_training(http):
+        raise refusal
     await http.app.state.training.start(body)
     return await encode_response(http, training_state(http))
 
@@ -199,7 +197,7 @@ async def post_train(http: HttpRequest, body: TrainRequest) -> Response:
 @router.post("/api/train/stop", response_model=TrainingState)
 async def post_train_stop(http: HttpRequest) -> Response:
     """Stop the training that was started from the page; what it has learned is saved."""
-    if reason := refusal(http):
-        raise ApiError(403, reason, code="training_not_allowed")
+    if refusal := refuse_training(http):
+        raise refusal
     await http.app.state.training.stop()
     return await encode_response(http, training_state(http))
