@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import subprocess
 import sys
@@ -221,22 +222,26 @@ FORBIDDEN = {
     "os.fork()": "starts no other processes",
     "subprocess.run(['true'])": "starts no other processes",
     "os.system('true')": "starts no other processes",
-    "open('/tmp/of-an-answer', 'w')": "changes no files outside",
-    "open('../of-an-answer', 'w')": "changes no files outside",
-    "os.remove('/etc/hostname')": "changes no files outside",
-    "os.rename('/etc/hostname', 'here')": "changes no files outside",
+    "open('/tmp/of-an-answer', 'w')": "changes no files",
+    "open('here', 'w')": "changes no files",
+    "os.remove('/etc/hostname')": "changes no files",
+    "os.rename('/etc/hostname', 'here')": "changes no files",
+    "os.chmod('/etc/hostname', 0o600)": "changes no files",
+    "os.kill(os.getppid(), 0)": "ends no other processes",
+    "socket.socket()": "opens no connections",
     "[0] * 10**10": "MemoryError",
     "os.environ['HEEDFUL_API_KEY']": "KeyError",
+    "os.environ['OF_THE_SERVER']": "KeyError",
 }
 TRYING = """
-import os, subprocess
+import os, socket, subprocess
 for code in {codes!r}:
     try:
         eval(code)
         print("allowed", code)
     except Exception as problem:
         print(type(problem).__name__, problem)
-open("here", "w").write("x" * 10)
+assert open("/etc/passwd").read()
 print("x" * 10**8)
 
 def doubled_in_tests(x):
@@ -248,6 +253,7 @@ check(doubled_in_tests)
 
 def test_an_answer_is_checked_and_does_no_harm(school, tmp_path, monkeypatch):
     monkeypatch.setenv("HEEDFUL_API_KEY", "secret")
+    monkeypatch.setenv("OF_THE_SERVER", "secret")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = answer(school, TRYING.format(codes=list(FORBIDDEN)))
     lines = found["text"].splitlines()
@@ -257,6 +263,123 @@ def test_an_answer_is_checked_and_does_no_harm(school, tmp_path, monkeypatch):
     assert len(found["text"]) < 101_000 and "more characters" in lines[-2]
     assert list(tmp_path.iterdir()) == []  # its folder is gone
     assert not Path("/tmp/of-an-answer").exists()
+
+
+# The same past Python's own hooks: through the C library, as an answer can call it. Each is the number that it returns.
+IN_C = """
+import ctypes, os, platform, threading
+libc = ctypes.CDLL(None, use_errno=True)
+server, call = os.getppid(), libc.syscall
+call.restype = ctypes.c_long
+ours = {folder!r}.encode()
+x86 = platform.machine() == "x86_64"
+tried = {{
+    "kill": lambda: libc.kill(server, 0),
+    "kill all": lambda: libc.kill(-1, 0),
+    "tgkill": lambda: call(234 if x86 else 131, server, server, 0),
+    "tkill": lambda: call(200 if x86 else 130, server, 0),
+    "sigqueue": lambda: libc.sigqueue(server, 0, None),
+    "pidfd_open": lambda: call(434, server, 0),
+    "ptrace": lambda: libc.ptrace(16, server, 0, 0),
+    "setpriority": lambda: libc.setpriority(0, server, 19),
+    "prlimit": lambda: libc.prlimit(server, 0, bytes(16), None),
+    "signals of a file": lambda: libc.fcntl(0, 8, server),
+    "fork": lambda: libc.fork(),
+    "vfork": lambda: call(58 if x86 else 220, 17, 0, 0, 0, 0),
+    "clone3": lambda: call(435, bytes(88), 88),
+    "exec": lambda: libc.execv(b"/bin/true", (ctypes.c_char_p * 2)(b"true", None)),
+    "spawn": lambda: -libc.posix_spawn(None, b"/bin/true", None, None, (ctypes.c_char_p * 2)(b"true", None), None),
+    "open": lambda: libc.open(ours + b"/new", os.O_CREAT | os.O_WRONLY, 0o600),
+    "append": lambda: libc.open(ours + b"/file", os.O_WRONLY | os.O_APPEND),
+    "read and write": lambda: libc.open(ours + b"/file", os.O_RDWR),
+    "openat2": lambda: call(437, -100, ours + b"/file", (ctypes.c_uint64 * 3)(1, 0, 0), 24),
+    "in its own folder": lambda: libc.open(b"here", os.O_CREAT | os.O_WRONLY, 0o600),
+    "truncate": lambda: libc.truncate(ours + b"/file", 0),
+    "unlink": lambda: libc.unlink(ours + b"/file"),
+    "rename": lambda: libc.rename(ours + b"/file", ours + b"/other"),
+    "mkdir": lambda: libc.mkdir(ours + b"/folder", 0o700),
+    "symlink": lambda: libc.symlink(b"file", ours + b"/link"),
+    "link": lambda: libc.link(ours + b"/file", ours + b"/link"),
+    "chmod": lambda: libc.chmod(ours + b"/file", 0o777),
+    "utime": lambda: libc.utimes(ours + b"/file", None),
+    "memory of its own": lambda: libc.open(b"/proc/self/mem", os.O_RDWR),
+    "io_uring": lambda: call(425, 1, bytes(120)),
+    "socket": lambda: libc.socket(2, 1, 0),
+    "local socket": lambda: libc.socket(1, 1, 0),
+    "shared memory": lambda: libc.shmget(1, 1, 0o1600),
+    "unshare": lambda: libc.unshare(0x10000000),
+    "mount": lambda: libc.mount(b"none", ours, b"tmpfs", 0, None),
+    "no limits": lambda: libc.setrlimit(9, (ctypes.c_uint64 * 2)(2**64 - 1, 2**64 - 1)),
+    "setuid": lambda: libc.setuid(12345) + libc.setuid(0),
+    "of a thread": lambda: in_thread(lambda: libc.kill(server, 0)),
+}}
+
+def in_thread(do):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(do()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+for name, attempt in tried.items():
+    print(name, "refused" if attempt() < 0 else "ALLOWED")
+for path in "environ", "mem", "fd/0":
+    file = libc.open(f"/proc/{{server}}/{{path}}".encode(), os.O_RDONLY)
+    print(path, "refused" if file < 0 or (libc.lseek(file, 2**22, 0), os.read(file, 1))[1] is None else "ALLOWED")
+
+def doubled_in_tests(x):
+    return 2 * x
+
+check(doubled_in_tests)
+"""
+
+
+def kernel_sandbox() -> dict[str, bool]:
+    """What of it this system has, tried by a process of its own."""
+    code = "import json; from heedful.lessons.sandbox import confine_process; print(json.dumps(confine_process()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_an_answer_does_no_harm_through_the_c_library_either(school, tmp_path):
+    has = kernel_sandbox()
+    if not has["seccomp"]:
+        pytest.skip("this system has no seccomp filters: see SECURITY.md")
+    tmp_path.joinpath("file").write_text("as it was")
+    before = tmp_path.joinpath("file").stat()
+    found = answer(school, IN_C.format(folder=str(tmp_path)))
+    assert found["right"], found["text"]
+    lines = found["text"].splitlines()[:-1]
+    inspecting = {"environ ALLOWED", "mem ALLOWED", "fd/0 ALLOWED"} if not has["landlock"] else set()
+    assert {line for line in lines if line.endswith("ALLOWED")} <= inspecting and len(lines) > 40
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert tmp_path.joinpath("file").stat() == before and tmp_path.joinpath("file").read_text() == "as it was"
+
+
+def test_seccomp_holds_where_landlock_does_not(tmp_path):
+    """An older kernel, or threads that began before."""
+    code = f"""
+import threading, ctypes, os
+from heedful.lessons import sandbox
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+assert not sandbox.confine_process()["landlock"]
+libc = ctypes.CDLL(None)
+print(libc.open({str(tmp_path / "new")!r}.encode(), 0o101, 0o600), libc.fork(), libc.kill(os.getppid(), 0))
+"""
+    if not kernel_sandbox()["seccomp"]:
+        pytest.skip("this system has no seccomp filters: see SECURITY.md")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.split() == ["-1", "-1", "-1"] and not list(tmp_path.iterdir())
+
+
+def test_what_an_answer_writes_to_the_server_is_not_believed(school):
+    for forged in ("'[' * 100_000", "'{'", "'[]'", '\'{"right": 1, "text": []}\'', "'{\"event\": 1}'"):
+        source = (
+            "import os\nfor number in range(3, 64):\n    try:\n"
+            f"        os.write(number, ({forged}).encode() + b'\\n')\n    except OSError:\n        pass\n"
+            "os._exit(0)"
+        )
+        assert not answer(school, source)["right"]
 
 
 @pytest.mark.parametrize(

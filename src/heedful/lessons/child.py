@@ -9,7 +9,8 @@ stdin ends, so does the process: nobody waits for it any more.
     job  {"exercise": NAME, "source": ..., "before": ..., ...}             an answer to an exercise
     ->   {"right": false, "text": ...}
 
-A job also has `folder`, the working folder, and its limits, `memory` in bytes and `seconds`.
+A job also has `folder`, the working folder, and its limits, `memory` in bytes and `seconds`. An answer is somebody's
+code: it runs in the kernel's sandbox where there is one (sandbox.py).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from heedful.lessons.execute import CellRunner
 from heedful.lessons.limits import forbid_side_effects, limit_process
+from heedful.lessons.sandbox import confine_process
 
 
 def do_job() -> int:
@@ -42,10 +43,13 @@ def do_job() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 1
-    threading.Thread(target=end_with_stdin, daemon=True).start()
     job = json.loads(line)
     os.chdir(job["folder"])
     limit_process(job["memory"], job["seconds"])
+    if "exercise" in job:
+        forbid_side_effects()
+        confine_process()
+    threading.Thread(target=end_with_stdin, daemon=True).start()  # now, so that it is confined too
     for event in run_cells(job) if "cells" in job else [run_answer(job)]:
         send(events, event)
     return 0
@@ -81,7 +85,6 @@ def run_answer(job: dict[str, Any]) -> dict[str, Any]:
     runner = CellRunner()
     before = runner.run(job["before"])
     assert not before.error, before.error
-    forbid_side_effects(Path(job["folder"]))
     judged = judge_answer(job["exercise"], job["source"], runner.namespace)
     return {"right": judged.right, "text": judged.text}
 

@@ -27,6 +27,18 @@ START_SECONDS = 120  # for the imports
 LESSON_SECONDS, LESSON_MEMORY = 300, 4 * 2**30
 ANSWER_SECONDS, ANSWER_MEMORY = 20, 2 * 2**30
 SPARE_SECONDS = 600  # that a child is kept which nobody needs
+# What a child has of the server's environment: where programs, libraries, models and caches are, and no secrets.
+ENVIRONMENT = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME", "XDG_DATA_HOME"),
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONUTF8", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "MPLCONFIGDIR", "CC"),
+        *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"),
+        *("HEEDFUL_KERNELS", "HEEDFUL_MODELS", "HEEDFUL_DATA", "HEEDFUL_DATA_CACHE"),
+        # Windows
+        *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "TEMP", "TMP", "USERPROFILE", "APPDATA", "LOCALAPPDATA", "COMSPEC"),
+        *("PATHEXT", "NUMBER_OF_PROCESSORS", "PROCESSOR_ARCHITECTURE", "PROGRAMFILES", "PROGRAMDATA"),
+    }
+)
 
 
 Kind = Literal["lesson", "answer"]
@@ -75,7 +87,9 @@ class LessonProcesses:
         try:
             async with self._child(job, ANSWER_SECONDS, ANSWER_MEMORY) as events:
                 async for event in events:
-                    return event
+                    if not (isinstance(event.get("right"), bool) and isinstance(event.get("text"), str)):
+                        break  # the answer has written this itself
+                    return {"right": event["right"], "text": event["text"]}
         finally:
             self._start_spare()
         raise ChildFailed("it ended without a word")
@@ -133,8 +147,7 @@ async def start_child() -> asyncio.subprocess.Process:
         stderr=asyncio.subprocess.DEVNULL,
         limit=MAX_EVENT_BYTES,
         start_new_session=True,  # a process group of its own, which `end_child` kills
-        # One thread, as `heedful learn` has it.
-        env={"OMP_NUM_THREADS": "1"} | {name: value for name, value in os.environ.items() if name != "HEEDFUL_API_KEY"},
+        env=child_environment(),
     )
     try:
         await next_event(process, asyncio.get_running_loop().time() + START_SECONDS)
@@ -142,6 +155,13 @@ async def start_child() -> asyncio.subprocess.Process:
         await end_child(process)
         raise
     return process
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child: one thread, as `heedful learn` has it, and no accelerator, whose driver asks for more
+    than an answer may."""
+    kept = {name: value for name, value in os.environ.items() if name.upper() in ENVIRONMENT}
+    return {"OMP_NUM_THREADS": "1"} | kept | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 
 
 async def end_child(process: asyncio.subprocess.Process) -> None:
@@ -173,11 +193,22 @@ async def next_event(process: asyncio.subprocess.Process, end: float) -> dict[st
         except ValueError:
             raise ChildFailed(f"stopped: its output is larger than {MAX_EVENT_BYTES // 2**20} MB") from None
         if line.endswith(b"\n"):
-            return json.loads(line)
+            return parse_event(line)
         code = await process.wait()
     if code == 0 and not line:
         return None
     raise ChildFailed(f"the process ended with {_end_in_words(code)}: did it need more memory than it may have?")
+
+
+def parse_event(line: bytes) -> dict[str, Any]:
+    """What a line of a child says; ChildFailed for what it does not write itself."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        event = None
+    if not isinstance(event, dict):
+        raise ChildFailed("stopped: its output was damaged")
+    return event
 
 
 def _end_in_words(code: int) -> str:
