@@ -130,6 +130,30 @@ def test_a_server_that_runs_no_answers_says_how_one_is_started(open_tab, page, s
     assert exercise.locator(".command code").inner_text() == f"heedful learn {NAME} --page"
 
 
+def test_the_printed_address_has_the_token_and_a_bare_one_says_what_to_do(browser, server):
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    try:
+        page.goto(address(server.url, "learn", lesson=NAME))
+        exercise = page.get_by_role("region", name="Exercise: split_heads")
+        exercise.get_by_text("open the address that `heedful serve` printed").wait_for()
+        assert exercise.get_by_role("button", name="Check").is_disabled()
+        page.goto(address(server.url, "runs"))
+        page.get_by_text("open the address that `heedful serve` printed").wait_for()
+        page.goto(f"{server.url}/?token={server.token}#/learn?lesson={NAME}")
+        exercise.get_by_role("button", name="Check").wait_for()
+        page.wait_for_function("() => !location.href.includes('token')")
+        assert page.url.startswith(f"{server.url}/#/learn?lesson={NAME}")
+        assert exercise.get_by_role("button", name="Check").is_enabled()
+        other = context.new_page()  # another window, opened by a bare address
+        other.goto(address(server.url, "learn", lesson=NAME))
+        other.get_by_role("button", name="Check").first.wait_for()
+        assert other.get_by_role("button", name="Check").first.is_enabled()
+    finally:
+        context.close()
+
+
 def was_seen(page: Any, lesson: str, n_parts: int = 1) -> None:
     """Wait for the page to have noticed what is in its window, which it does after it was drawn."""
     known = "JSON.parse(localStorage.getItem('heedful-learn') ?? '{}')"
