@@ -7,7 +7,7 @@ a page of the documentation, a Jupyter notebook, a lesson in the terminal (`heed
     execute     runs the cells: what they print, show and draw
     results     what the cells showed, kept on the disk
     answers     a student's answer, run and checked
-    child       the process in which a server runs cells, with its limits (limits)
+    child       the process in which a server runs cells, with its limits (limits) and sandbox (sandbox)
     checking    `check(answer)`: what is wrong with the answer to an exercise
     checks/     the exercises of each lesson
 """
