@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import heedful  # noqa: F401  # isort: skip  before PyTorch: it sets how threads share the cores
 import torch
 
 import support.real  # noqa: F401  looks for real weights before they are hidden

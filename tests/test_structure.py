@@ -19,6 +19,7 @@ C = structure.files(SOURCE, ".c", ".h", ".cu")
 
 # What each package or root module may import beside itself: every edge of the table in ARCHITECTURE.md.
 EDGES: dict[str, set[str]] = {
+    "openmp": set(),
     "paths": set(),
     "plotting": set(),
     "zoo": set(),
@@ -28,8 +29,8 @@ EDGES: dict[str, set[str]] = {
     "kernels": {"nn", "models", "paths"},
     "weights": {"nn", "models", "kernels", "text", "zoo", "paths"},
     "data": {"models", "text", "paths"},
-    "train": {"nn", "models", "kernels", "text", "weights", "data", "generate", "plotting"},
-    "generate": {"nn", "models", "kernels", "text"},
+    "train": {"nn", "models", "kernels", "text", "weights", "data", "generate", "openmp", "plotting"},
+    "generate": {"nn", "models", "kernels", "text", "openmp"},
     "observe": {"nn", "models", "text", "data", "generate", "plotting"},
     "evaluate": {"models", "text", "data", "generate", "observe", "tasks"},
     "tasks": {"nn", "models", "text", "weights", "data", "generate", "observe"},
@@ -45,7 +46,7 @@ EDGES: dict[str, set[str]] = {
     },
     "lessons": {"nn", "paths"},
     "__main__": {"cli"},
-    "__init__": {"models", "text", "weights", "loaded"},
+    "__init__": {"openmp", "models", "text", "weights", "loaded"},
 }  # fmt: skip
 
 SHARED_BY_FAMILIES = {"base", "config", "heads", "hub", "mapping", "registry", "rotary", "encoder", "vocabulary"}

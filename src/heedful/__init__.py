@@ -4,7 +4,8 @@
     model = heedful.load("folder, file.gguf, or org/name")
     model = heedful.create("gpt2")
 
-Nothing heavy is imported until it is used: `import heedful` costs milliseconds.
+Nothing heavy is imported until it is used: `import heedful` costs milliseconds. Import it before PyTorch, which then
+shares the cores fairly with other programs (heedful/openmp.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from heedful import openmp  # noqa: F401  sets how threads wait, before anything imports PyTorch
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded, load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -78,6 +79,33 @@ def test_a_page_with_every_part(text):
     for part in ("weights", "(gradients, ", "optimizer (adamw)", "activations", "together", "it fits"):
         assert part in page
     assert "FLOPs per token" in page and "steps on this machine" in page and "without evaluation" in page
+
+
+def test_other_programs_are_reported(text, monkeypatch, tmp_path):
+    """The file is the system's count of CPU time, of which others use ever more."""
+    monkeypatch.setattr(estimate, "STAT", tmp_path / "none")
+    assert "on an idle machine, as it is now" in estimate_report(recipe(text))
+    monkeypatch.setattr(estimate, "STAT", stat := tmp_path / "stat")
+    used, read = itertools.count(0, 10**6), estimate._used_by_others
+
+    def read_next() -> float:
+        stat.write_text(f"cpu  {next(used)} 0 0 9 9\ncpu0 1 1 1\n")
+        return read()
+
+    monkeypatch.setattr(estimate, "_used_by_others", read_next)
+    assert " cores meanwhile: on an idle machine it is faster" in estimate_report(recipe(text))
+
+
+def test_the_time_of_all_steps_counts_not_that_of_most(text, monkeypatch):
+    """Next to another program a step that waits for a core may take as long as ten others."""
+    seconds = itertools.chain([9.0], itertools.cycle([0.1] * 9 + [1.1]))
+    step = estimate._StepTimer.step
+    monkeypatch.setattr(
+        estimate._StepTimer, "step", lambda self, *a, **b: step(self, *a, **{**b, "seconds": next(seconds)})
+    )
+    monkeypatch.setattr(estimate, "PROBE_SECONDS", 60.0)
+    monkeypatch.setattr(estimate, "MAX_STEPS", 21)
+    assert estimate._time_steps(dry_run(recipe(text))) == (pytest.approx(0.2), 20)
 
 
 def test_what_does_not_fit_says_what_does(text):

@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer what is not answered; exit code 1 if any answer is an error."""
-    from heedful.cli.serve import prepare_threads
     from heedful.serve.options import Options
 
     if options.ray is None and (options.replicas or options.cpus):
@@ -64,7 +63,6 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name} is {value}: it must be 1 or more")
     names = ("device", "quantize", "kv_cache", "context_length", "memory", "max_rows")
     settings = Options(models=tuple(options.model), **{name: getattr(options, name) for name in names})
-    prepare_threads()
     from heedful.serve.batch_files import AnswerFile, RequestIndex
 
     with ExitStack() as files:

@@ -93,12 +93,10 @@ def write_notebook(lesson: Lesson, file: Path) -> int:
 
 def open_lesson(lesson: Lesson, port: int | None) -> int:
     """Serve the playground on this machine, with exercises, and open the lesson in it."""
-    from heedful.cli.serve import prepare_threads
     from heedful.serve.options import Options
 
     # The page remembers progress by its address, so that the usual port is better than any free one.
     port = port if port is not None else PORT if is_free(PORT) else 0
-    prepare_threads()
     from heedful.serve.server import serve
 
     page = f"#/learn?lesson={lesson.name}"

@@ -94,7 +94,6 @@ def run(options: argparse.Namespace) -> int:
     settings = Options(**given, api_keys=keys, key_source=source)
     settings.check_exercises()
     settings.check_public()
-    prepare_threads()
     if options.tensor_parallel:
         return serve_together(settings)
     from heedful.serve.server import serve
@@ -122,15 +121,6 @@ def serve_together(settings: Options) -> int:
         loaded = ModelManager(settings.models, settings, Metrics()).load_first()
         follow(cast(Any, loaded.model), None if loaded.tokenizer is None else loaded.tokenizer.target)
         return 0
-
-
-def prepare_threads() -> None:
-    """Tell OpenMP how threads wait, before PyTorch is loaded and reads it."""
-    # Threads of a model that wait for each other give way soon, since the event loop wants a core as well; but not at
-    # once, as OpenMP lets them where it counts more threads than cores: those of the thread that loaded a model, and of
-    # other models. On two cores that took 20 % of a fast model's tokens.
-    os.environ.setdefault("OMP_WAIT_POLICY", "active")
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _api_keys(given: list[str], file: Path | None) -> tuple[tuple[str, ...], str]:

@@ -41,6 +41,7 @@ from heedful.kernels.cuda import supports_graphs
 from heedful.models.base import GenerativeModel
 from heedful.nn.paged import PagedState
 from heedful.nn.state import State, swap_remove
+from heedful.openmp import warn_if_slowed
 
 DEFAULT_POOL = 2**15  # tokens of a paged KV cache whose size is not given
 
@@ -209,6 +210,8 @@ class Engine:
         sequences, before = self._decoding, self._state.lengths
         try:
             logits = self.runner.decode([s.tokens[-1] for s in sequences], self._state, beside)
+            if logits.is_cpu:
+                warn_if_slowed()
             passes = [(sequences, logits, self._state)]
         except Exception as error:
             self._state.truncate(before)  # a pass may fail after it was recorded in the state

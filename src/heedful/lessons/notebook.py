@@ -19,6 +19,8 @@ import importlib.util
 
 if importlib.util.find_spec("heedful") is None:
     %pip install --quiet heedful
+import heedful  # before PyTorch, so that its threads share the cores with other programs
+
 %matplotlib inline"""
 PLAYGROUND = "http://127.0.0.1:8000/"
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from heedful.weights.describe import format_bytes
 PROBE_SECONDS = 4.0  # of timed steps, after the first
 MAX_STEPS = 30
 SLOWEST_STEP = 2.5  # seconds; a step that would take longer at USUAL_SHARE is not timed
+STAT = Path("/proc/stat")
+BUSY_SHARE = 0.1  # of the cores: below, a machine counts as idle
 USUAL_SHARE = 0.5  # of the peak rate: the utilisation that large models reach
 
 
@@ -47,6 +50,7 @@ class Estimate:
     seconds_per_step: float
     steps_tried: int  # 0: the time is derived from the peak rate
     peak: float  # FLOP/s of a matrix product
+    others: float  # cores that other programs used while this was measured
     notes: list[str]
 
     @property
@@ -86,12 +90,14 @@ def estimate_training(plan: DryRun, *, limit: int | None = None) -> Estimate:
             stage("looking for settings that fit")
             fits = cost.find_fitting_changes(model, plan.objective, batch, recipe, limit, device=device)
         stage("measuring this machine")
+        used, began = _used_by_others(), time.perf_counter()
         dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
         peak = cost.peak_rate(str(device), dtype)
         seconds, tried = whole.training / (USUAL_SHARE * peak), 0
         if enough and not plan.has_teacher and seconds <= SLOWEST_STEP:
             stage("trying a few steps")
             seconds, tried = _time_steps(plan)
+        others = (_used_by_others() - used) / (time.perf_counter() - began)
     return Estimate(
         cost.count_parameters(model),
         memory,
@@ -103,6 +109,7 @@ def estimate_training(plan: DryRun, *, limit: int | None = None) -> Estimate:
         seconds,
         tried,
         peak,
+        others,
         plan.notes,
     )
 
@@ -136,7 +143,10 @@ class _StepTimer(RunLog):
 
 
 def _time_steps(plan: DryRun) -> tuple[float, int]:
-    """The median seconds of a real step on random examples, and the number of steps timed."""
+    """The mean seconds of a real step on random examples, and the number of steps timed.
+
+    Not the median: next to another program most steps may be fast, and a few wait long for a core.
+    """
     trial = cost.with_settings(
         plan.recipe,
         {"train.steps": MAX_STEPS, "train.eval_every": 10**9, "train.save_every": 10**9, "train.ema": 0.0},
@@ -147,7 +157,16 @@ def _time_steps(plan: DryRun) -> tuple[float, int]:
     trainer = Trainer(model, plan.objective, plan.data, None, trial, log=clock)
     clock.trainer = trainer
     trainer.train()
-    return median(clock.seconds[1:]), len(clock.seconds) - 1
+    return fmean(clock.seconds[1:]), len(clock.seconds) - 1
+
+
+def _used_by_others() -> float:
+    """Seconds of the cores that other programs have used so far; 0 where the system does not say (only Linux does)."""
+    try:
+        line = STAT.read_text(encoding="ascii").split("\n", 1)[0]
+        return sum(map(int, line.split()[1:4])) / os.sysconf("SC_CLK_TCK") - time.process_time()
+    except (OSError, ValueError):
+        return 0.0
 
 
 # --- the report ------------------------------------------------------------------------------------------------------
@@ -228,9 +247,11 @@ def _time(e: Estimate, unit: str) -> list[str]:
             f"this machine, a step takes {_duration(e.seconds_per_step)}"
         )
     lines = [*_rows({"time": _duration(total)}), how, "without evaluation and checkpoints"]
-    busy, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
-    if busy > 1.5 * cores:
-        lines.append(f"other programs are at work here ({busy:.1f} on {cores} cores): alone it is faster")
+    cores = os.cpu_count() or 1
+    if e.others > BUSY_SHARE * cores:
+        lines.append(f"other programs used {e.others:.1f} of {cores} cores meanwhile: on an idle machine it is faster")
+    else:
+        lines.append("on an idle machine, as it is now: next to programs that use the cores it takes longer")
     return lines
 
 

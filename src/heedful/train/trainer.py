@@ -29,6 +29,7 @@ from heedful.kernels.accelerate import accelerate
 from heedful.kernels.cpu.memory import keep_memory
 from heedful.models.base import Batch, Model
 from heedful.nn.stack import Stack
+from heedful.openmp import warn_if_slowed
 from heedful.train import optimizers
 from heedful.train.diagnostics import TrainingDiverged, first_nonfinite_layer, out_of_memory_advice
 from heedful.train.distributed import Processes
@@ -217,6 +218,8 @@ class Trainer:
         numbers = fetch_floats(sums)
         self.step += 1
         self._unlogged.append(StepRecord(self.step, batches, numbers, factor * self.recipe.optimizer.lr))
+        if self.processes.device.type == "cpu":
+            warn_if_slowed()
         # A GPU is given its next step before the numbers of the last one are fetched.
         self._log_steps(behind=1 if self.processes.device.type == "cuda" else 0)
 
