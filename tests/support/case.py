@@ -208,6 +208,41 @@ class Decoder(Case):
 
 
 @dataclass
+class Classifier(Decoder):
+    """A decoder that labels a text by its last token, which the reference finds by the id of the padding."""
+
+    objective: Objective = classification
+    generates: bool = False
+    packs: bool = False
+    n_labels: int = 3
+    pad_id: int = 0
+
+    def ours(self, reference: nn.Module) -> Model:
+        model = super().ours(reference)
+        model.special["pad_token_id"] = self.pad_id  # as a folder's config.json has it
+        return model
+
+    def batch(self) -> Batch:
+        batch = text_batch()
+        batch.targets = torch.tensor([2, 0, 1])
+        return batch
+
+    def labels(self, batch: Batch) -> Tensor:
+        return batch.targets
+
+    def counted(self, batch: Batch) -> Tensor:
+        return torch.ones(len(batch.tokens), dtype=torch.bool)
+
+    def _call(self, reference, batch, **more):
+        is_real = real(batch.lengths, *batch.tokens.shape)
+        tokens = batch.tokens.masked_fill(~is_real, self.pad_id)
+        return reference(input_ids=tokens, attention_mask=is_real.long(), use_cache=False, **more)
+
+    def reference_loss(self, reference, batch):
+        return Case.reference_loss(self, reference, batch)
+
+
+@dataclass
 class Encoder(Case):
     """BERT and its kin with one of their heads; `targets` are made to fit the objective."""
 

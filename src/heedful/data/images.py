@@ -42,6 +42,8 @@ LARGEST_IMAGE = 2**26  # pixels; a photograph has about 2^24
 LARGEST_SET = 2**33  # bytes of all images together
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff")
 
+ImageSize = int | tuple[int, int] | None  # the side of a square, or height and width; None: as it is
+
 
 @dataclass(frozen=True)
 class ImageSet:
@@ -199,8 +201,8 @@ def find_palette(images: ImageSet, n_colours: int, n_images: int = 2000) -> Tens
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_images(path: str | Path, *, size: int | None = None, labels: bool = True) -> ImageSet:
-    """The images of an idx or .npz file or of a folder; `size` resizes those of a folder to squares. With `labels`, a
+def read_images(path: str | Path, *, size: ImageSize = None, labels: bool = True) -> ImageSet:
+    """The images of an idx or .npz file or of a folder; `size` resizes those of a folder. With `labels`, a
     folder has a subfolder for each class."""
     path = Path(path)
     if path.is_dir():
@@ -287,7 +289,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def read_image_folder(folder: Path, *, size: int | None = None, labels: bool = True) -> ImageSet:
+def read_image_folder(folder: Path, *, size: ImageSize = None, labels: bool = True) -> ImageSet:
     """Read a folder with a subfolder of images per class, named after it, or without `labels` all images in it and
     below it; decoded by Pillow."""
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")) if labels else []
@@ -335,12 +337,13 @@ def image_size(path: Path) -> tuple[int, int]:
         return image.height, image.width
 
 
-def decode_image(path: Path, size: int | None = None) -> np.ndarray:
-    """One image as (H, W, 3), resized to a square of `size`; ValueError before decoding if it is too large."""
+def decode_image(path: Path, size: ImageSize = None) -> np.ndarray:
+    """One image as (H, W, 3), resized to `size`; ValueError before decoding if it is too large."""
     with _opened(path) as image:
         plain = image.convert("RGB")
         if size is not None:
-            plain = plain.resize((size, size), import_module("PIL.Image").Resampling.BICUBIC)
+            height, width = size if isinstance(size, tuple) else (size, size)
+            plain = plain.resize((width, height), import_module("PIL.Image").Resampling.BICUBIC)
         return np.asarray(plain)
 
 

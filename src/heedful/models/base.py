@@ -22,6 +22,7 @@ from heedful.models.config import Config, RotaryPositions
 from heedful.models.mapping import WeightMap, identity
 from heedful.nn.block import Block
 from heedful.nn.embed import Embedding
+from heedful.nn.head import LabelHead, LanguageHead
 from heedful.nn.int8_cache import CacheType, cache_bytes, check_cache_type
 from heedful.nn.mask import positions_in_documents
 from heedful.nn.norm import RMSNorm
@@ -117,7 +118,9 @@ class Model(nn.Module):
     def weight_map(self) -> WeightMap:
         """The map between our tensors' names and the hub's; a family without a layout there keeps ours."""
         layout = self.config.hub
-        return identity(dict(self.named_parameters())) if layout is None else layout.weight_map(self)
+        if layout is None:
+            return identity(dict(self.named_parameters()))
+        return replace(layout.weight_map(self), leaves_out=True)
 
     def n_parameters(self) -> int:
         """The number of parameters; modules that store them in another form count them in `n_weights`."""
@@ -246,6 +249,36 @@ class DecoderModel(GenerativeModel[KeyValueState]):
     embed: Embedding
     decoder: Stack
 
+    def choose_head(self, **options: Any) -> nn.Module:
+        """The head of the config: the language head with these options, a classifier of the last token, or none. The
+        other two take away the abilities that need the first."""
+        c, kind = self.config, self.config.head
+        if kind == "language":
+            return LanguageHead(c.d_model, c.vocab_size, **options)
+        self.abilities = (*(["classify"] if kind == "classify" else []), "embed", "neighbours", "capture")
+        return LabelHead(c.d_model, c.n_labels) if kind == "classify" else nn.Identity()
+
+    def tie(self) -> None:
+        """The language head's matrix is the embedding, if they are tied."""
+        if isinstance(self.head, LanguageHead) and getattr(self.config, "tied", False):
+            self.head.weight = self.embed.weight
+
+    def forward(self, batch: Batch | Tensor) -> Output:
+        """Token ids (B, T) -> logits (B, T, V) of the token that follows each; of a classifier (B, L)."""
+        batch = as_batch(batch)
+        return self.output(self.hidden(batch), batch)
+
+    def output(self, hidden: Tensor, batch: Batch) -> Output:
+        """The last hidden states (B, T, E), and the head's logits: of every token, or of each row's last real one."""
+        if isinstance(self.head, nn.Identity):
+            return Output(hidden)
+        if not isinstance(self.head, LabelHead):
+            return Output(hidden, self.head(hidden))
+        if batch.documents is not None:
+            raise ValueError("a classifier reads one text per row: do not pack documents")
+        last = last_of_each(hidden, row_lengths(batch.ids, batch.lengths))  # (B, E)
+        return Output(hidden, self.head(last))
+
     def start(
         self, batch: Batch | Tensor, *, capacity: int = 0, state: KeyValueState | None = None
     ) -> tuple[Tensor, KeyValueState]:
@@ -271,7 +304,7 @@ class DecoderModel(GenerativeModel[KeyValueState]):
 class EncoderDecoderModel(GenerativeModel[KeyValueState]):
     """Base of the encoder-decoder families: the source is encoded once, its keys and values are kept in the state."""
 
-    abilities = ("generate", "stream", "translate", "embed", "neighbours", "capture")
+    abilities: tuple[str, ...] = ("generate", "stream", "translate", "embed", "neighbours", "capture")
 
     encoder: Stack
     decoder: Stack

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from heedful.models.hub import write_decoder_head
+
 if TYPE_CHECKING:
     from heedful.models.hub import HubLayout
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 LARGEST: dict[str, int] = {"n_layers": 2048, "n_experts": 4096}
 LARGEST_SIZE = 2**24
 SIZES = ("vocab_size", "max_len", "context_length", "image_size", "patch_size")  # and names that begin with n_ or d_
+PAIRS = ("image_size", "patch_size")  # may be (height, width)
 
 # The names of types in a field's annotation -> the types of its values from JSON.
 TYPES: dict[str, tuple[type, ...]] = {
@@ -50,6 +53,12 @@ class Config:
         if not _is_finite(value):
             raise ValueError(f"{name} is {str(value)[:100]}, not a finite number")
         if value is None or not (name.startswith(("n_", "d_")) or name.endswith(SIZES)):
+            return
+        if name in PAIRS and isinstance(value, tuple):
+            if len(value) != 2:
+                raise ValueError(f"{name} is {str(value)[:100]}: it must be a number, or a height and a width")
+            for size in value:
+                self._check(f"{name}", size)
             return
         if type(value) is not int:
             raise ValueError(f"{name} is {str(value)[:100]!r}, not a whole number")
@@ -116,10 +125,10 @@ PROBLEMS = ("single_label_classification", "multi_label_classification", "regres
 
 
 @dataclass(frozen=True)
-class HeadConfig(Config):
-    """Base of the configs of models with one of several heads (`heedful.models.heads`), some of which have labels."""
+class LabelConfig(Config):
+    """Base of the configs of models with one of several heads, some of which have labels."""
 
-    head: str = "encoder"  # one of `heads`; "encoder" is none
+    head: str = "encoder"  # one of `heads`
     n_labels: int = 2
     labels: tuple[str, ...] = ()  # their names
     problem_type: str | None = None  # one of PROBLEMS; None: `problem` decides
@@ -139,6 +148,24 @@ class HeadConfig(Config):
     def problem(self) -> str:
         """One of PROBLEMS: `problem_type`, or regression if there is one label, else single-label classification."""
         return self.problem_type or (PROBLEMS[2] if self.n_labels == 1 else PROBLEMS[0])
+
+
+@dataclass(frozen=True)
+class HeadConfig(LabelConfig):
+    """Base of the configs of encoders, whose heads are in `heedful.models.heads`; "encoder" is none."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig(LabelConfig):
+    """Base of the configs of decoders: next to the language head, a classifier of the last token, or no head."""
+
+    head: str = "language"
+
+    heads: ClassVar[Sequence[str]] = ("language", "classify", "none")
+
+    def to_hub(self) -> dict[str, Any]:
+        """The config.json that the reference implementation reads; its `architectures` name the head."""
+        return write_decoder_head(self, super().to_hub())
 
 
 def _check_type(name: str, kind: str, value: object) -> None:

@@ -58,6 +58,7 @@ class EncoderModel(Model):
         act: str,
         norm_eps: float,
         head_dropout: float,
+        head_act: str | None = None,
     ) -> None:
         super().__init__(config)
         c = config
@@ -66,7 +67,7 @@ class EncoderModel(Model):
         self.embed_norm = nn.LayerNorm(c.d_model, norm_eps)
         self.dropout = nn.Dropout(c.dropout)
         self.encoder = Stack([self._block(c, act, norm_eps) for _ in range(c.n_layers)], causal=False)
-        parts = HeadParts(c.d_model, c.n_labels, self.embed.weight, act, norm_eps, head_dropout, pooler)
+        parts = HeadParts(c.d_model, c.n_labels, self.embed.weight, head_act or act, norm_eps, head_dropout, pooler)
         self.head = HEADS[c.head](parts)
         self.abilities = ("embed", *([self.head.ability] if self.head.ability else []), "neighbours", "capture")
 

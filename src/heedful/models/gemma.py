@@ -34,6 +34,7 @@ class GemmaConfig(RotaryConfig):
     vocab_size: int = 256000
     max_len: int = 8192
     tied: bool = True
+    attention_bias: bool = False  # of the four projections
     # Gemma 2:
     after_norms: bool = False
     query_scale: float | None = None  # scores are divided by its square root; d_head unless given
@@ -72,7 +73,8 @@ class Gemma(RotaryDecoder):
             c.n_heads,
             n_kv_heads=c.n_kv_heads,
             d_head=c.d_head,
-            bias=False,
+            bias=c.attention_bias,
+            dropout=c.attention_dropout,
             scale=None if c.query_scale is None else 1 / math.sqrt(c.query_scale),
             window=c.window_at(layer),
             softcap=c.score_cap,
@@ -105,7 +107,8 @@ GEMMA2_DEFAULTS: Mapping[str, Any] = {
 class GemmaLayout(RotaryLayout):
     """`gemma` and `gemma2` on the hub."""
 
-    fixed: Mapping[str, Any] = {"attention_dropout": 0.0, "attention_bias": False}
+    names: Mapping[str, str] = {**RotaryLayout.names, "attention_bias": "attention_bias"}
+    fixed: Mapping[str, Any] = {}
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
         """Settings from either config.json."""

@@ -17,21 +17,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel, Output, as_batch
-from heedful.models.config import Config
+from heedful.models.config import DecoderConfig
 from heedful.models.hub import HubLayout
 from heedful.models.mapping import Fuse, Transpose, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PostNormBlock, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
-from heedful.nn.head import LanguageHead
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class GPTConfig(Config):
+class GPTConfig(DecoderConfig):
     """GPT's settings; the defaults are those of the smallest GPT-2 (124M)."""
 
     d_model: int = 768
@@ -45,11 +44,14 @@ class GPTConfig(Config):
     band: int | None = None  # GPT-3: the window of layers 1, 3, 5, ...
     act: str = "gelu_new"
     norm_eps: float = 1e-5
+    tied: bool = True  # the head's matrix is the embedding
     dropout: float = 0.1
+    embed_dropout: float | None = None  # `dropout` unless given
+    attention_dropout: float | None = None  # `dropout` unless given
 
 
 class GPT(DecoderModel):
-    """Token and position embeddings, decoder blocks, a last norm (not in GPT-1), the tied head."""
+    """Token and position embeddings, decoder blocks, a last norm (not in GPT-1), the head."""
 
     family = "gpt"
     config_class = GPTConfig
@@ -60,17 +62,18 @@ class GPT(DecoderModel):
         c = config
         self.embed = Embedding(c.vocab_size, c.d_model)
         self.position = Learned(c.max_len, c.d_model)
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = nn.Dropout(c.dropout if c.embed_dropout is None else c.embed_dropout)
         self.decoder = Stack(
             [self._block(c, c.band if i % 2 else None) for i in range(c.n_layers)],
             causal=True,
             norm=nn.LayerNorm(c.d_model, c.norm_eps) if c.norm_first else None,
         )
-        self.head = LanguageHead(c.d_model, c.vocab_size, tied=self.embed.weight)
+        self.head = self.choose_head(tied=self.embed.weight if c.tied else None)
 
     @staticmethod
     def _block(c: GPTConfig, window: int | None) -> Block:
-        attention = Attention(c.d_model, c.n_heads, d_head=c.d_head, window=window, dropout=c.dropout)
+        dropout = c.dropout if c.attention_dropout is None else c.attention_dropout
+        attention = Attention(c.d_model, c.n_heads, d_head=c.d_head, window=window, dropout=dropout)
         feedforward = FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act)
         norms = Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps))
         kind = PreNormBlock if c.norm_first else PostNormBlock
@@ -84,12 +87,8 @@ class GPT(DecoderModel):
 
     def forward(self, batch: Batch | Tensor) -> Output:
         """Token ids (B, T) -> logits (B, T, V) of the token that follows each."""
-        hidden = self.hidden(as_batch(batch))  # (B, T, E)
-        return Output(hidden, self.head(hidden))  # (B, T, V)
-
-    def tie(self) -> None:
-        """The head's matrix is the embedding."""
-        self.head.weight = self.embed.weight
+        batch = as_batch(batch)
+        return self.output(self.hidden(batch), batch)  # (B, T, E) -> (B, T, V)
 
     def init_weights(self) -> None:
         """N(0, 0.02); the projections into the residual stream smaller by 1/√(2 layers) (GPT-2, section 2.3)."""
@@ -112,14 +111,18 @@ class GPTLayout(HubLayout):
         "vocab_size": "vocab_size",
         "max_len": "n_positions",
         "norm_eps": "layer_norm_epsilon",
+        "tied": "tie_word_embeddings",
     }
     fixed: Mapping[str, Any] = {
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
-        "tie_word_embeddings": True,
     }
-    dropouts = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+    dropouts: Mapping[str, str] = {
+        "dropout": "resid_pdrop",
+        "embed_dropout": "embd_pdrop",
+        "attention_dropout": "attn_pdrop",
+    }
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
         """Settings from either config.json; GPT-1's has other defaults."""
@@ -158,9 +161,11 @@ class GPTLayout(HubLayout):
                 rule(ours + "feedforward.up", theirs + "mlp.c_fc", Transpose()),
                 rule(ours + "feedforward.down", theirs + "mlp.c_proj", Transpose()),
                 rule("decoder.norm", "transformer.ln_f"),
+                rule("head", "lm_head"),
+                rule("head.classifier", "score"),
             ],
             prefix="transformer.",
-            ignored=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
+            ignored=(r"\.attn\.(masked_)?bias$", *([r"^lm_head\.weight$"] if model.config.tied else [])),
         )
 
 

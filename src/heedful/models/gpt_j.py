@@ -16,21 +16,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import RotaryPositions
+from heedful.models.config import DecoderConfig, RotaryPositions
 from heedful.models.hub import HubLayout
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, ParallelBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
-from heedful.nn.head import LanguageHead
 from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class GPTJConfig(RotaryPositions):
+class GPTJConfig(RotaryPositions, DecoderConfig):
     """GPT-J's settings; the defaults are those of the 6B model."""
 
     d_model: int = 4096
@@ -43,6 +42,8 @@ class GPTJConfig(RotaryPositions):
     act: str = "gelu_new"
     norm_eps: float = 1e-5
     dropout: float = 0.0
+    embed_dropout: float | None = None  # `dropout` unless given
+    attention_dropout: float | None = None  # `dropout` unless given
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,19 +62,20 @@ class GPTJ(DecoderModel):
         super().__init__(config)
         c = config
         self.embed = Embedding(c.vocab_size, c.d_model)
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = nn.Dropout(c.dropout if c.embed_dropout is None else c.embed_dropout)
         self.decoder = Stack(
             [self._block(c) for _ in range(c.n_layers)],
             causal=True,
             norm=nn.LayerNorm(c.d_model, c.norm_eps),
             rotary=Rotary(c.d_rotary, layout="interleaved"),
         )
-        self.head = LanguageHead(c.d_model, c.vocab_size, bias=True)
+        self.head = self.choose_head(bias=True)
 
     @staticmethod
     def _block(c: GPTJConfig) -> Block:
+        dropout = c.dropout if c.attention_dropout is None else c.attention_dropout
         return ParallelBlock(
-            Attention(c.d_model, c.n_heads, bias=False, dropout=c.dropout),
+            Attention(c.d_model, c.n_heads, bias=False, dropout=dropout),
             FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act),
             Norms(nn.LayerNorm(c.d_model, c.norm_eps)),
             dropout=c.dropout,
@@ -109,7 +111,11 @@ class GPTJLayout(HubLayout):
         "architectures": ["GPTJForCausalLM"],
         "tie_word_embeddings": False,
     }
-    dropouts = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+    dropouts: Mapping[str, str] = {
+        "dropout": "resid_pdrop",
+        "embed_dropout": "embd_pdrop",
+        "attention_dropout": "attn_pdrop",
+    }
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
         """The settings in `names`; a null `rotary_dim` is refused."""
@@ -132,6 +138,7 @@ class GPTJLayout(HubLayout):
                 rule(ours + "feedforward.down", theirs + "mlp.fc_out"),
                 rule("decoder.norm", "transformer.ln_f"),
                 rule("head", "lm_head"),
+                rule("head.classifier", "score"),
             ],
             prefix="transformer.",
             ignored=(r"\.attn\.(masked_)?bias$",),

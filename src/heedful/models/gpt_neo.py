@@ -15,21 +15,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import Config
+from heedful.models.config import DecoderConfig
 from heedful.models.hub import HubLayout
 from heedful.models.mapping import WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
-from heedful.nn.head import LanguageHead
 from heedful.nn.position import Learned
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class GPTNeoConfig(Config):
+class GPTNeoConfig(DecoderConfig):
     """GPT-Neo's settings; the defaults are those of the 1.3B model."""
 
     d_model: int = 2048
@@ -42,7 +41,10 @@ class GPTNeoConfig(Config):
     window: int = 256  # of the local layers
     act: str = "gelu_new"
     norm_eps: float = 1e-5
+    tied: bool = True  # the head's matrix is the embedding
     dropout: float = 0.0
+    embed_dropout: float | None = None  # `dropout` unless given
+    attention_dropout: float | None = None  # `dropout` unless given
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +58,7 @@ class GPTNeoConfig(Config):
 
 
 class GPTNeo(DecoderModel):
-    """Token and position embeddings, blocks with global and local attention, a last norm, the tied head."""
+    """Token and position embeddings, blocks with global and local attention, a last norm, the head."""
 
     family = "gpt_neo"
     config_class = GPTNeoConfig
@@ -67,13 +69,13 @@ class GPTNeo(DecoderModel):
         c = config
         self.embed = Embedding(c.vocab_size, c.d_model)
         self.position = Learned(c.max_len, c.d_model)
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = nn.Dropout(c.dropout if c.embed_dropout is None else c.embed_dropout)
         self.decoder = Stack(
             [self._block(c, c.pattern[i % len(c.pattern)]) for i in range(c.n_layers)],
             causal=True,
             norm=nn.LayerNorm(c.d_model, c.norm_eps),
         )
-        self.head = LanguageHead(c.d_model, c.vocab_size, tied=self.embed.weight)
+        self.head = self.choose_head(tied=self.embed.weight if c.tied else None)
 
     @staticmethod
     def _block(c: GPTNeoConfig, kind: str) -> Block:
@@ -84,7 +86,7 @@ class GPTNeo(DecoderModel):
             output_bias=True,
             scale=1.0,
             window=c.window if kind == "local" else None,
-            dropout=c.dropout,
+            dropout=c.dropout if c.attention_dropout is None else c.attention_dropout,
         )
         feedforward = FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act)
         norms = Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps))
@@ -95,10 +97,6 @@ class GPTNeo(DecoderModel):
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.dropout(self.embed(batch.ids) + self.position(positions))  # (B, T, E)
         return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
-
-    def tie(self) -> None:
-        """The head's matrix is the embedding."""
-        self.head.weight = self.embed.weight
 
 
 # --- the hub's names -------------------------------------------------------------------------------------------------
@@ -117,13 +115,17 @@ class GPTNeoLayout(HubLayout):
         "window": "window_size",
         "act": "activation_function",
         "norm_eps": "layer_norm_epsilon",
+        "tied": "tie_word_embeddings",
     }
     fixed: Mapping[str, Any] = {
         "model_type": "gpt_neo",
         "architectures": ["GPTNeoForCausalLM"],
-        "tie_word_embeddings": True,
     }
-    dropouts = ("embed_dropout", "attention_dropout", "resid_dropout")
+    dropouts: Mapping[str, str] = {
+        "dropout": "resid_dropout",
+        "embed_dropout": "embed_dropout",
+        "attention_dropout": "attention_dropout",
+    }
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
         """`attention_types` is a list of [kinds, repetitions]; we keep the shortest pattern that repeats."""
@@ -157,9 +159,11 @@ class GPTNeoLayout(HubLayout):
                 rule(ours + "feedforward.up", theirs + "mlp.c_fc"),
                 rule(ours + "feedforward.down", theirs + "mlp.c_proj"),
                 rule("decoder.norm", "transformer.ln_f"),
+                rule("head", "lm_head"),
+                rule("head.classifier", "score"),
             ],
             prefix="transformer.",
-            ignored=(r"\.attention\.(masked_)?bias$", r"^lm_head\.weight$"),
+            ignored=(r"\.attention\.(masked_)?bias$", *([r"^lm_head\.weight$"] if model.config.tied else [])),
         )
 
 

@@ -17,21 +17,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import RotaryPositions
+from heedful.models.config import DecoderConfig, RotaryPositions
 from heedful.models.hub import HubLayout, read_rope, write_rope
 from heedful.models.mapping import FuseHeads, WeightMap, rule
 from heedful.nn.attention import Attention
 from heedful.nn.block import Block, Norms, ParallelBlock, PreNormBlock
 from heedful.nn.embed import Embedding
 from heedful.nn.feedforward import FeedForward
-from heedful.nn.head import LanguageHead
 from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
 from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class GPTNeoXConfig(RotaryPositions):
+class GPTNeoXConfig(RotaryPositions, DecoderConfig):
     """GPT-NeoX's settings; the defaults are those of the 20B model."""
 
     d_model: int = 6144
@@ -49,6 +48,7 @@ class GPTNeoXConfig(RotaryPositions):
     act: str = "gelu"
     norm_eps: float = 1e-5
     dropout: float = 0.0
+    attention_dropout: float | None = None  # `dropout` unless given
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,12 +75,13 @@ class GPTNeoX(DecoderModel):
             norm=nn.LayerNorm(c.d_model, c.norm_eps),
             rotary=Rotary(d_rotary, theta=c.theta, scaling=c.scaling, max_len=c.max_len),
         )
-        self.head = LanguageHead(c.d_model, c.vocab_size, tied=self.embed.weight if c.tied else None)
+        self.head = self.choose_head(tied=self.embed.weight if c.tied else None)
 
     @staticmethod
     def _block(c: GPTNeoXConfig) -> Block:
+        dropout = c.dropout if c.attention_dropout is None else c.attention_dropout
         return (ParallelBlock if c.parallel else PreNormBlock)(
-            Attention(c.d_model, c.n_heads, bias=c.attention_bias, dropout=c.dropout),
+            Attention(c.d_model, c.n_heads, bias=c.attention_bias, dropout=dropout),
             FeedForward(c.d_model, c.d_ff, c.act),
             Norms(nn.LayerNorm(c.d_model, c.norm_eps), nn.LayerNorm(c.d_model, c.norm_eps)),
             dropout=c.dropout,
@@ -91,11 +92,6 @@ class GPTNeoX(DecoderModel):
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.dropout(self.embed(batch.ids))  # (B, T, E)
         return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
-
-    def tie(self) -> None:
-        """The head's matrix is the embedding, if they are tied."""
-        if self.config.tied:
-            self.head.weight = self.embed.weight
 
     def init_weights(self) -> None:
         """Standard deviation √(2/5d), and 2/(L√d) for the projections into the residual stream (section 2.1.3)."""
@@ -131,7 +127,7 @@ class GPTNeoXLayout(HubLayout):
         "model_type": "gpt_neox",
         "architectures": ["GPTNeoXForCausalLM"],
     }
-    dropouts = ("hidden_dropout", "attention_dropout")
+    dropouts: Mapping[str, str] = {"dropout": "hidden_dropout", "attention_dropout": "attention_dropout"}
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
         """The settings in `names`, and those of the rotation."""
@@ -164,6 +160,7 @@ class GPTNeoXLayout(HubLayout):
                 rule(ours + "feedforward.down", theirs + "mlp.dense_4h_to_h"),
                 rule("decoder.norm", "gpt_neox.final_layer_norm"),
                 rule("head", "embed_out"),
+                rule("head.classifier", "score"),
             ],
             prefix="gpt_neox.",
             ignored=[r"\.attention\.(masked_)?bias$", r"\.rotary_emb\.inv_freq$", *tied],

@@ -7,7 +7,8 @@ config as one, and gives the map between our tensors' names and the hub's (`heed
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from heedful.models.mapping import WeightMap
@@ -18,7 +19,10 @@ class HubLayout:
 
     names: Mapping[str, str] = {}  # our setting -> its key in config.json
     fixed: Mapping[str, Any] = {}  # keys with the one value that is supported: checked on loading, written on saving
-    dropouts: Sequence[str] = ()  # keys which all must hold our one `dropout`
+    # Keys that are written but not checked, since they change nothing when a model runs: of training, say.
+    written: Mapping[str, Any] = {}
+    # Our dropout rates -> their keys. Those other than `dropout` are None where they are the same.
+    dropouts: Mapping[str, str] = {}
 
     def __init__(self, config_class: type[Any]) -> None:
         self.config_class = config_class
@@ -36,22 +40,33 @@ class HubLayout:
             if theirs in hub and (hub[theirs] is not None or ours in optional)
         }
         if self.dropouts:
-            read["dropout"] = read_dropout(hub, self.dropouts, self.config_class.dropout)
-        return read
+            read |= read_dropouts(hub, self.dropouts, self.config_class.dropout)
+        return read | (read_decoder_head(hub) if self.is_decoder else {})
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether this is the layout of a decoder, whose head may be another one than the language head."""
+        return getattr(self.config_class, "head", None) == "language"
 
     def check(self, config: Any, hub: Mapping[str, Any]) -> None:
         """ValueError if config.json says something else than the config read from it."""
 
     def fit(self, config: Any, tensors: Collection[str]) -> Any:
-        """The config of a file with these tensors, where config.json leaves something open."""
-        return config
+        """The config of a file with these tensors, where config.json leaves something open: a decoder whose file has
+        no head, and whose embedding is not its head, is a model without one."""
+        if not self.is_decoder or config.head == "classify":
+            return config
+        has_head = getattr(config, "tied", False) or any(name in tensors for name in HEAD_TENSORS)
+        return dataclasses.replace(config, head="language" if has_head else "none")
 
     def write(self, config: Any) -> dict[str, Any]:
         """The config.json that the reference implementation reads; ValueError if it has none for such a model."""
         named = {theirs: getattr(config, ours) for ours, theirs in self.names.items()}
         if named.get("context_length", 0) is None:
             del named["context_length"]  # a key of ours, which says something only where it was set
-        return {**self.fixed, **named, **dict.fromkeys(self.dropouts, getattr(config, "dropout", None))}
+        rates = {ours: getattr(config, ours) for ours in self.dropouts}
+        theirs = {self.dropouts[ours]: rates["dropout"] if rate is None else rate for ours, rate in rates.items()}
+        return {**self.fixed, **self.written, **named, **theirs}
 
     def weight_map(self, model: Any) -> WeightMap:
         """The map between the names of our tensors and of those in the hub's files."""
@@ -68,32 +83,26 @@ class HeadLayout(HubLayout):
         bare = next(iter(self.heads))
         named = (hub.get("architectures") or [bare])[0]
         if named not in self.heads:
-            raise ValueError(f"a {named} is not supported, only {', '.join(self.heads)}")
-        head = self.heads[named]
+            warnings.warn(
+                f"the head of a {str(named)[:100]} is not known: the model is loaded as a {bare}, without a head",
+                stacklevel=2,
+            )
+        head = self.heads.get(named, self.heads[bare])
         if named == bare and hub.get("add_pooling_layer") is False:
             head = "encoder"
-        names = {int(i): name for i, name in (hub.get("id2label") or {}).items()}
-        n_labels = len(names) or hub.get("num_labels") or 2
-        if names and sorted(names) != list(range(n_labels)):
-            raise ValueError(f"id2label numbers its labels {sorted(names)}, not from 0 to {n_labels - 1}")
-        unnamed = all(name == f"LABEL_{i}" for i, name in names.items())  # what the hub calls labels without names
-        return super().read(hub) | {
-            "head": head,
-            "n_labels": n_labels,
-            "labels": () if unnamed else tuple(names[i] for i in range(n_labels)),
-            "problem_type": hub.get("problem_type"),
-        }
+        return super().read(hub) | {"head": head, **read_labels(hub)}
+
+    def fit(self, config: Any, tensors: Collection[str]) -> Any:
+        """A bare model whose file has no pooler is one without it."""
+        if config.head != "pooler" or any(name.endswith("pooler.dense.weight") for name in tensors):
+            return config
+        return dataclasses.replace(config, head="encoder")
 
     def write(self, config: Any) -> dict[str, Any]:
         """The settings in `names`, the head as `architectures`, the labels in both directions."""
         classes = {head: name for name, head in self.heads.items()}
-        names = config.labels or [f"LABEL_{i}" for i in range(config.n_labels)]
-        hub = super().write(config) | {
-            "architectures": [classes.get(config.head, next(iter(self.heads)))],
-            "id2label": {str(i): name for i, name in enumerate(names)},
-            "label2id": {name: i for i, name in enumerate(names)},
-            "problem_type": config.problem_type,
-        }
+        named = {"architectures": [classes.get(config.head, next(iter(self.heads)))]}
+        hub = super().write(config) | named | write_labels(config)
         # The reference has this as an argument, not a key; it is how we know a bare model without a pooler.
         return hub if config.head in classes else hub | {"add_pooling_layer": False}
 
@@ -123,9 +132,60 @@ def write_rope(theta: float, scaling: Mapping[str, Any] | None) -> dict[str, Any
     return {"rope_parameters": table, "rope_theta": theta, "rope_scaling": dict(scaling) if scaling else None}
 
 
-def read_dropout(hub: Mapping[str, Any], keys: Iterable[str], default: float) -> float:
-    """The one dropout rate of a model whose config.json has a key for each place; they must agree."""
-    rates = {key: float(hub.get(key, default)) for key in keys}
-    if len(set(rates.values())) > 1:
-        raise ValueError(f"dropout rates that differ are not supported: {rates}")
-    return next(iter(rates.values()))
+def read_dropouts(hub: Mapping[str, Any], keys: Mapping[str, str], default: float) -> dict[str, float | None]:
+    """The dropout rates of a model whose config.json has a key for each place: `dropout`, and those that differ."""
+    rates = {ours: hub.get(theirs) for ours, theirs in keys.items()}
+    known = {ours: default if rate is None else rate for ours, rate in rates.items()}
+    return {ours: None if ours != "dropout" and rate == known["dropout"] else rate for ours, rate in known.items()}
+
+
+# --- heads and labels ------------------------------------------------------------------------------------------------
+
+# A decoder's head -> what the names of its classes in transformers end with.
+CLASSES = {"language": ("ForCausalLM", "LMHeadModel"), "classify": ("ForSequenceClassification",), "none": ("Model",)}
+HEAD_TENSORS = ("lm_head.weight", "embed_out.weight")
+
+
+def read_decoder_head(hub: Mapping[str, Any]) -> dict[str, Any]:
+    """A decoder's head and its labels, by the class that config.json names; ValueError for one that is not known."""
+    name = str((hub.get("architectures") or ["ForCausalLM"])[0])
+    heads = [head for head, ends in CLASSES.items() if name.endswith(ends)]
+    if not heads:
+        known = "...ForCausalLM, ...ForSequenceClassification and the model without a head, ...Model"
+        raise ValueError(f"a {name} is not supported: of decoders these are: {known}")
+    return {"head": heads[0], **(read_labels(hub) if heads[0] == "classify" else {})}
+
+
+def write_decoder_head(config: Any, hub: dict[str, Any]) -> dict[str, Any]:
+    """A decoder's config.json with the class of its head, and the labels."""
+    if config.head == "language" or "architectures" not in hub:
+        return hub
+    stem = str(hub["architectures"][0])
+    for end in CLASSES["language"]:
+        stem = stem.removesuffix(end)
+    hub = hub | {"architectures": [stem + CLASSES[config.head][0]]}
+    return hub | write_labels(config) if config.head == "classify" else hub
+
+
+def read_labels(hub: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels of a config.json: `id2label`, or their number."""
+    names = {int(i): name for i, name in (hub.get("id2label") or {}).items()}
+    n_labels = len(names) or hub.get("num_labels") or 2
+    if names and sorted(names) != list(range(n_labels)):
+        raise ValueError(f"id2label numbers its labels {sorted(names)}, not from 0 to {n_labels - 1}")
+    unnamed = all(name == f"LABEL_{i}" for i, name in names.items())  # what the hub calls labels without names
+    return {
+        "n_labels": n_labels,
+        "labels": () if unnamed else tuple(names[i] for i in range(n_labels)),
+        "problem_type": hub.get("problem_type"),
+    }
+
+
+def write_labels(config: Any) -> dict[str, Any]:
+    """The labels of a config as config.json has them, in both directions."""
+    names = config.labels or [f"LABEL_{i}" for i in range(config.n_labels)]
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        "problem_type": config.problem_type,
+    }

@@ -49,6 +49,8 @@ class ImageGPTConfig(Config):
     act: str = "quick_gelu"
     norm_eps: float = 1e-5
     dropout: float = 0.1
+    embed_dropout: float | None = None  # `dropout` unless given
+    attention_dropout: float | None = None  # `dropout` unless given
 
 
 class ImageGPT(DecoderModel):
@@ -66,7 +68,7 @@ class ImageGPT(DecoderModel):
             raise ValueError("a vocabulary of one is the start token alone: there must be colours too")
         self.embed = Embedding(c.vocab_size, c.d_model)
         self.position = Learned(c.max_len, c.d_model)
-        self.dropout = nn.Dropout(c.dropout)
+        self.dropout = nn.Dropout(c.dropout if c.embed_dropout is None else c.embed_dropout)
         self.decoder = Stack(
             [self._block(c) for _ in range(c.n_layers)], causal=True, norm=RMSNorm(c.d_model, c.norm_eps)
         )
@@ -74,8 +76,9 @@ class ImageGPT(DecoderModel):
 
     @staticmethod
     def _block(c: ImageGPTConfig) -> Block:
+        dropout = c.dropout if c.attention_dropout is None else c.attention_dropout
         return PreNormBlock(
-            Attention(c.d_model, c.n_heads, dropout=c.dropout),
+            Attention(c.d_model, c.n_heads, dropout=dropout),
             FeedForward(c.d_model, c.d_ff or 4 * c.d_model, c.act),
             Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps)),
             dropout=c.dropout,
@@ -234,7 +237,11 @@ class ImageGPTLayout(HubLayout):
         "add_cross_attention": False,
         "tie_word_embeddings": False,
     }
-    dropouts = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+    dropouts: Mapping[str, str] = {
+        "dropout": "resid_pdrop",
+        "embed_dropout": "embd_pdrop",
+        "attention_dropout": "attn_pdrop",
+    }
 
     def weight_map(self, model: ImageGPT) -> WeightMap:
         """One matrix for query, key and value; matrices are (in, out)."""

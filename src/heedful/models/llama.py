@@ -1,7 +1,8 @@
 """LLaMA 1 to 3.2 (Touvron et al. 2023; Grattafiori et al. 2024), and models of the same architecture, such as SmolLM2.
 
-A pre-norm decoder with RMSNorm, rotary positions, a gated feed-forward (SwiGLU), no biases, and grouped queries from
-LLaMA 2 70B on. LLaMA 3.1 stretches the rotation to 128k tokens. The paper gives no numbers for the initial weights.
+A pre-norm decoder with RMSNorm, rotary positions, a gated feed-forward (SwiGLU), no biases (other models of the
+architecture have some), and grouped queries from LLaMA 2 70B on. LLaMA 3.1 stretches the rotation to 128k tokens. The
+paper gives no numbers for the initial weights.
 
     B batch, T positions, E model width, V vocabulary
 """
@@ -25,7 +26,10 @@ from heedful.nn.state import KeyValueState
 
 @dataclass(frozen=True)
 class LlamaConfig(RotaryConfig):
-    """LLaMA's settings are RotaryConfig's; the defaults are those of the 7B model."""
+    """LLaMA's settings; the defaults are those of the 7B model, which has no biases."""
+
+    attention_bias: bool = False  # of the four projections
+    mlp_bias: bool = False  # of the feed-forward
 
 
 class Llama(RotaryDecoder):
@@ -39,8 +43,15 @@ class Llama(RotaryDecoder):
         """Grouped-query attention and SwiGLU, each after an RMSNorm."""
         c = self.config
         return PreNormBlock(
-            Attention(c.d_model, c.n_heads, n_kv_heads=c.n_kv_heads, d_head=c.d_head, bias=False),
-            FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False),
+            Attention(
+                c.d_model,
+                c.n_heads,
+                n_kv_heads=c.n_kv_heads,
+                d_head=c.d_head,
+                bias=c.attention_bias,
+                dropout=c.attention_dropout,
+            ),
+            FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=c.mlp_bias),
             Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps)),
         )
 
@@ -52,8 +63,8 @@ class Llama(RotaryDecoder):
 
     def forward(self, batch: Batch | Tensor) -> Output:
         """Token ids (B, T) -> logits (B, T, V) of the token that follows each."""
-        hidden = self.hidden(as_batch(batch))  # (B, T, E)
-        return Output(hidden, self.head(hidden))  # (B, T, V)
+        batch = as_batch(batch)
+        return self.output(self.hidden(batch), batch)  # (B, T, E) -> (B, T, V)
 
 
 # --- the hub's names -------------------------------------------------------------------------------------------------
@@ -62,12 +73,15 @@ class Llama(RotaryDecoder):
 class LlamaLayout(RotaryLayout):
     """`llama` on the hub."""
 
+    names: Mapping[str, str] = {
+        **RotaryLayout.names,
+        "attention_bias": "attention_bias",
+        "mlp_bias": "mlp_bias",
+    }
     fixed: Mapping[str, Any] = {
         **RotaryLayout.fixed,
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "mlp_bias": False,
     }
 
 

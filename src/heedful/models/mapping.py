@@ -181,6 +181,7 @@ class WeightMap:
     prefix: str = ""  # of their names; a file may lack it (a model saved without its head), or add it
     ignored: Sequence[str] = field(default_factory=tuple)  # regular expressions: masks, tables, copies, other heads
     renamed: Mapping[str, str] = field(default_factory=dict)  # regular expression of another name -> the rules' name
+    leaves_out: bool = False  # modules of a file which no rule knows, such as other heads, instead of refusing them
 
     def entries(self, names: Iterable[str]) -> list[Entry]:
         """The rules applied to these parameters' names; every one must be covered exactly once."""
@@ -198,6 +199,17 @@ class WeightMap:
     def is_ignored(self, name: str) -> bool:
         """Whether a file's tensor is of no use for this model."""
         return any(re.search(pattern, name) for pattern in self.ignored)
+
+    def left_out(self, names: Iterable[str], matched: Iterable[str]) -> list[str]:
+        """Those of a file's tensors that may be left out: they belong to modules next to all that the rules name. In
+        a module that a rule names, or within the base model, a tensor that is not known would change the results."""
+        if not self.leaves_out:
+            return []
+        matched = list(matched)
+        known = {name.removeprefix(self.prefix).partition(".")[0] for name in matched}
+        has_prefix = not self.prefix or any(name.startswith(self.prefix) for name in matched)
+        inside = self.prefix or "\0"
+        return [n for n in names if has_prefix and not n.startswith(inside) and n.partition(".")[0] not in known]
 
     def canonical_name(self, name: str) -> str:
         """The name by which the rules know a file's tensor."""

@@ -42,7 +42,13 @@ class Mistral(RotaryDecoder):
         """Sliding-window attention and SwiGLU, each after an RMSNorm."""
         c = self.config
         attention = Attention(
-            c.d_model, c.n_heads, n_kv_heads=c.n_kv_heads, d_head=c.d_head, bias=False, window=c.window
+            c.d_model,
+            c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            d_head=c.d_head,
+            bias=False,
+            window=c.window,
+            dropout=c.attention_dropout,
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
         norms = Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))

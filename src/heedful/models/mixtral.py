@@ -48,7 +48,13 @@ class Mixtral(RotaryDecoder):
         """Attention and the experts, each after an RMSNorm."""
         c = self.config
         attention = Attention(
-            c.d_model, c.n_heads, n_kv_heads=c.n_kv_heads, d_head=c.d_head, bias=False, window=c.window
+            c.d_model,
+            c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            d_head=c.d_head,
+            bias=False,
+            window=c.window,
+            dropout=c.attention_dropout,
         )
         experts = [FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False) for _ in range(c.n_experts)]
         norms = Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
@@ -71,9 +77,8 @@ class MixtralLayout(RotaryLayout):
         **RotaryLayout.fixed,
         "model_type": "mixtral",
         "architectures": ["MixtralForCausalLM"],
-        "router_jitter_noise": 0.0,
-        "output_router_logits": False,
     }
+    written: Mapping[str, Any] = {"router_jitter_noise": 0.0, "output_router_logits": False}
 
     def rules(self, config: MixtralConfig) -> Sequence[Rule]:
         """A router, and three matrices for each expert."""

@@ -24,6 +24,7 @@ class OlmoConfig(RotaryConfig):
 
     vocab_size: int = 50304
     norm_eps: float = 1e-5
+    attention_bias: bool = False  # of the four projections
 
 
 class Olmo(RotaryDecoder):
@@ -41,7 +42,8 @@ class Olmo(RotaryDecoder):
             c.n_heads,
             n_kv_heads=c.n_kv_heads,
             d_head=c.d_head,
-            bias=False,
+            bias=c.attention_bias,
+            dropout=c.attention_dropout,
             query_norm=RMSNorm(c.n_heads * c.d_rotary, c.norm_eps),
             key_norm=RMSNorm((c.n_kv_heads or c.n_heads) * c.d_rotary, c.norm_eps),
         )
@@ -56,11 +58,11 @@ class Olmo(RotaryDecoder):
 class OlmoLayout(RotaryLayout):
     """`olmo2` on the hub."""
 
+    names: Mapping[str, str] = {**RotaryLayout.names, "attention_bias": "attention_bias"}
     fixed: Mapping[str, Any] = {
         **RotaryLayout.fixed,
         "model_type": "olmo2",
         "architectures": ["Olmo2ForCausalLM"],
-        "attention_bias": False,
     }
 
     def rules(self, config: OlmoConfig) -> Sequence[Rule]:

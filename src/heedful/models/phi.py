@@ -37,6 +37,7 @@ class PhiConfig(RotaryConfig):
     rotary_share: float = 1.0  # of each head's dimensions; less than 1 from Phi-4-mini on
     norm_eps: float = 1e-5
     window: int | None = None
+    dropout: float = 0.0  # of each sublayer
 
     scalings: ClassVar[Sequence[str]] = ("default", "longrope")
 
@@ -61,11 +62,17 @@ class Phi(RotaryDecoder):
         """Sliding-window attention and SwiGLU, each after an RMSNorm."""
         c = self.config
         attention = Attention(
-            c.d_model, c.n_heads, n_kv_heads=c.n_kv_heads, d_head=c.d_head, bias=False, window=c.window
+            c.d_model,
+            c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            d_head=c.d_head,
+            bias=False,
+            window=c.window,
+            dropout=c.attention_dropout,
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
         norms = Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
-        return PreNormBlock(attention, feedforward, norms)
+        return PreNormBlock(attention, feedforward, norms, dropout=c.dropout)
 
     def new_state(self, n_rows: int, capacity: int) -> KeyValueState:
         """An empty state of this many rows; with LongRoPE, one that keeps the tokens too."""
@@ -145,13 +152,11 @@ class LongRopeState(KeyValueState):
 class PhiLayout(RotaryLayout):
     """`phi3` on the hub."""
 
-    names: Mapping[str, str] = {**RotaryLayout.names, "window": "sliding_window"}
+    names: Mapping[str, str] = {**RotaryLayout.names, "window": "sliding_window", "dropout": "resid_pdrop"}
     fixed: Mapping[str, Any] = {
         **RotaryLayout.fixed,
         "model_type": "phi3",
         "architectures": ["Phi3ForCausalLM"],
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
     }
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class QwenConfig(RotaryConfig):
     vocab_size: int = 151936
     max_len: int = 32768
     head_norms: bool = False  # Qwen 3: norms on queries and keys, and no biases
+    attention_bias: bool = False  # Qwen 3 with biases on all four projections
     window: int | None = None
     full_layers: int = 28  # the first layers, which have no window
 
@@ -50,11 +51,12 @@ class Qwen(RotaryDecoder):
             c.n_heads,
             n_kv_heads=c.n_kv_heads,
             d_head=c.d_head,
-            bias=not c.head_norms,
-            output_bias=False,
+            bias=c.attention_bias or not c.head_norms,
+            output_bias=c.attention_bias,
             window=c.window_at(layer),
             query_norm=RMSNorm(c.d_rotary, c.norm_eps) if c.head_norms else None,
             key_norm=RMSNorm(c.d_rotary, c.norm_eps) if c.head_norms else None,
+            dropout=c.attention_dropout,
         )
         feedforward = FeedForward(c.d_model, c.d_ff, "silu", gated=True, bias=False)
         norms = Norms(RMSNorm(c.d_model, c.norm_eps), RMSNorm(c.d_model, c.norm_eps))
@@ -80,17 +82,17 @@ class QwenLayout(RotaryLayout):
         read["window"] = hub.get("sliding_window", 4096) if hub.get("use_sliding_window") else None
         if hub["model_type"] == "qwen2":
             return read
-        if hub.get("attention_bias"):
-            raise ValueError("a qwen3 with attention_bias True is not supported, only False")
-        return {"d_head": 128, **read, "head_norms": True}
+        return {"d_head": 128, **read, "head_norms": True, "attention_bias": bool(hub.get("attention_bias"))}
 
     def write(self, config: QwenConfig) -> dict[str, Any]:
         """The config.json of Qwen 2 or, with head norms, of Qwen 3."""
         hub = super().write(config) | {"use_sliding_window": config.window is not None}
+        if not config.head_norms and config.attention_bias:
+            raise ValueError("the hub has no layout for Qwen 2 with a bias on attention's output")
         if not config.head_norms:
             return hub | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
         hub |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
-        return hub | {"head_dim": config.d_rotary, "attention_bias": False}
+        return hub | {"head_dim": config.d_rotary, "attention_bias": config.attention_bias}
 
     def rules(self, config: QwenConfig) -> Sequence[Rule]:
         """LLaMA's, and those of the head norms."""

@@ -33,6 +33,7 @@ class RobertaConfig(EncoderConfig):
     max_len: int = 512
     pad_id: int = 1  # positions begin at the next number
     n_segments: int = 2  # 1 in the published checkpoints
+    act: str = "gelu"
     norm_eps: float = 1e-12  # 1e-5 in the published checkpoints
     classifier_dropout: float | None = None  # `dropout` unless given
 
@@ -57,7 +58,8 @@ class Roberta(EncoderModel):
             position=Learned(c.max_len, c.d_model, offset=c.pad_id + 1),
             segment=Embedding(c.n_segments, c.d_model),
             pooler=pooler,
-            act="gelu",
+            act=c.act,
+            head_act="gelu",  # whatever the encoder's is
             norm_eps=c.norm_eps,
             head_dropout=dropout if c.head in ("classify", "choose", "tag") else 0.0,
         )
@@ -83,6 +85,7 @@ class RobertaLayout(EncoderLayout):
         "vocab_size": "vocab_size",
         "pad_id": "pad_token_id",
         "n_segments": "type_vocab_size",
+        "act": "hidden_act",
         "norm_eps": "layer_norm_eps",
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
@@ -90,7 +93,6 @@ class RobertaLayout(EncoderLayout):
     }
     fixed: Mapping[str, Any] = {
         "model_type": "roberta",
-        "hidden_act": "gelu",
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,

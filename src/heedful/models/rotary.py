@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from heedful.models.base import Batch, DecoderModel
-from heedful.models.config import RotaryPositions
+from heedful.models.config import DecoderConfig, RotaryPositions
 from heedful.models.hub import HubLayout, read_rope, read_rotary_share, write_rope
 from heedful.models.mapping import Rule, WeightMap, rule
 from heedful.nn.block import Block
 from heedful.nn.embed import Embedding
-from heedful.nn.head import LanguageHead
 from heedful.nn.norm import RMSNorm
 from heedful.nn.position import Rotary
 from heedful.nn.stack import Stack
@@ -28,7 +27,7 @@ from heedful.nn.state import KeyValueState
 
 
 @dataclass(frozen=True)
-class RotaryConfig(RotaryPositions):
+class RotaryConfig(RotaryPositions, DecoderConfig):
     """The settings that all of them have; the defaults are LLaMA 7B's."""
 
     d_model: int = 4096
@@ -43,6 +42,7 @@ class RotaryConfig(RotaryPositions):
     scaling: Mapping[str, Any] | None = None  # how the rotation is stretched to longer contexts: the hub's rope_scaling
     tied: bool = False  # the head's matrix is the embedding
     norm_eps: float = 1e-6
+    attention_dropout: float = 0.0
 
     scalings: ClassVar[Sequence[str]] = ("default", "linear", "llama3", "yarn")  # the supported rope_types
 
@@ -84,8 +84,7 @@ class RotaryDecoder(DecoderModel):
             norm=RMSNorm(c.d_model, c.norm_eps, offset=norm_offset),
             rotary=Rotary(c.d_rotary, theta=c.theta, scaling=c.scaling, max_len=c.max_len),
         )
-        tied = self.embed.weight if c.tied else None
-        self.head = LanguageHead(c.d_model, c.vocab_size, tied=tied, softcap=logit_cap)
+        self.head = self.choose_head(tied=self.embed.weight if c.tied else None, softcap=logit_cap)
 
     def block(self, layer: int) -> Block:
         """The block of this layer, counted from 0."""
@@ -96,11 +95,6 @@ class RotaryDecoder(DecoderModel):
         positions = self.positions(batch, state)  # (B or 1, T)
         x = self.embed(batch.ids)  # (B, T, E)
         return self.decoder(x, positions, state=state, lengths=batch.lengths, documents=batch.documents)  # (B, T, E)
-
-    def tie(self) -> None:
-        """The head's matrix is the embedding, if they are tied."""
-        if self.config.tied:
-            self.head.weight = self.embed.weight
 
 
 # --- the hub's names -------------------------------------------------------------------------------------------------
@@ -121,8 +115,9 @@ class RotaryLayout(HubLayout):
         "context_length": "context_length",
         "tied": "tie_word_embeddings",
         "norm_eps": "rms_norm_eps",
+        "attention_dropout": "attention_dropout",
     }
-    fixed: Mapping[str, Any] = {"hidden_act": "silu", "attention_dropout": 0.0}
+    fixed: Mapping[str, Any] = {"hidden_act": "silu"}
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
         """The settings in `names`, and those of the rotation."""
@@ -165,6 +160,7 @@ class RotaryLayout(HubLayout):
             rule("embed", "model.embed_tokens"),
             rule("decoder.norm", "model.norm"),
             rule("head", "lm_head"),
+            rule("head.classifier", "score"),
         )
         return WeightMap([*around, *self.rules(model.config)], prefix="model.", ignored=ignored)
 

@@ -55,6 +55,7 @@ class T5Config(Config):
     norm_eps: float = 1e-6
     dropout: float = 0.1
     start_id: int = 0  # the target begins with padding
+    encoder_only: bool = False  # without decoder and head: a T5EncoderModel, for embeddings
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +86,10 @@ class T5(EncoderDecoderModel):
         self.embed = Embedding(c.vocab_size, c.d_model)
         self.dropout = nn.Dropout(c.dropout)
         self.encoder = self._stack(c.n_layers, decoder=False)
+        self.start_id = c.start_id
+        if c.encoder_only:
+            self.abilities = ("embed", "neighbours", "capture")
+            return
         self.decoder = self._stack(c.n_decoder_layers or c.n_layers, decoder=True)
         self.head = LanguageHead(
             c.d_model,
@@ -92,7 +97,6 @@ class T5(EncoderDecoderModel):
             tied=self.embed.weight if c.tied else None,
             scale=c.d_model**-0.5 if c.scales_head else None,
         )
-        self.start_id = c.start_id
 
     def _stack(self, n_layers: int, *, decoder: bool) -> Stack:
         c = self.config
@@ -134,15 +138,18 @@ class T5(EncoderDecoderModel):
         return self.dropout(self.decoder(x, positions, state=state, memory=memory, **lengths))  # (B, T, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
-        """Source (B, S) and target (B, T) -> logits (B, T, V) of the token that follows each of the target."""
+        """Source (B, S) and target (B, T) -> logits (B, T, V) of the token that follows each of the target; of an
+        encoder alone the source's hidden states (B, S, E)."""
         batch = as_batch(batch)
         memory = self.encode(batch)  # (B, S, E)
+        if self.config.encoder_only:
+            return Output(memory)
         hidden = self.decode(batch, memory)  # (B, T, E)
         return Output(hidden, self.head(hidden))  # (B, T, V)
 
     def tie(self) -> None:
         """The head's matrix is the embedding, if they are tied."""
-        if self.config.tied:
+        if self.config.tied and not self.config.encoder_only:
             self.head.weight = self.embed.weight
 
     def init_weights(self) -> None:
@@ -181,8 +188,8 @@ class T5Layout(HubLayout):
     fixed: Mapping[str, Any] = {
         "model_type": "t5",
         "architectures": ["T5ForConditionalGeneration"],
-        "is_encoder_decoder": True,
     }
+    written: Mapping[str, Any] = {"is_encoder_decoder": True}
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
         """The settings in `names`, the feed-forward's kind, and whether the head is tied."""
@@ -198,6 +205,7 @@ class T5Layout(HubLayout):
             "act": hub.get("dense_act_fn") or act,
             "gated": hub.get("is_gated_act", kind.startswith("gated-")),
             "tied": tied,
+            "encoder_only": (hub.get("architectures") or [""])[0] == "T5EncoderModel",
         }
 
     def write(self, config: T5Config) -> dict[str, Any]:
@@ -210,11 +218,14 @@ class T5Layout(HubLayout):
             "is_gated_act": config.gated,
             "tie_word_embeddings": config.tied,
             "scale_decoder_outputs": config.scales_head,
+            **({"architectures": ["T5EncoderModel"], "is_encoder_decoder": False} if config.encoder_only else {}),
         }
 
     def fit(self, config: T5Config, tensors: Collection[str]) -> T5Config:
         """transformers 5 makes new models tied and, from v1.1 on, not scaled; config.json is that of an untied one."""
-        if config.tied or "lm_head.weight" in tensors:
+        if not any(name.startswith("decoder.") for name in tensors):
+            return dataclasses.replace(config, encoder_only=True)
+        if config.tied or config.encoder_only or "lm_head.weight" in tensors:
             return config
         return dataclasses.replace(config, tied=True, scaled=False)
 
@@ -225,8 +236,10 @@ class T5Layout(HubLayout):
             r"^(en|de)coder\.embed_tokens\.weight$",
             r"EncDecAttention\.relative_attention_bias\.weight$",
         ]
-        if model.config.tied:
+        if model.config.tied or model.config.encoder_only:
             ignored.append(r"^lm_head\.weight$")
+        if model.config.encoder_only:
+            ignored.append(r"^decoder\.")
         stacks = _stack_rules("encoder", 1, model.config.gated) + _stack_rules("decoder", 2, model.config.gated)
         return WeightMap(rules + stacks, ignored=ignored)
 

@@ -44,7 +44,9 @@ class TransformerConfig(Config):
     n_layers: int = 6
     n_decoder_layers: int | None = None  # n_layers unless given
     n_heads: int = 8
+    n_decoder_heads: int | None = None  # n_heads unless given
     d_ff: int = 2048
+    d_decoder_ff: int | None = None  # d_ff unless given
     vocab_size: int = 37000
     target_vocab_size: int | None = None  # vocab_size unless given
     max_len: int | None = None  # None: sinusoids have no end; Marian stores a table
@@ -108,16 +110,19 @@ class Transformer(EncoderDecoderModel):
 
     def _block(self, *, cross: bool) -> Block:
         c = self.config
+        n_heads, d_ff = c.n_heads, c.d_ff
+        if cross:
+            n_heads, d_ff = c.n_decoder_heads or n_heads, c.d_decoder_ff or d_ff
         return (PreNormBlock if c.norm_first else PostNormBlock)(
-            self._attention(),
-            FeedForward(c.d_model, c.d_ff, c.act, dropout=c.activation_dropout),
+            self._attention(n_heads),
+            FeedForward(c.d_model, d_ff, c.act, dropout=c.activation_dropout),
             Norms(self._norm(), self._norm(), cross=self._norm() if cross else None),
-            cross=self._attention() if cross else None,
+            cross=self._attention(n_heads) if cross else None,
             dropout=c.dropout,
         )
 
-    def _attention(self) -> Attention:
-        return Attention(self.config.d_model, self.config.n_heads, dropout=self.config.attention_dropout)
+    def _attention(self, n_heads: int) -> Attention:
+        return Attention(self.config.d_model, n_heads, dropout=self.config.attention_dropout)
 
     def _norm(self) -> nn.LayerNorm:
         return nn.LayerNorm(self.config.d_model)
@@ -174,9 +179,17 @@ class Transformer(EncoderDecoderModel):
 
 # What a missing key means in Marian's config.json, where it is not our default.
 MARIAN: Mapping[str, Any] = {
-    "d_model": 1024, "n_layers": 12, "n_decoder_layers": 12, "n_heads": 16, "d_ff": 4096, "vocab_size": 58101,
+    "d_model": 1024, "n_layers": 12, "n_decoder_layers": 12, "n_heads": 16, "n_decoder_heads": 16, "d_ff": 4096,
+    "d_decoder_ff": 4096, "vocab_size": 58101,
     "max_len": 1024, "act": "gelu", "scale_embedding": False, "start_id": 58100, "pad_id": 58100,
 }  # fmt: skip
+# The decoder's or target's settings, which are None where they are the encoder's or source's.
+SAME: Mapping[str, str] = {
+    "n_decoder_layers": "n_layers",
+    "n_decoder_heads": "n_heads",
+    "d_decoder_ff": "d_ff",
+    "target_vocab_size": "vocab_size",
+}
 
 
 class MarianLayout(HubLayout):
@@ -188,7 +201,9 @@ class MarianLayout(HubLayout):
         "n_layers": "encoder_layers",
         "n_decoder_layers": "decoder_layers",
         "n_heads": "encoder_attention_heads",
+        "n_decoder_heads": "decoder_attention_heads",
         "d_ff": "encoder_ffn_dim",
+        "d_decoder_ff": "decoder_ffn_dim",
         "target_vocab_size": "decoder_vocab_size",
         "max_len": "max_position_embeddings",
         "shared": "share_encoder_decoder_embeddings",
@@ -202,20 +217,15 @@ class MarianLayout(HubLayout):
         "architectures": ["MarianMTModel"],
         **dict.fromkeys(("is_encoder_decoder", "static_position_embeddings"), True),
         **dict.fromkeys(("normalize_before", "normalize_embedding", "add_final_layer_norm"), False),
-        **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), 0.0),
     }
+    written: Mapping[str, Any] = dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop"), 0.0)
 
     def read(self, hub: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings in `names`, with Marian's defaults; encoder and decoder must have the same sizes."""
-        for what in "attention_heads", "ffn_dim":
-            encoder, decoder = f"encoder_{what}", f"decoder_{what}"
-            if hub.get(encoder) != hub.get(decoder):
-                both = f"{encoder} {hub.get(encoder)} and {decoder} {hub.get(decoder)}"
-                raise ValueError(f"a marian with {both} is not supported: they must be the same")
+        """The settings in `names`, with Marian's defaults."""
         read = {**MARIAN, **super().read(hub), "positions": "halves", "head_bias": True}
         if read.get("shared", True) and not read.get("tied", True):
             raise ValueError("a marian with shared embeddings and tie_word_embeddings false is not supported")
-        for ours, encoders in ("n_decoder_layers", "n_layers"), ("target_vocab_size", "vocab_size"):
+        for ours, encoders in SAME.items():
             read[ours] = None if read.get(ours) == read[encoders] else read.get(ours)  # None: the same
         return read
 
@@ -224,10 +234,7 @@ class MarianLayout(HubLayout):
         if not is_marian(config):
             raise ValueError("Marian's layout, the hub's only one for this model, has no place for its settings")
         return super().write(config) | {
-            "decoder_layers": config.n_decoder_layers or config.n_layers,
-            "decoder_attention_heads": config.n_heads,
-            "decoder_ffn_dim": config.d_ff,
-            "decoder_vocab_size": config.n_target,
+            self.names[ours]: getattr(config, ours) or getattr(config, encoders) for ours, encoders in SAME.items()
         }
 
     def weight_map(self, model: Transformer) -> WeightMap:

@@ -1,4 +1,4 @@
-"""The Vision Transformer (Dosovitskiy et al. 2021, section 3): an image is a sequence of square patches.
+"""The Vision Transformer (Dosovitskiy et al. 2021, section 3): an image is a sequence of patches.
 
 Each patch is flattened and projected, a learned [CLS] goes before them, learned positions are added, and a pre-norm
 encoder follows, whose output at [CLS] is classified. For images of another size than the model was trained with, the
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Batch, Model, Output
-from heedful.models.config import HeadConfig
+from heedful.models.config import PAIRS, HeadConfig
 from heedful.models.heads import HEADS, HeadParts, SequenceHead
 from heedful.models.hub import HeadLayout
 from heedful.models.mapping import Reshape, WeightMap, rule
@@ -39,8 +39,8 @@ class ViTConfig(HeadConfig):
     n_layers: int = 12
     n_heads: int = 12
     d_ff: int = 3072
-    image_size: int = 224  # height and width of the images it was trained with
-    patch_size: int = 16
+    image_size: int | tuple[int, int] = 224  # height and width of the images it was trained with
+    patch_size: int | tuple[int, int] = 16
     n_channels: int = 3
     bias: bool = True  # of queries, keys and values
     act: str = "gelu"
@@ -52,8 +52,27 @@ class ViTConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.image_size % self.patch_size:
+        if any(size % patch for size, patch in zip(self.image, self.patch, strict=True)):
             raise ValueError(f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}")
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of an image."""
+        return _pair(self.image_size)
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return _pair(self.patch_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
 
 
 class ViT(Model):
@@ -66,10 +85,9 @@ class ViT(Model):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__(config)
         c = config
-        self.grid = c.image_size // c.patch_size  # patches along a side
-        self.patch = nn.Linear(c.n_channels * c.patch_size**2, c.d_model)
+        self.patch = nn.Linear(c.n_channels * math.prod(c.patch), c.d_model)
         self.cls = nn.Parameter(torch.zeros(c.d_model))
-        self.position = nn.Parameter(torch.zeros(1 + self.grid**2, c.d_model))
+        self.position = nn.Parameter(torch.zeros(1 + math.prod(c.grid), c.d_model))
         self.dropout = nn.Dropout(c.dropout)
         self.encoder = Stack(
             [self._block(c) for _ in range(c.n_layers)],
@@ -91,11 +109,11 @@ class ViT(Model):
 
     def hidden(self, images: Tensor) -> Tensor:
         """Images (B, C, height, width) -> the last hidden states (B, 1 + N, E), [CLS] first."""
-        size = self.config.patch_size
-        patches = cut_patches(images.to(self.patch.weight.dtype), size)  # (B, N, C·P·P)
+        height, width = self.config.patch
+        patches = cut_patches(images.to(self.patch.weight.dtype), (height, width))  # (B, N, C·P·P)
         x = self.patch(patches)  # (B, N, E)
         x = torch.cat([self.cls.expand(len(x), 1, -1), x], dim=1)  # (B, 1 + N, E)
-        x = self.dropout(x + self.positions(images.shape[2] // size, images.shape[3] // size))  # (B, 1 + N, E)
+        x = self.dropout(x + self.positions(images.shape[2] // height, images.shape[3] // width))  # (B, 1 + N, E)
         return self.encoder(x, position_ids(0, x.shape[1], x.device))  # (B, 1 + N, E)
 
     def forward(self, batch: Batch | Tensor) -> Output:
@@ -111,9 +129,9 @@ class ViT(Model):
 
     def positions(self, rows: int, columns: int) -> Tensor:
         """Position vectors of [CLS] and the patches (1 + rows·columns, E), interpolated for a grid of another size."""
-        if rows == columns == self.grid:
+        if (rows, columns) == self.config.grid:
             return self.position
-        trained = self.position[1:].T.view(1, -1, self.grid, self.grid)  # (1, E, grid, grid)
+        trained = self.position[1:].T.view(1, -1, *self.config.grid)  # (1, E, rows, columns)
         resized = nn.functional.interpolate(trained, (rows, columns), mode="bicubic")
         return torch.cat([self.position[:1], resized[0].flatten(1).T])  # (1 + rows·columns, E)
 
@@ -131,12 +149,14 @@ class ViT(Model):
             nn.init.zeros_(self.head.classifier.weight)
 
 
-def cut_patches(images: Tensor, size: int) -> Tensor:
+def cut_patches(images: Tensor, patch: tuple[int, int]) -> Tensor:
     """(B, C, height, width) -> (B, N, C·P·P): patches row by row from the top left, each channel by channel."""
-    batch, channels, height, width = images.shape
-    if height % size or width % size:
-        raise ValueError(f"an image of {height} x {width} does not divide into patches of {size} x {size}: resize it")
-    x = images.reshape(batch, channels, height // size, size, width // size, size)
+    (batch, channels, height, width), (rows, columns) = images.shape, patch
+    if height % rows or width % columns:
+        raise ValueError(
+            f"an image of {height} x {width} does not divide into patches of {rows} x {columns}: resize it"
+        )
+    x = images.reshape(batch, channels, height // rows, rows, width // columns, columns)
     return x.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
@@ -167,7 +187,9 @@ class ViTLayout(HeadLayout):
         """The settings in `names`, head and labels; a pooler of another width is refused."""
         if hub.get("pooler_output_size") not in (None, hub.get("hidden_size", ViTConfig.d_model)):
             raise ValueError("a vit with a pooler_output_size other than its hidden_size is not supported")
-        return super().read(hub)
+        read = super().read(hub)
+        sizes = {name: tuple(read[name]) for name in PAIRS if isinstance(read.get(name), list | tuple)}
+        return read | {name: size[0] if len(set(size)) == 1 else size for name, size in sizes.items()}
 
     def weight_map(self, model: ViT) -> WeightMap:
         """The patch projection is a convolution there; positions and [CLS] have a batch dimension."""
@@ -181,7 +203,7 @@ class ViTLayout(HeadLayout):
             rule(
                 "patch.weight",
                 patches + ".weight",
-                Reshape(c.d_model, c.n_channels, c.patch_size, c.patch_size),
+                Reshape(c.d_model, c.n_channels, *c.patch),
                 tensor=True,
             ),
             rule("patch.bias", patches + ".bias", tensor=True),

@@ -22,10 +22,16 @@ def quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """relu(x)² (So et al. 2021)."""
+    return F.relu(x).square()
+
+
 # By their names in the hub's configs.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
+    "gelu_python": F.gelu,
     "gelu_new": gelu_tanh,
     "gelu_fast": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
@@ -33,6 +39,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "mish": F.mish,
+    "leaky_relu": F.leaky_relu,
+    "relu6": F.relu6,
+    "relu2": relu_squared,
 }
 
 

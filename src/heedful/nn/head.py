@@ -1,4 +1,5 @@
-"""Output heads: `LanguageHead` gives logits over the vocabulary, `Pooler` and `FirstPosition` a vector per sequence.
+"""Output heads: `LanguageHead` gives logits over the vocabulary, `LabelHead` over labels; `Pooler` and `FirstPosition`
+a vector per sequence.
 
 The task heads of encoders are built from them in models/heads.py.
 
@@ -57,6 +58,18 @@ class Pooler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., T, E) -> (..., E)."""
         return self.act(self.dense(self.dropout(x[..., 0, :])))
+
+
+class LabelHead(nn.Module):
+    """Logits of L labels from one vector per sequence, without a bias: a decoder's classifier."""
+
+    def __init__(self, d_model: int, n_labels: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(d_model, n_labels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., E) -> (..., L)."""
+        return self.classifier(x)
 
 
 class FirstPosition(nn.Module):

@@ -91,8 +91,8 @@ def image_input(model: Model, image: Tensor) -> ModelInput:
     patches."""
     if not isinstance(model, ViT):
         raise ValueError(f"a {model.family} model does not read images as they are")
-    size = model.config.patch_size
-    rows, columns = image.shape[-2] // size, image.shape[-1] // size
+    height, width = model.config.patch
+    rows, columns = image.shape[-2] // height, image.shape[-1] // width
     places = [f"{r + 1},{c + 1}" for r in range(rows) for c in range(columns)]
     return ModelInput(Batch(images=scale_images(image[None]).to(model.device)), ["[CLS]", *places])
 

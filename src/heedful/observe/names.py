@@ -35,7 +35,7 @@ from heedful.models.heads import ChoiceHead, MaskedHead, PoolerHead, Pretraining
 from heedful.nn.attention import Attention, Watch
 from heedful.nn.block import Block
 from heedful.nn.feedforward import FeedForward, MixtureOfExperts
-from heedful.nn.head import LanguageHead
+from heedful.nn.head import LabelHead, LanguageHead
 from heedful.nn.recurrent import Align, Decoder, Recurrence
 from heedful.nn.stack import Stack
 
@@ -180,6 +180,8 @@ def _outputs(model: Model) -> Iterator[HookPoint]:
         last = head.vocabulary if isinstance(head, MaskedHead) else head
         width: int | str = "V" if last.weight is None else last.weight.shape[0]
         yield HookPoint("logits", ("B", _length(stack_names(model)[-1]), width), head)
+    elif isinstance(head, LabelHead):
+        yield HookPoint("logits", ("B", head.classifier.out_features), head)
     elif isinstance(head, SequenceHead | TokenHead):
         n_labels = head.classifier.out_features
         yield HookPoint("logits", ("B", "S", n_labels) if head.per_token else (*rows, n_labels), head.classifier)

@@ -154,8 +154,8 @@ def rollout_view(options: ViewOptions) -> Visualization:
 
 def _over_image(options: ViewOptions, image: Tensor, rolled: Tensor) -> Visualization:
     """The share of each patch in [CLS]."""
-    size = options.model.config.patch_size
-    prediction, heat = _prediction(options), rolled[0, 1:].view(image.shape[-2] // size, image.shape[-1] // size)
+    height, width = options.model.config.patch
+    prediction, heat = _prediction(options), rolled[0, 1:].view(image.shape[-2] // height, image.shape[-1] // width)
 
     def draw() -> Figure:
         return heatmaps.image_overlay(image, heat, title=options.name, prediction=prediction)

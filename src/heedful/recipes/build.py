@@ -294,7 +294,9 @@ def pretrained_config(model: Model, recipe: Recipe, asked: Mapping[str, Any]) ->
     """The config of a pretrained model with the recipe's changes, and the head and labels that the data needs."""
     changes = {k: v for k, v in recipe.model.items() if k != "init_from"}
     if recipe.objective.name in ("dpo", "grpo"):  # log-probabilities are compared
-        changes = {k: 0.0 for k in ("dropout", "attention_dropout") if getattr(model.config, k, 0.0)} | changes
+        changes = {
+            k: 0.0 for k in ("dropout", "attention_dropout", "embed_dropout") if getattr(model.config, k, 0.0)
+        } | changes
     if isinstance(model.config, HeadConfig):
         changes.setdefault("head", encoder_head(recipe, model.config.head))
         if recipe.objective.name == "masked" and model.config.head == "pretraining":

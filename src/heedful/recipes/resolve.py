@@ -136,5 +136,7 @@ def _image_settings(path: Path, init_from: str | None) -> dict[str, Any]:
     if init_from is None:
         return merge_tables(IMAGES, {"data": {"image_size": size}})
     size = getattr(load_meta(resolve_model(init_from)).config, "image_size", size)
+    if isinstance(size, tuple):
+        raise ValueError(f"{init_from} reads images of {size[0]} x {size[1]}: only models of squares are fine-tuned")
     data = {**IMAGES["data"], "image_size": size}
     return {**FINE_TUNING, "data": data, "objective": IMAGES["objective"]}

@@ -72,6 +72,9 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         found["vocab_size"] = file.blocks["token_embd.weight"].shape[0]
     if "tied" in known_settings:
         found["tied"] = "output.weight" not in file.blocks
+    for setting, bias in ("attention_bias", "blk.0.attn_output.bias"), ("mlp_bias", "blk.0.ffn_up.bias"):
+        if setting in known_settings:
+            found[setting] = bias in file.blocks
     if "theta" in known_settings:
         found |= {"theta": fields.get("rope.freq_base", 10000.0), "scaling": _scaling(file, fields)}
         found |= _rotated(hub_type, fields, head)

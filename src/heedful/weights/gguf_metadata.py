@@ -66,8 +66,10 @@ def _problem(kind: str, config: Any, found: Mapping[str, Any]) -> str | None:
     head = getattr(config, "d_head", None) or config.d_model // config.n_heads
     if getattr(config, "act", "gelu") not in GELUS:
         return f"with the activation {config.act}"
-    if not getattr(config, "attention_bias", True):
+    if kind == "gpt_neox" and not config.attention_bias:
         return "without biases on queries, keys and values"
+    if kind in ("qwen3", "gemma", "gemma2", "olmo2") and config.attention_bias:
+        return "with biases in its attention"
     if kind in ("phi3", "olmo2") and head * config.n_heads != config.d_model:
         return f"with {config.n_heads} heads of {head} in a width of {config.d_model}"
     if kind in ("gemma", "gemma2") and not config.tied:

@@ -15,6 +15,7 @@ Of a parameter that is divided over processes (a DTensor) each copies its own sh
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ M = TypeVar("M", bound=nn.Module)
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MOST_THREADS = 16
+
+
+class LeftOutWarning(UserWarning):
+    """Tensors of a file were not loaded, since the model has no part for them."""
 
 
 class TensorSource(Protocol):
@@ -281,7 +286,9 @@ def match_tensors(
                     break
             else:
                 problems.append(f"missing    {name}")
-    for name in sorted(given_names - set(found.values())):
+    extra = sorted(given_names - set(found.values()))
+    left_out = weights.left_out(extra, found.values())
+    for name in [name for name in extra if name not in left_out]:
         problems.append(f"extra      {name} {list(source.shape(name))}")
     for entry in entries:
         for name, want in zip(entry.theirs, entry.op.shapes([shapes[n] for n in entry.ours]), strict=True):
@@ -290,6 +297,9 @@ def match_tensors(
     if problems:
         shown = problems[:40] + ([f"... and {len(problems) - 40} more"] if len(problems) > 40 else [])
         raise ValueError("the weights do not fit the model:\n  " + "\n  ".join(shown))
+    if left_out:
+        shown = left_out[:10] + ([f"... and {len(left_out) - 10} more"] if len(left_out) > 10 else [])
+        warnings.warn(f"left out, as the model has no such part: {', '.join(shown)}", LeftOutWarning, stacklevel=4)
     return found
 
 

@@ -4,6 +4,7 @@ from support.case import Decoder
 from support.cases.llama import TINY
 
 CASES = [
+    Decoder("gemma1-biases", lambda: GemmaForCausalLM(GemmaConfig(**TINY, head_dim=16, attention_bias=True))),
     Decoder("gemma1", lambda: GemmaForCausalLM(GemmaConfig(**{**TINY, "num_key_value_heads": 1, "head_dim": 16}))),
     Decoder(
         "gemma2",

@@ -1,12 +1,18 @@
 from dataclasses import dataclass
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, OpenAIGPTConfig, OpenAIGPTLMHeadModel
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+)
 from transformers.pytorch_utils import Conv1D
 
 from heedful.models.gpt import GPT, GPTConfig
 from heedful.weights.load import DictSource, load_tensors
-from support.case import VOCAB, Decoder, randomize
+from support.case import VOCAB, Classifier, Decoder, randomize
 
 TINY = dict(
     n_embd=64, n_layer=2, n_head=4, vocab_size=VOCAB, n_positions=64, bos_token_id=1, eos_token_id=2,
@@ -17,8 +23,8 @@ TINY = dict(
 BAND = 4  # shorter than the batch's rows
 
 
-def gpt2(**changes):
-    return lambda: GPT2LMHeadModel(GPT2Config(**{**TINY, **changes}, attn_implementation="eager"))
+def gpt2(head=GPT2LMHeadModel, **changes):
+    return lambda: head(GPT2Config(**{**TINY, **changes}, attn_implementation="eager"))
 
 
 @dataclass
@@ -64,6 +70,8 @@ CASES = [
     Decoder("gpt1", lambda: OpenAIGPTLMHeadModel(OpenAIGPTConfig(**TINY))),
     Decoder("gpt2", gpt2()),
     Decoder("gpt2-gelu-wide", gpt2(activation_function="gelu", n_inner=48)),
+    Decoder("gpt2-untied", gpt2(tie_word_embeddings=False, attn_pdrop=0.2, embd_pdrop=0.1)),
+    Classifier("gpt2-classify", gpt2(GPT2ForSequenceClassification, num_labels=3, pad_token_id=0)),
     GPT3("gpt3", gpt2(n_layer=4)),
     GPT3("gpt3-13b", gpt2(n_layer=4, n_embd=30, n_head=3), d_head=16),
 ]

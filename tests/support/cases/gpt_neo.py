@@ -1,6 +1,6 @@
-from transformers import GPTNeoConfig, GPTNeoForCausalLM
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, GPTNeoForSequenceClassification
 
-from support.case import VOCAB, Decoder
+from support.case import VOCAB, Classifier, Decoder
 
 TINY = dict(
     hidden_size=64, num_layers=4, num_heads=4, vocab_size=VOCAB, max_position_embeddings=64, window_size=4,
@@ -8,11 +8,13 @@ TINY = dict(
 )  # fmt: skip
 
 
-def neo(**changes):
-    return lambda: GPTNeoForCausalLM(GPTNeoConfig(**{**TINY, **changes}))
+def neo(head=GPTNeoForCausalLM, **changes):
+    return lambda: head(GPTNeoConfig(**{**TINY, **changes}))
 
 
 CASES = [
-    Decoder("gpt-neo", neo()),
+    Decoder("gpt-neo", neo(resid_dropout=0.1, embed_dropout=0.2)),
+    Decoder("gpt-neo-untied", neo(num_layers=2, attention_types=[[["global", "local"], 1]], tie_word_embeddings=False)),
+    Classifier("gpt-neo-classify", neo(GPTNeoForSequenceClassification, num_labels=3, pad_token_id=0)),
     Decoder("gpt-neo-mixed", neo(attention_types=[[["local"], 2], [["global", "local"], 1]], intermediate_size=48)),
 ]

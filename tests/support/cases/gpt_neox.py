@@ -1,6 +1,6 @@
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
-from support.case import VOCAB, Decoder
+from support.case import VOCAB, Classifier, Decoder
 
 TINY = dict(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, vocab_size=VOCAB,
@@ -8,12 +8,13 @@ TINY = dict(
 )  # fmt: skip
 
 
-def neox(**changes):
-    return lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**{**TINY, **changes}))
+def neox(head=GPTNeoXForCausalLM, **changes):
+    return lambda: head(GPTNeoXConfig(**{**TINY, **changes}))
 
 
 CASES = [
-    Decoder("gpt-neox", neox()),
+    Decoder("gpt-neox", neox(hidden_dropout=0.1, attention_dropout=0.2)),
+    Classifier("gpt-neox-classify", neox(GPTNeoXForSequenceClassification, num_labels=3, pad_token_id=0)),
     Decoder("gpt-neox-sequential", neox(use_parallel_residual=False, attention_bias=False)),
     Decoder(
         "gpt-neox-relatives",

@@ -1,6 +1,6 @@
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from support.case import VOCAB, Decoder
+from support.case import VOCAB, Classifier, Decoder
 
 TINY = dict(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
@@ -14,8 +14,8 @@ LLAMA3 = {
 }  # fmt: skip
 
 
-def llama(**changes):
-    return lambda: LlamaForCausalLM(LlamaConfig(**{**TINY, **changes}))
+def llama(head=LlamaForCausalLM, **changes):
+    return lambda: head(LlamaConfig(**{**TINY, **changes}))
 
 
 CASES = [
@@ -26,4 +26,6 @@ CASES = [
         "smollm2",
         llama(num_attention_heads=3, num_key_value_heads=3, hidden_size=48, tie_word_embeddings=True),
     ),
+    Decoder("llama-biases", llama(attention_bias=True, mlp_bias=True, attention_dropout=0.1)),
+    Classifier("llama-classify", llama(LlamaForSequenceClassification, num_labels=3)),
 ]

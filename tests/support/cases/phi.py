@@ -14,7 +14,7 @@ def phi3(**changes):
 
 
 CASES = [
-    Decoder("phi3", phi3(sliding_window=5)),
+    Decoder("phi3", phi3(sliding_window=5, resid_pdrop=0.1, embd_pdrop=0.1, attention_dropout=0.2)),
     # Which divisors are used depends on the length: generation passes 18 in one case, the other is always beyond.
     Decoder("phi3-longrope", phi3(rope_parameters={**LONGROPE}, original_max_position_embeddings=18)),
     Decoder(

@@ -24,6 +24,7 @@ def roberta(head, **changes):
 
 CASES = [
     Encoder("roberta-masked", roberta(RobertaForMaskedLM), segmented=False),
+    Encoder("roberta-relu", roberta(RobertaForMaskedLM, hidden_act="relu"), segmented=False),
     Encoder(
         "roberta-classify",
         roberta(RobertaForSequenceClassification, num_labels=3),

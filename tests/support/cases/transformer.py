@@ -135,5 +135,6 @@ CASES = [
     Torch("transformer-untied", lambda: Composed(shared=False, tied=False, target_vocab=VOCAB + 4)),
     Marian("marian", marian()),
     Marian("marian-two-vocabularies", marian(**TWO, decoder_layers=1)),
+    Marian("marian-uneven", marian(decoder_attention_heads=2, decoder_ffn_dim=80, encoder_layerdrop=0.1)),
     Marian("marian-untied", marian(**TWO, tie_word_embeddings=False)),
 ]

@@ -20,13 +20,14 @@ class Images(Case):
     objective: Objective = classification
     generates: bool = False
     size: tuple[int, int] = (12, 12)
+    resized: bool = True  # which the reference does for square patches alone
 
     def batch(self) -> Batch:
         g = torch.Generator().manual_seed(1)
         return Batch(images=torch.randn(3, 3, *self.size, generator=g), targets=torch.tensor([4, 0, 2]))
 
     def _call(self, reference, batch, **more):
-        return reference(pixel_values=batch.images, interpolate_pos_encoding=True, **more)
+        return reference(pixel_values=batch.images, interpolate_pos_encoding=self.resized, **more)
 
     def counted(self, batch):
         return torch.ones(len(batch.images), dtype=torch.bool)
@@ -43,4 +44,5 @@ CASES = [
     Images("vit", vit()),
     Images("vit-no-bias", vit(qkv_bias=False)),
     Images("vit-wide-image", vit(), size=(8, 24)),
+    Images("vit-not-square", vit(image_size=[12, 10], patch_size=[4, 2]), size=(12, 10), resized=False),
 ]

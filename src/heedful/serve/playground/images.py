@@ -129,15 +129,16 @@ def image_to_tensor(model: Model, image: list[Any]) -> Tensor:
     """An image as a vision model reads it, (C, H, W) from -1 to 1."""
     if not isinstance(model, ViT):
         raise ValueError(f"a {model.family} model does not read images as they are")
-    size, channels = model.config.patch_size, model.config.n_channels
+    patch, channels = model.config.patch, model.config.n_channels
     rows = [[pixel if isinstance(pixel, list) else [pixel] * channels for pixel in row] for row in image]
     height, width = len(rows), len(rows[0])
     if any(len(row) != width for row in rows):
         raise ValueError("the rows of the image are not all of one length")
     if any(len(pixel) != channels for row in rows for pixel in row):
         raise ValueError(f"this model reads pixels of {channels} channels")
-    if height % size or width % size:
-        raise ValueError(f"the image is {height} x {width}: its sides must be multiples of {size}, the patches'")
+    if height % patch[0] or width % patch[1]:
+        sides = str(patch[0]) if patch[0] == patch[1] else f"{patch[0]} and {patch[1]}"
+        raise ValueError(f"the image is {height} x {width}: its sides must be multiples of {sides}, the patches'")
     return torch.tensor(rows).permute(2, 0, 1) * 2 - 1
 
 
@@ -146,7 +147,7 @@ def image_attention(model: Model, image: list[Any]) -> tuple[list[int], Tensor]:
     pixels = image_to_tensor(model, image)
     assert isinstance(model, ViT)
     c = model.config
-    grid = [len(image) // c.patch_size, len(image[0]) // c.patch_size]
+    grid = [len(image) // c.patch[0], len(image[0]) // c.patch[1]]
     check_response_size(4 * c.n_layers * c.n_heads * (1 + grid[0] * grid[1]) ** 2, "the attention over an image")
     return grid, torch.stack(list(observed.attention_weights(model, image_input(model, pixels)).values()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -182,7 +183,10 @@ def attention_heads(model: Model) -> int:
 def image_format(model: Model) -> dict[str, int] | None:
     """The ImageFormat of a model that reads images."""
     if isinstance(model, ViT):
-        return {"size": model.config.image_size, "channels": model.config.n_channels, "levels": GREY_LEVELS}
+        # The page draws squares, whose sides are multiples of both of a patch's.
+        step = math.lcm(*model.config.patch)
+        size = -(-max(model.config.image) // step) * step
+        return {"size": size, "channels": model.config.n_channels, "levels": GREY_LEVELS}
     if isinstance(model, ImageGPT):
         try:
             channels = model.palette.shape[1]
