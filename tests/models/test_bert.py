@@ -175,7 +175,6 @@ def test_what_the_labels_are():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["BertLMHeadModel"]}, "BertLMHeadModel"),
         ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"is_decoder": True}, "is_decoder"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),

@@ -109,7 +109,6 @@ def test_what_goes_to_the_hub_comes_back(config):
     ("config_class", "hub", "named"),
     [
         (GPTConfig, {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "inverse_layer"),
-        (GPTConfig, {"model_type": "gpt2", "attn_pdrop": 0.0}, "attn_pdrop"),
         (GPTConfig, {"model_type": "gpt2", "add_cross_attention": True}, "cross_attention"),
         (GPTNeoConfig, {"attention_types": [[["global"], 3]]}, "3 layers of 24"),
         (GPTNeoConfig, {"attention_types": [[["sparse"], 24]]}, "sparse"),

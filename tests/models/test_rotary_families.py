@@ -80,20 +80,14 @@ def test_phis_early_names_of_longrope():
 @pytest.mark.parametrize(
     "hub",
     [
-        dict(model_type="llama", attention_bias=True),
         dict(model_type="llama", hidden_act="gelu"),
-        dict(model_type="llama", attention_dropout=0.1),
         dict(model_type="llama", partial_rotary_factor=0.5),
         dict(model_type="mistral", sliding_window=None, layer_types=["sliding_attention"] * 32),
-        dict(model_type="mixtral", router_jitter_noise=0.1),
-        dict(model_type="qwen3", attention_bias=True),
         dict(model_type="qwen2", layer_types=["sliding_attention"] * 32),
         dict(model_type="gemma", use_bidirectional_attention=True),
         dict(model_type="gemma", hidden_act="relu"),
         dict(model_type="gemma2", hidden_activation="gelu"),
         dict(model_type="phi3", rope_scaling={"type": "linear", "factor": 2.0}),
-        dict(model_type="phi3", resid_pdrop=0.1),
-        dict(model_type="olmo2", attention_bias=True),
     ],
     ids=lambda hub: ", ".join(str(v) for v in list(hub.items())[0:2]),
 )

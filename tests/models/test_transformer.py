@@ -118,9 +118,6 @@ def test_marian_config_survives_the_hub():
 @pytest.mark.parametrize(
     "key, value",
     [
-        ("decoder_ffn_dim", 96),
-        ("decoder_attention_heads", 2),
-        ("encoder_layerdrop", 0.1),
         ("normalize_before", True),
         ("add_final_layer_norm", True),
         ("static_position_embeddings", False),

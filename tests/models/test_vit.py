@@ -28,7 +28,7 @@ def bare():
 
 def test_patches_run_along_the_rows_channel_by_channel():
     image = torch.arange(2 * 4 * 6).view(1, 2, 4, 6)
-    patches = cut_patches(image, 2)
+    patches = cut_patches(image, (2, 2))
     assert patches.shape == (1, 6, 8)
     assert patches[0, 0].tolist() == [0, 1, 6, 7, 24, 25, 30, 31]
     assert patches[0, 1].tolist() == [2, 3, 8, 9, 26, 27, 32, 33]  # to the right
@@ -64,10 +64,10 @@ def test_images_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architectures": ["ViTForMaskedImageModeling"]}, "ViTForMaskedImageModeling"),
         ({"pooler_act": "relu"}, "pooler_act"),
         ({"pooler_output_size": 5}, "pooler_output_size"),
-        ({"image_size": [224, 112]}, "image_size"),
+        ({"image_size": [224, 112, 3]}, "image_size"),
+        ({"image_size": [224, 100]}, "multiple"),
         ({"image_size": 225}, "multiple"),
     ],
 )

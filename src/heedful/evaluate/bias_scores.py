@@ -142,7 +142,7 @@ def _blank_scores(model: Model, tokenizer: Tokenizer, test: BiasTest) -> Iterato
 
 def _sentence_scores(model: Model, tokenizer: Tokenizer, test: BiasTest) -> Iterator[Scores | None]:
     masked = isinstance(model, EncoderModel) and isinstance(model.head, MaskedHead)
-    if not masked and not isinstance(model, DecoderModel):
+    if not masked and not (isinstance(model, DecoderModel) and "generate" in model.abilities):
         raise ValueError(
             f"a {model.family} model of this kind scores no sentences: masked models (BERT) and causal ones (GPT) do; "
             "CBOW fills in blanks, _"

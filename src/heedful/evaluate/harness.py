@@ -90,7 +90,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
     ) -> None:
         super().__init__()
         model, tokenizer = loaded.model, loaded.tokenizer
-        if not isinstance(model, DecoderModel) or tokenizer is None:
+        if not isinstance(model, DecoderModel) or "generate" not in model.abilities or tokenizer is None:
             raise ValueError("lm_eval needs a model that continues a text, and its tokenizer")
         self.model, self.text, self.add_special = model, tokenizer, add_special
         self.max_length = max_length or model.context_length or 2048
@@ -303,10 +303,9 @@ class LanguageModelTask(Task):
 
     def resolved(self, loaded: LoadedModel) -> Task:
         """The same; the model must continue a text."""
-        if not isinstance(loaded.model, DecoderModel) or loaded.tokenizer is None:
-            raise ValueError(
-                f"{self.name} is for models that continue a text; {loaded.name} is a {loaded.model.family}"
-            )
+        model = loaded.model
+        if not isinstance(model, DecoderModel) or "generate" not in model.abilities or loaded.tokenizer is None:
+            raise ValueError(f"{self.name} is for models that continue a text; {loaded.name} is a {model.family}")
         return self
 
     def items(self, loaded: LoadedModel, paths: Sequence[Path]) -> list[Item]:

@@ -105,7 +105,7 @@ def negative_log_likelihood(model: Model, ids: Sequence[int], *, window: int, st
 @torch.inference_mode()
 def score_windows(model: Model, tokens: Tensor, windows: Sequence[Window]) -> list[float]:
     """The sum of -log p of the new tokens of each window, in nats; windows of one length are one batch."""
-    if not isinstance(model, DecoderModel):
+    if not isinstance(model, DecoderModel) or "generate" not in model.abilities:
         raise ValueError(f"perplexity is for models that read from left to right; this is a {model.family}")
     model.check_length(max(part.end - part.begin for part in windows))
     was_training = model.training
@@ -159,8 +159,12 @@ class Perplexity(Task):
 
     def resolved(self, loaded: LoadedModel) -> Task:
         """The window and the stride for this model."""
-        if not isinstance(loaded.model, DecoderModel) or loaded.tokenizer is None:
-            raise ValueError(f"perplexity is for models that continue a text; {loaded.name} is a {loaded.model.family}")
+        model = loaded.model
+        if not isinstance(model, DecoderModel) or "generate" not in model.abilities or loaded.tokenizer is None:
+            raise ValueError(
+                f"perplexity is for models that continue a text; {loaded.name} is a {model.family}, and can "
+                f"{', '.join(model.abilities)}"
+            )
         window = self.window or min(loaded.model.context_length or 1024, 1024)
         loaded.model.check_length(window)
         stride = self.stride or max(1, window // 2)

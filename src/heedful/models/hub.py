@@ -56,8 +56,10 @@ class HubLayout:
         no head, and whose embedding is not its head, is a model without one."""
         if not self.is_decoder or config.head == "classify":
             return config
-        has_head = getattr(config, "tied", False) or any(name in tensors for name in HEAD_TENSORS)
-        return dataclasses.replace(config, head="language" if has_head else "none")
+        if getattr(config, "tied", False) or any(name.startswith(HEADS) for name in tensors):
+            return dataclasses.replace(config, head="language")
+        is_base = len({name.startswith(BASES) for name in tensors}) == 1  # and nothing else: a head may be misnamed
+        return dataclasses.replace(config, head="none") if is_base else config
 
     def write(self, config: Any) -> dict[str, Any]:
         """The config.json that the reference implementation reads; ValueError if it has none for such a model."""
@@ -143,7 +145,8 @@ def read_dropouts(hub: Mapping[str, Any], keys: Mapping[str, str], default: floa
 
 # A decoder's head -> what the names of its classes in transformers end with.
 CLASSES = {"language": ("ForCausalLM", "LMHeadModel"), "classify": ("ForSequenceClassification",), "none": ("Model",)}
-HEAD_TENSORS = ("lm_head.weight", "embed_out.weight")
+BASES = ("model.", "transformer.", "gpt_neox.")  # what the names of a decoder's tensors begin with, but for its head
+HEADS = ("lm_head.", "embed_out.")
 
 
 def read_decoder_head(hub: Mapping[str, Any]) -> dict[str, Any]:

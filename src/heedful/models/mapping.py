@@ -200,16 +200,17 @@ class WeightMap:
         """Whether a file's tensor is of no use for this model."""
         return any(re.search(pattern, name) for pattern in self.ignored)
 
-    def left_out(self, names: Iterable[str], matched: Iterable[str]) -> list[str]:
+    def left_out(self, names: Iterable[str], matched: Mapping[str, str]) -> list[str]:
         """Those of a file's tensors that may be left out: they belong to modules next to all that the rules name. In
-        a module that a rule names, or within the base model, a tensor that is not known would change the results."""
+        a module that a rule names, or within the base model, a tensor that is not known would change the results.
+        `matched` has the file's name of each of the rules' tensors."""
         if not self.leaves_out:
             return []
-        matched = list(matched)
         known = {name.removeprefix(self.prefix).partition(".")[0] for name in matched}
-        has_prefix = not self.prefix or any(name.startswith(self.prefix) for name in matched)
+        has_prefix = not self.prefix or any(name.startswith(self.prefix) for name in matched.values())
         inside = self.prefix or "\0"
-        return [n for n in names if has_prefix and not n.startswith(inside) and n.partition(".")[0] not in known]
+        apart = [n for n in names if has_prefix and "." in n and not n.startswith(inside)]
+        return [n for n in apart if n.partition(".")[0] not in known]
 
     def canonical_name(self, name: str) -> str:
         """The name by which the rules know a file's tensor."""

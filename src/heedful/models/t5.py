@@ -198,6 +198,9 @@ class T5Layout(HubLayout):
         act = "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-")
         # Newer files of untied models have tie_word_embeddings true all the same, and scale_decoder_outputs false.
         tied = hub.get("tie_word_embeddings", True) and hub.get("scale_decoder_outputs", True)
+        encoder_only = (hub.get("architectures") or [""])[0] == "T5EncoderModel"
+        if not hub.get("is_encoder_decoder", True) and not encoder_only:
+            raise ValueError("a t5 with is_encoder_decoder False is not supported, unless it is a T5EncoderModel")
         read = super().read(hub)
         if read.get("n_decoder_layers") == read.get("n_layers", T5Config.n_layers):
             read["n_decoder_layers"] = None
@@ -205,7 +208,7 @@ class T5Layout(HubLayout):
             "act": hub.get("dense_act_fn") or act,
             "gated": hub.get("is_gated_act", kind.startswith("gated-")),
             "tied": tied,
-            "encoder_only": (hub.get("architectures") or [""])[0] == "T5EncoderModel",
+            "encoder_only": encoder_only,
         }
 
     def write(self, config: T5Config) -> dict[str, Any]:

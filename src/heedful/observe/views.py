@@ -328,7 +328,8 @@ def token_view(options: ViewOptions) -> Visualization:
 def surprisals(model: Model, inputs: ModelInput) -> list[float | None]:
     """The surprisal -log2 p of each token given those before it; None for the first, and without a causal model."""
     nothing: list[float | None] = [None] * len(inputs.tokens)
-    logits = model(inputs.batch).logits if isinstance(model, DecoderModel) else None
+    causal = isinstance(model, DecoderModel) and "generate" in model.abilities
+    logits = model(inputs.batch).logits if causal else None
     if logits is None:
         return nothing
     ids = inputs.batch.ids[0]

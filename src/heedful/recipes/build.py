@@ -272,7 +272,10 @@ def check_objective_fits(recipe: Recipe, model: Model) -> None:
     """ValueError if the objective is not for this kind of model."""
     name, encoder = recipe.objective.name, isinstance(model, EncoderModel)
     fits, what = {
-        **dict.fromkeys(("causal", "dpo", "grpo"), (isinstance(model, DecoderModel), "a decoder, such as gpt")),
+        **dict.fromkeys(
+            ("causal", "dpo", "grpo"),
+            (isinstance(model, DecoderModel) and "generate" in model.abilities, "a decoder, such as gpt"),
+        ),
         "masked": (encoder, "an encoder, such as bert"),
         "spans": ("translate" in model.abilities, "an encoder with a decoder, such as t5"),
         "seq2seq": ("translate" in model.abilities, "an encoder with a decoder, such as transformer"),

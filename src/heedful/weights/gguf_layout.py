@@ -143,12 +143,12 @@ class StackExperts:
 
 def hub_type(model: Model) -> str:
     """The hub's model_type of a decoder that llama.cpp has; ValueError for any other model."""
-    if getattr(model.config, "head", "language") != "language":
-        raise ValueError("only models that generate can be written as GGUF: this one has no language head")
     kind = str(model.config.to_hub().get("model_type", model.family))
     if kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"a {kind} cannot be written as GGUF: of llama.cpp's models these are written: {known}")
+    if model.config.head != "language":
+        raise ValueError("only models that generate can be written as GGUF: this one has no language head")
     return kind
 
 

@@ -287,7 +287,7 @@ def match_tensors(
             else:
                 problems.append(f"missing    {name}")
     extra = sorted(given_names - set(found.values()))
-    left_out = weights.left_out(extra, found.values())
+    left_out = weights.left_out(extra, {name: found.get(name, "") for entry in entries for name in entry.theirs})
     for name in [name for name in extra if name not in left_out]:
         problems.append(f"extra      {name} {list(source.shape(name))}")
     for entry in entries:

@@ -46,7 +46,7 @@ def model_purpose(model: Model, chats: bool) -> Purpose:
     """What a model is for first of all."""
     if isinstance(model, ViT):
         return "classify_image" if "classify" in model.abilities else "other"
-    if isinstance(model, DecoderModel) and "complete_image" not in model.abilities:
+    if "generate" in model.abilities and isinstance(model, DecoderModel) and "complete_image" not in model.abilities:
         return "chat" if chats else "write"
     return next((ability for ability in ABILITIES if ability in model.abilities), "other")
 

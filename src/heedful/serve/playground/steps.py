@@ -76,7 +76,8 @@ async def post_steps_weights(http: HttpRequest, body: ParametersRequest) -> Resp
 def small_decoder(inspector: Inspector) -> DecoderModel:
     """The model; ValueError if it is no decoder of text or too large to show every number."""
     model = inspector.model
-    if not isinstance(model, DecoderModel) or isinstance(model, ImageGPT):
+    generates = "generate" in model.abilities
+    if not (isinstance(model, DecoderModel) and generates) or isinstance(model, ImageGPT):
         raise ValueError(f"{inspector.loaded.name} does not go on with a text: choose a decoder, as tiny")
     config = model.config
     if not is_small(model):

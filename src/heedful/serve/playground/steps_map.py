@@ -96,7 +96,8 @@ async def post_steps_map(http: HttpRequest, body: MapRequest) -> Response:
 def steps_map(inspector: Inspector, body: MapRequest) -> dict[str, Any]:
     """A MapResponse, cached."""
     model = inspector.model
-    if not isinstance(model, DecoderModel) or isinstance(model, ImageGPT):
+    generates = "generate" in model.abilities
+    if not (isinstance(model, DecoderModel) and generates) or isinstance(model, ImageGPT):
         raise ValueError(f"{inspector.loaded.name} does not go on with a text: choose a decoder, as tiny")
     if model.config.n_layers > MAX_MAP_LAYERS:
         raise ValueError(f"{inspector.loaded.name} has {model.config.n_layers} layers: at most {MAX_MAP_LAYERS} fit")
