@@ -156,3 +156,38 @@ def test_several_answers_and_log_probabilities(client):
     assert len(found.choices) == 3 and all(choice.message.content.startswith("{") for choice in found.choices)
     for choice in found.choices:
         assert b"".join(bytes(token.bytes) for token in choice.logprobs.content).decode() == choice.message.content
+
+
+WRONG = [5, 1.5, True, False, [], [1], {}, {"a": 1}, "", [["a"]]]
+RIGHT: dict[str, list[Any]] = {  # what of these a field may be
+    "guided_json": [{}, {"a": 1}],
+    "json_schema": [{}, {"a": 1}],
+    "grammar": [""],
+    "structured_outputs": [{}, {"a": 1}],
+}
+NAMES = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice",
+    "json_schema", "grammar", "regex", "ebnf",
+)  # fmt: skip
+THROUGH = {
+    **ASK,
+    "/v1/responses": {"model": "small", "input": "Who?", "max_output_tokens": 20},
+    "/v1/messages": {"model": "small", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 20},
+}
+
+
+@pytest.mark.parametrize("field", NAMES)
+@pytest.mark.parametrize("path", THROUGH)
+def test_a_field_of_another_type_is_refused_by_name(server, path, field):
+    for value in WRONG:
+        if any(type(value) is type(right) and value == right for right in RIGHT.get(field, ())):
+            continue
+        response = server.post(path, {**THROUGH[path], field: value})
+        assert response.status_code == 400, (field, value, response.text)
+        assert field in response.json()["error"]["message"], (field, value)
+
+
+@pytest.mark.parametrize("fields", [{"guided_choice": ["x"] * 5000}, {"structured_outputs": {"choice": ["x"] * 5000}}])
+def test_a_choice_of_very_many_texts_is_refused_with_the_limit(server, fields):
+    response = server.post(COMPLETIONS, {**ASK[COMPLETIONS], **fields})
+    assert response.status_code == 400 and "4,096" in response.json()["error"]["message"]

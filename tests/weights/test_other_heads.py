@@ -104,7 +104,7 @@ def test_a_classifier_gives_the_labels_of_the_reference(tmp_path):
     assert len(loaded.classify(["good", "a bad film, so bad"])) == 2
     with pytest.raises(ValueError, match="generate"):
         loaded.generate(text)
-    with pytest.raises(ValueError, match="generate"):
+    with pytest.raises(ValueError, match="continue a text"):
         loaded.evaluate("perplexity", [folder / "config.json"])
 
 

@@ -59,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as problem:
         print_line(f"heedful: {problem}")
         return 2
+    except RecursionError:
+        print_line("heedful: the input is nested too deeply to be read")
+        return 2
     except KeyboardInterrupt:
         print_line("")
         return 130

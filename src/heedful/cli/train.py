@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.restart:
         raise ValueError("--restart starts a run anew: say which with --resume RUN")
-    if not options.what:
+    if not options.what or "" in options.what:
         raise ValueError("what to train on? Give a text file, a folder or a recipe (`heedful train --list`)")
     *model, what = options.what
     if len(model) + (options.init_from is not None) > 1:

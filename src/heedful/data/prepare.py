@@ -32,6 +32,7 @@ from heedful.data.corpus import Corpus, json_digest
 from heedful.data.loader import Permutation
 from heedful.data.sources import AFTER_LINE, BEFORE_SPACE, TextSource
 from heedful.paths import data_cache_folder
+from heedful.text.parse import parse_json
 from heedful.text.tokenizer import Tokenizer
 
 FORMAT = 1  # version of the file format; files of another version are rebuilt
@@ -103,7 +104,7 @@ def _lock(folder: Path) -> Iterator[None]:
 def _load_cached(place: Path, made_of: dict[str, Any]) -> tuple[Corpus, Corpus | None] | None:
     """The cached corpora; None if there are none, or they are damaged or of other inputs."""
     try:
-        meta = json.loads((place / "meta.json").read_text(encoding="utf-8"))
+        meta = parse_json((place / "meta.json").read_text(encoding="utf-8"))
         if meta["made_of"] != made_of or "train" not in meta["parts"]:
             return None
         parts = {name: _load_part(place, name, meta) for name in meta["parts"]}

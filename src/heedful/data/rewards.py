@@ -8,11 +8,12 @@ json_schema   the answer is a JSON schema that allows it, with properties in its
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+
+from heedful.text.parse import parse_json
 
 
 def is_exactly(completion: str, answer: str) -> float:
@@ -71,7 +72,7 @@ def _schema(text: str) -> tuple[Any, str]:
     from llguidance import LLMatcher, LLTokenizer
 
     try:
-        grammar: str = LLMatcher.grammar_from_json_schema(json.loads(text))
+        grammar: str = LLMatcher.grammar_from_json_schema(parse_json(text))
     except ValueError as problem:
         raise ValueError(f"the schema {text[:80]!r} is not JSON: {problem}") from None
     tokenizer = LLTokenizer("byte")

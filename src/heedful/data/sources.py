@@ -29,6 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+from heedful.text.parse import parse_json
+
 PIECE = 2**16  # characters after which a document is cut into pieces
 LONGEST = 2**20  # characters after which it is cut even without a space
 CHUNK = 2**20  # bytes read at a time
@@ -211,7 +213,7 @@ class TextSource:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}: line {number} is no JSON: {error}") from None
             text = self._chosen(row)

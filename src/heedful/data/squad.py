@@ -10,7 +10,6 @@ window, both targets are [CLS], as for a question without an answer (SQuAD 2).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from heedful.data.ragged import RaggedArray, content_digest, lengths_if_padded, 
 from heedful.data.special_tokens import SpecialTokenTemplate
 from heedful.models.base import Batch
 from heedful.text import Tokenizer
+from heedful.text.parse import parse_json
 
 LONGEST_QUESTION = 64  # tokens, as in BERT's code; longer ones are truncated
 
@@ -176,7 +176,7 @@ def read_squad(path: Path) -> tuple[list[str], list[Question], list[str]]:
     """Passages, questions and notes. An answer without a position is located at its first occurrence."""
     with tables.open_text(path) as file:
         try:
-            found = json.load(file)
+            found = parse_json(file.read())
         except (ValueError, RecursionError) as problem:
             raise ValueError(f"{path} is not JSON: {problem}") from None
     passages: list[str] = []

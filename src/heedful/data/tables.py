@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from heedful.text.parse import parse_json
+
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 # Usual column names; a first row with one of them is a header.
 TEXT = ("text", "sentence", "tweet", "comment", "comment_text", "review", "message", "document", "content")
@@ -112,7 +114,7 @@ def _objects(path: Path) -> Iterator[TableRow]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = parse_json(line)
         except json.JSONDecodeError as problem:
             raise ValueError(f"{path}, line {number}: not JSON ({problem.msg})") from None
         if not isinstance(found, dict):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.observe.template import Sentence, parse_template
+from heedful.text.parse import parse_toml
 
 PLACE = re.compile(r"\{(\w+)\}")
 BLANK = re.compile(r"(?<!\w)_+(?!\w)")
@@ -208,7 +209,7 @@ def read_tests(path: Path) -> list[BiasTest]:
     """The tests of a TOML file."""
     _check_file(path)
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = parse_toml(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ValueError(f"{path} is no TOML: {problem}") from None
     tests = found.get("test")

@@ -25,6 +25,7 @@ from heedful import __version__
 from heedful.evaluate.bootstrap import Metric, PairedTest, interval, paired_test, value_of
 from heedful.evaluate.task import Item, LoadedModel, Record, Task
 from heedful.evaluate.tasks import create_task
+from heedful.text.parse import parse_json
 from heedful.text.tokenizer import Tokenizer
 
 EVALUATIONS = "evaluations"  # the folder in a run, or in the current one
@@ -215,7 +216,7 @@ def saved_scores(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted(folder.glob("*/scores.json"), key=lambda p: p.stat().st_mtime):
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = parse_json(path.read_text(encoding="utf-8"))
             if isinstance(result, dict) and isinstance(result.get("scores"), list):
                 found.append(result)
         except (OSError, ValueError):
@@ -271,7 +272,7 @@ class ItemsFile:
     def append(self, records: Sequence[Record]) -> None:
         """Add records; they are on the disk when this returns."""
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
-        self.records += [json.loads(line) for line in lines]  # as they will be read
+        self.records += [parse_json(line) for line in lines]  # as they will be read
         if self.file is not None:
             self.file.write("".join(line + "\n" for line in lines).encode("utf-8", "surrogatepass"))
             self.file.flush()
@@ -287,7 +288,7 @@ class ItemsFile:
 def _parse(line: bytes, item: Item) -> Record | None:
     """The record in a line; None if it is torn or not that item's."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     whole = line.endswith(b"\n") and isinstance(record, dict) and {"id", "prediction", "score"} <= record.keys()

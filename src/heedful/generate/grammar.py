@@ -8,7 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from heedful.text.parse import parse_json
+
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+MAX_CHOICES = 4096  # more take long to compile
 
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
@@ -28,7 +32,7 @@ class Grammar:
             schema = schema.model_json_schema()
         if isinstance(schema, str):
             try:
-                schema = json.loads(schema)
+                schema = parse_json(schema)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"the schema is not JSON: {error}") from None
         schema = {} if schema is True else schema
@@ -62,13 +66,17 @@ class Grammar:
     @classmethod
     def cfg(cls, text: str) -> Grammar:
         """A context-free grammar in either notation: GBNF has rules with ::=, Lark with a colon."""
-        return cls.gbnf(text) if GBNF_RULE.search(text) else cls.lark(text)
+        return cls.gbnf(text) if GBNF_RULE.search(_text("a grammar", text)) else cls.lark(text)
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Grammar:
         """One of several texts."""
-        if not texts or isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-            raise ValueError(f"a choice is one of several texts, none of them empty, not {texts!r}")
+        if not isinstance(texts, list | tuple) or not texts:
+            raise ValueError(f"a choice is one of several texts, as a list, not {texts!r:.100}")
+        if len(texts) > MAX_CHOICES:
+            raise ValueError(f"a choice has at most {MAX_CHOICES:,} texts, and these are {len(texts):,}")
+        if not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f"a choice is one of several texts, none of them empty, not {texts!r:.100}")
         return cls.lark("start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts))
 
 

@@ -7,7 +7,6 @@ over HTTP; only where the server would say "try again later" is it tried again h
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from heedful.serve.errors import ApiError
 from heedful.serve.metrics import Metrics
 from heedful.serve.model_manager import ModelManager
 from heedful.serve.options import Options
+from heedful.text.parse import parse_json
 
 RETRY = 0.5  # seconds until a request is tried again that there is no memory for
 UNLIMITED = 2**31  # requests in the engine's queue: the number in flight is the limit here
@@ -52,7 +52,7 @@ class BatchClient:
         while True:
             status, request_id, body = await self._post(request.url, request.body)
             if status != 429:
-                return BatchAnswer(request, status, request_id, json.loads(body))
+                return BatchAnswer(request, status, request_id, parse_json(body))
             await asyncio.sleep(RETRY)  # another model is in use, and there is no memory for both
 
     async def _post(self, path: str, body: bytes) -> tuple[int, str, bytes]:

@@ -22,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from heedful.serve.errors import abbreviate
+from heedful.text.parse import parse_json
 
 try:
     import fcntl
@@ -115,7 +116,7 @@ def parse_request(number: int, line: bytes) -> BatchRequest:
 
 def _parse(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line.decode("utf-8-sig"))
+        found = parse_json(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not valid JSON: {error}") from None
     if not isinstance(found, dict):
@@ -244,7 +245,7 @@ class AnswerFile:
 
     def _read_answer(self, line: bytes) -> None:
         try:
-            found = json.loads(line)
+            found = parse_json(line)
             hashes, status = _hashes(found["id"]), found["response"]["status_code"]
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError("it is no answer of a batch") from None

@@ -34,6 +34,13 @@ def _maker(make: Callable[[Any], Grammar], *, no_effect: Any = None) -> MakeGram
     return lambda value: None if value == no_effect else _make(make, value)
 
 
+def _schema(value: Any) -> Grammar:
+    """The grammar of a field that is a JSON schema: an object, or its text."""
+    if not isinstance(value, dict | str):
+        raise ValueError("it must be a JSON schema: an object, or its text")
+    return Grammar.json_schema(value)
+
+
 def _member(value: dict[str, Any], *names: str) -> tuple[str, Any]:
     """The first of these members that is there, and its value; the servers have their own names for it."""
     for name in names:
@@ -69,7 +76,7 @@ def _response_format(value: Any) -> Grammar | None:
 
 
 _STRUCTURED: dict[str, Callable[[Any], Grammar]] = {
-    "json": Grammar.json_schema,
+    "json": _schema,
     "regex": Grammar.regex,
     "choice": Grammar.choice,
     "grammar": Grammar.cfg,
@@ -96,11 +103,11 @@ def _structured_outputs(value: Any) -> Grammar | None:
 FIELDS: dict[str, MakeGrammar] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
-    "guided_json": _maker(Grammar.json_schema),
+    "guided_json": _maker(_schema),
     "guided_regex": _maker(Grammar.regex),
     "guided_grammar": _maker(Grammar.cfg),
     "guided_choice": _maker(Grammar.choice),
-    "json_schema": _maker(Grammar.json_schema, no_effect={}),
+    "json_schema": _maker(_schema, no_effect={}),
     "grammar": _maker(Grammar.cfg, no_effect=""),
     "regex": _maker(Grammar.regex),
     "ebnf": _maker(Grammar.cfg),

@@ -6,7 +6,6 @@ Anthropic's own tools are refused.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from fastapi import APIRouter
@@ -25,6 +24,7 @@ from heedful.serve.messages_schema import (
     TokenCount,
 )
 from heedful.serve.response_schema import json_or_event_stream
+from heedful.text.parse import parse_json
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": AnthropicError, "description": about} for status, about in DESCRIPTIONS.items()
@@ -125,7 +125,7 @@ def content_block(block: AnswerBlock) -> dict[str, Any]:
     if block.call_id is None:
         return {"type": "text", "text": block.text, "citations": None}
     try:
-        given = json.loads(block.text)
+        given = parse_json(block.text)
     except ValueError:
         given = {}
     return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": given}

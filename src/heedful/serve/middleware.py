@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import json
 import logging
 import re
 import time
@@ -31,6 +30,7 @@ from heedful.serve.errors import (
 )
 from heedful.serve.metrics import Metrics
 from heedful.serve.options import Options
+from heedful.text.parse import parse_json
 
 log = logging.getLogger("heedful.serve")
 access = logging.getLogger("heedful.serve.access")
@@ -275,7 +275,7 @@ def check_json(body: bytes) -> None:
         raise ApiError(400, "the body is not valid JSON: it has a NUL byte (is it UTF-16?)")
     if b"NaN" in body or b"Infinity" in body:  # perhaps within a string
         try:
-            json.loads(body, parse_constant=_reject_constant)
+            parse_json(body, parse_constant=_reject_constant)
         except (ValueError, RecursionError):
             pass  # the route's parser reports it
 

@@ -17,7 +17,6 @@ activations to stay in the caches.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model,
 from heedful.models.cbow import CBOW
 from heedful.models.encoder import EncoderModel
 from heedful.text.limits import characters_for, check_characters
+from heedful.text.parse import parse_json
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
 from heedful.text.warn import warn
@@ -120,7 +120,7 @@ def _read_json(folder: Path, name: str, kind: type) -> Any:
     with path.open("rb") as file:
         raw = file.read(LARGEST_CONFIG + 1)
     try:
-        found = json.loads(raw[:LARGEST_CONFIG].decode("utf-8-sig"))
+        found = parse_json(raw[:LARGEST_CONFIG].decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(found, kind):

@@ -21,6 +21,7 @@ import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from heedful.text import backends, sentencepiece, special_tokens
+from heedful.text.parse import parse_json
 from heedful.text.tokenizer import ROLES, Tokenizer
 
 MAX_BYTES = 1 << 28  # the largest published tokenizer.json has about 33 MB
@@ -60,7 +61,7 @@ class Folder:
     def json(self, name: str) -> Any:
         """A file's contents as JSON."""
         try:
-            return json.loads(self.text(name))
+            return parse_json(self.text(name))
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{name} in {self.path} is not JSON: {error}") from None
 

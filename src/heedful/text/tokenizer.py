@@ -30,6 +30,7 @@ from heedful.text.chat import Messages, Rendered, render_chat
 from heedful.text.sentencepiece import FOREIGN, SPACE
 
 # The roles of special tokens, and the names by which they are recognised where no file gives them.
+MAX_VOCABULARY = 2**24  # tokens, as of a model
 ROLES: dict[str, tuple[str, ...]] = {
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
@@ -83,6 +84,9 @@ class Tokenizer:
 
     def _prepare(self) -> None:
         """Derive everything that is not saved from the backend."""
+        vocab = self.backend.get_vocab()
+        if (largest := max(vocab.values(), default=-1)) >= MAX_VOCABULARY:  # its JSON has all ids up to the largest
+            raise ValueError(f"a token has the id {largest:,}, and a vocabulary has at most {MAX_VOCABULARY:,} tokens")
         spec: dict[str, Any] = json.loads(self.backend.to_str())
         self._plain = special_tokens.without_special_tokens(self.backend, spec)
         self.reads_special = False  # see `reading_special`
@@ -90,8 +94,7 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder()
         self.special_tokens = {t.content: index for index, t in sorted(added.items()) if t.special}
         self._special_ids = frozenset(self.special_tokens.values())
-        vocab = self.backend.get_vocab()
-        self._size: int = 1 + max(vocab.values(), default=-1)
+        self._size: int = 1 + largest
         self.longest_piece: int = max(map(len, vocab), default=1)  # characters; of byte-level pieces, bytes
         if self._unknown_from is not None:
             self._size = min(self._size, self._unknown_from)

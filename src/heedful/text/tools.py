@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from heedful.text.parse import parse_json
+
 
 @dataclass(frozen=True)
 class ToolFormat:
@@ -156,7 +158,7 @@ def arguments_object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments)
+        found = parse_json(arguments)
     except (ValueError, RecursionError):
         return arguments
     level, depth = [found], 0

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from heedful.models.base import Model
+from heedful.text.parse import parse_json
 from heedful.text.tokenizer import Tokenizer
 from heedful.train.distributed import shard_like
 from heedful.weights.folder import load_folder
@@ -180,7 +181,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _open(path: Path) -> Checkpoint:
-    numbers = json.loads((path / "training.json").read_text(encoding="utf-8"))
+    numbers = parse_json((path / "training.json").read_text(encoding="utf-8"))
     facts = read_manifest(path)
     return Checkpoint(path, facts["step"], numbers, facts["best"])
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from heedful.models.config import check_names, did_you_mean
+from heedful.text.parse import parse_toml
 from heedful.train.settings import Settings, choice_field, number_field
 
 
@@ -337,7 +338,7 @@ def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 def read_recipe(path: Path) -> dict[str, Any]:
     """A recipe file as plain data."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise ValueError(f"{path} is not TOML: {problem}") from None
 
@@ -356,7 +357,7 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
         if not equals or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)*", name.strip()):
             raise ValueError(f"--set {assignment}: write it as table.key=value, for example train.steps=200")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            value = parse_toml(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
         *tables, key = name.strip().split(".")

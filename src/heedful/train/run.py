@@ -16,7 +16,6 @@ import json
 import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +23,7 @@ from typing import IO, Any
 from torch import Tensor
 
 from heedful.models.base import Model
+from heedful.text.parse import parse_json, parse_toml
 from heedful.text.tokenizer import Tokenizer
 from heedful.train import checkpoint
 from heedful.train.checkpoint import Checkpoint
@@ -73,7 +73,7 @@ class Run:
             failed.lock()
             failed.set_aside(set(found))
             failed.unlock()
-        recipe = tomllib.loads(recipe_text)
+        recipe = parse_toml(recipe_text)
         folder.mkdir(parents=True, exist_ok=True)
         try:
             (folder / CHECKPOINTS).mkdir()
@@ -91,8 +91,8 @@ class Run:
             what = "there is no such folder" if not folder.is_dir() else f"it has no {RECIPE}"
             raise ValueError(f"{folder} is no run: {what}{_runs_near(folder)}")
         try:
-            recipe = tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
-            facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+            recipe = parse_toml((folder / RECIPE).read_text(encoding="utf-8"))
+            facts = parse_json((folder / FACTS).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} cannot be resumed: {RECIPE} or {FACTS} is damaged ({error})") from None
         return cls(folder, recipe, facts)
@@ -139,7 +139,7 @@ class Run:
 
     def rewrite_recipe(self, recipe_text: str) -> None:
         """Record the settings of a resumed run."""
-        self.recipe = tomllib.loads(recipe_text)
+        self.recipe = parse_toml(recipe_text)
         write_atomic(self.folder / RECIPE, recipe_text)
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def _value(value: Any) -> str:
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
     """Data as TOML reads it back: tuples as lists, without None."""
-    return tomllib.loads(to_toml(data))
+    return parse_toml(to_toml(data))
 
 
 def _flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from heedful.text.parse import parse_json
 from heedful.train import loss_plot
 from heedful.train.progress import ProgressDisplay, format_clock, format_count
 from heedful.train.run import SUMMARY, write_atomic
@@ -361,7 +362,7 @@ def truncate_log(folder: Path, begin: int, history: History) -> None:
 def _read(line: str) -> dict[str, Any] | None:
     """A parsed log line; None if it is incomplete."""
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and type(entry.get("step")) is int and line.endswith("\n") else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,10 @@ def choice_field(default: str, *others: str) -> Any:
     return field(default=default, metadata={"choices": (default, *others)})
 
 
-def number_field(default: float, least: float, most: float = math.inf) -> Any:
+LARGEST = 1e12  # no setting is larger, but for a seed
+
+
+def number_field(default: float, least: float, most: float = LARGEST) -> Any:
     """A number within bounds."""
     return field(default=default, metadata={"bounds": (least, most)})
 
@@ -46,7 +48,7 @@ class Settings(Config):
             return super()._check(name, value)
         least, most = limits["bounds"]
         if not least <= value <= most:
-            above = f" and at most {most:g}" if most < math.inf else ""
+            above = f" and at most {most:g}" if most < LARGEST or value > most else ""
             raise ValueError(f"{name} is {value}: it must be at least {least:g}{above}")
 
     def check_together(self) -> None:

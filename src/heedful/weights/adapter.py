@@ -16,6 +16,7 @@ write the files' and read both, so a ViT's adapter goes from peft to us but not 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +83,29 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """The name or folder of the model that an adapter was trained on."""
+    """The name or folder of the model that an adapter was trained on; ValueError if that leads back to the adapter."""
+    _check_bases(folder)
+    return _named_base(folder)
+
+
+def _named_base(folder: Path) -> str:
     base = read_adapter_config(folder).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise ValueError(f"the adapter in {folder} does not say which model it belongs to")
     return base
+
+
+def _check_bases(folder: Path) -> None:
+    """ValueError if the adapter in a folder is its own base, or is among the bases of its base."""
+    seen = [folder.resolve()]
+    while is_adapter(seen[-1]):
+        path = Path(os.path.expanduser(_named_base(seen[-1]))).resolve()
+        if path in seen:
+            raise ValueError(
+                f"the adapter in {folder} has itself as its base ({' -> '.join(p.name for p in [*seen, path])}): set "
+                f"base_model_name_or_path in {seen[-1] / CONFIG} to the model that it was trained on"
+            )
+        seen.append(path)
 
 
 def with_adapter(model: Model, folder: Path) -> Model:

@@ -7,7 +7,6 @@ checkpoints are never opened: opening one runs whatever its author put in.
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from heedful.models.base import Model
 from heedful.models.mapping import WeightMap, identity
 from heedful.models.registry import for_hub
+from heedful.text.parse import parse_json
 from heedful.weights.compressed import CompressedSource, is_supported
 from heedful.weights.load import TensorSource, load_tensors
 from heedful.weights.safetensors_file import SafetensorsFiles
@@ -212,7 +212,7 @@ def read_json(
     if len(raw) > largest:
         raise ValueError(f"{path} is larger than {largest} bytes: it cannot be a model's {name}")
     try:
-        found = json.loads(raw.decode("utf-8-sig"))
+        found = parse_json(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(found, dict):

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from heedful.text.parse import parse_json
+
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
 TRAINING = ("training.safetensors", "training.json")  # what only a trainer reads
@@ -42,7 +44,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         with (folder / MANIFEST).open("rb") as file:
             raw = file.read(LARGEST_MANIFEST)
-        found = json.loads(raw)
+        found = parse_json(raw)
         found.pop("hash")
         files = found["files"].items()
         good = raw == _with_hash(found) and all(_is_inside(n) and e.keys() == {"size", "blake2b"} for n, e in files)

@@ -16,7 +16,7 @@ from heedful.models.registry import sizes
 from heedful.weights import hub
 from heedful.weights.catalog import catalog, how_to_pull, pulled_models
 from heedful.weights.folder import HOW_TO_CONVERT, PICKLES
-from heedful.weights.manifest import best_checkpoint, is_run
+from heedful.weights.manifest import CHECKPOINTS, TRAINING, best_checkpoint, checkpoints, integrity_error, is_run
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
@@ -64,6 +64,13 @@ def is_local(name: str) -> bool:
 def run_checkpoint(run: Path) -> Path:
     """The best checkpoint of a run, the newest if none is marked; ValueError if it has none."""
     found = best_checkpoint(run)
+    damaged = checkpoints(run / CHECKPOINTS)
+    if found is None and damaged:
+        problems = [f"{path.name} ({integrity_error(path, skip=TRAINING)})" for path in damaged]
+        raise ValueError(
+            f"every checkpoint of {run} is damaged: {'; '.join(problems)}. Copy one back from a backup, or train again "
+            f"into another folder; `heedful train --resume {run} --restart` begins this run again"
+        )
     if found is None:
         raise ValueError(
             f"{run} is a run without a complete checkpoint: wait for its first, or `heedful train --resume {run}`"

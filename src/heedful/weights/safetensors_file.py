@@ -7,7 +7,6 @@ error at once. Then the file is mapped into memory.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -19,6 +18,8 @@ from typing import Any, BinaryIO, Self
 
 import torch
 from torch import Tensor
+
+from heedful.text.parse import parse_json
 
 LONGEST_HEADER = 16 * 2**20  # a hundred thousand tensors; a header from the wild has a few hundred
 LARGEST_DIMENSION = 2**48
@@ -161,7 +162,7 @@ def read_header(file: BinaryIO, name: str) -> dict[str, StoredTensor]:
     raw = bytearray(length)
     read_at(file, memoryview(raw), 8)
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once_each)
+        header = parse_json(raw.decode("utf-8"), object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name}: the header is not valid JSON ({str(error)[:200]})") from None
     if not isinstance(header, dict):

@@ -7,9 +7,7 @@ log: with an offset beyond its end the log is read from the beginning, and `rest
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +20,7 @@ from heedful.serve.errors import ApiError
 from heedful.serve.playground.training import TrainingState, training_state
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
 from heedful.serve.runs_folder import find_run, inner_file
+from heedful.text.parse import parse_json, parse_toml
 from heedful.train.run import LOCK, RECIPE, SUMMARY
 from heedful.train.runlog import BASELINES, LOG, SAMPLES
 from heedful.weights.manifest import CHECKPOINTS, checkpoints
@@ -133,7 +132,7 @@ def read_lines(path: Path, begin: int, most: int = MAX_LOG_BYTES) -> tuple[list[
 
 def _parse_line(raw: bytes) -> dict[str, Any] | None:
     try:
-        entry = json.loads(raw, parse_constant=lambda _: None)
+        entry = parse_json(raw, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
@@ -192,7 +191,7 @@ def _is_alive(lock: Path) -> bool:
 def _steps(folder: Path) -> int | None:
     """The steps of the whole run, from its recipe."""
     try:
-        steps = tomllib.loads(_text(folder, RECIPE)).get("train", {}).get("steps")
+        steps = parse_toml(_text(folder, RECIPE)).get("train", {}).get("steps")
     except (ValueError, AttributeError):
         return None
     return steps if type(steps) is int else None
@@ -225,7 +224,7 @@ def _text(folder: Path, name: str) -> str:
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        found = json.loads(_text(folder, name) or "{}", parse_constant=lambda _: None)
+        found = parse_json(_text(folder, name) or "{}", parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

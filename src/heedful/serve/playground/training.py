@@ -1,8 +1,8 @@
 """POST /api/train and /api/train/stop: a training on a text that the reader gives, by the recipe `minute`.
 
 It is `heedful train` in a process of its own, one at a time, for the page that has the server's token, on this machine
-(with --allow-training, on others too). All that it writes is in the runs folder: the run, the text in .texts, and a
-cache that is removed at its end. It stops when the server does, however that ends: its standard input is a pipe from
+(with --allow-training, on others too). All that it writes is in the runs folder: the run, and the text in .texts and a
+cache, which are removed at its end. It stops when the server does, however that ends: its standard input is a pipe from
 here.
 """
 
@@ -118,9 +118,9 @@ class TrainingProcess:
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "HEEDFUL_DATA_CACHE": str(cache), "NO_COLOR": "1"},
         )  # fmt: skip
-        self._watch = asyncio.create_task(self._wait(process, cache))
+        self._watch = asyncio.create_task(self._wait(process, cache, self._text_file(folder)))
 
-    async def _wait(self, process: asyncio.subprocess.Process, cache: Path) -> None:
+    async def _wait(self, process: asyncio.subprocess.Process, cache: Path, text: Path) -> None:
         """Wait for its end, and keep what it said if it failed."""
         assert process.stderr is not None
         said = b""
@@ -132,6 +132,7 @@ class TrainingProcess:
             self.error = (lines[-1] if lines else f"it ended with exit code {code}").removeprefix("heedful: ")
         self._process = self.name = None
         await asyncio.to_thread(shutil.rmtree, cache, ignore_errors=True)
+        await asyncio.to_thread(text.unlink, missing_ok=True)
 
     async def stop(self) -> None:
         """Stop it with a checkpoint after its step, at the latest in PATIENCE seconds; nothing where none runs."""
