@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from heedful.models.hub import write_decoder_head
-
 if TYPE_CHECKING:
     from heedful.models.hub import HubLayout
 
@@ -165,7 +163,7 @@ class DecoderConfig(LabelConfig):
 
     def to_hub(self) -> dict[str, Any]:
         """The config.json that the reference implementation reads; its `architectures` name the head."""
-        return write_decoder_head(self, super().to_hub())
+        return {} if self.hub is None else self.hub.write_head(self, super().to_hub())
 
 
 def _check_type(name: str, kind: str, value: object) -> None:

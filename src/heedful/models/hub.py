@@ -70,6 +70,10 @@ class HubLayout:
         theirs = {self.dropouts[ours]: rates["dropout"] if rate is None else rate for ours, rate in rates.items()}
         return {**self.fixed, **self.written, **named, **theirs}
 
+    def write_head(self, config: Any, hub: dict[str, Any]) -> dict[str, Any]:
+        """A decoder's config.json with its head and its labels."""
+        return write_decoder_head(config, hub)
+
     def weight_map(self, model: Any) -> WeightMap:
         """The map between the names of our tensors and of those in the hub's files."""
         raise NotImplementedError
