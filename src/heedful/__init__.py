@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 from heedful import openmp  # noqa: F401  sets how threads wait, before anything imports PyTorch
 
 if TYPE_CHECKING:
-    from heedful.loaded import Loaded, load
+    from heedful.loaded import Loaded, load, save
     from heedful.models.registry import create
     from heedful.text.tokenizer import Tokenizer
     from heedful.weights.pull import pull
-    from heedful.weights.save import save
 
 if sys.platform == "darwin":  # read when PyTorch is imported: operators that Apple's GPUs lack run on the CPU
     os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
@@ -36,7 +35,7 @@ _WHERE = {
     "load": "heedful.loaded",
     "create": "heedful.models.registry",
     "pull": "heedful.weights.pull",
-    "save": "heedful.weights.save",
+    "save": "heedful.loaded",
     "Tokenizer": "heedful.text.tokenizer",
 }
 

@@ -57,7 +57,8 @@ from heedful.weights.folder import has_tokenizer, load_folder
 from heedful.weights.gguf import load_gguf
 from heedful.weights.gguf_save import FileDtype, save_gguf
 from heedful.weights.resolve import is_local, model_name, reject_pickle, resolve_model, shipped_models
-from heedful.weights.save import MAX_SHARD, save
+from heedful.weights.save import MAX_SHARD
+from heedful.weights.save import save as save_model
 
 
 class Loaded(ModelWithTokenizer):
@@ -66,6 +67,7 @@ class Loaded(ModelWithTokenizer):
     def __init__(self, model: Model, tokenizer: Tokenizer | None, name: str) -> None:
         super().__init__(model, tokenizer, name)
         self.pooling = Pooling()  # how `embed` makes one vector of a text
+        self.folder: Path | None = None  # where its files are, if they are in a folder
 
     def __repr__(self) -> str:
         count = f"{self.model.n_parameters() / 1e6:.1f}M parameters"
@@ -81,8 +83,7 @@ class Loaded(ModelWithTokenizer):
     ) -> None:
         """Write a folder that `load` and transformers' from_pretrained read; `quantize` "int8" or "int4" makes it a
         quarter or a seventh of float32's size."""
-        also = self.pooling.files(self.model)
-        save(self.model, folder, self.tokenizer, max_shard=max_shard, overwrite=overwrite, quantize=quantize, also=also)
+        save(self, folder, max_shard=max_shard, overwrite=overwrite, quantize=quantize)
 
     def save_gguf(self, file: str | Path, *, dtype: FileDtype | None = None, **how: Any) -> None:
         """Write a GGUF file, which `load` and llama.cpp read; `how` are further arguments of `weights.gguf_save`."""
@@ -338,6 +339,30 @@ class Loaded(ModelWithTokenizer):
         return fill_by_models(parsed, models, words=words, n=n)
 
 
+def save(
+    model: Model | Loaded,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    max_shard: int = MAX_SHARD,
+    overwrite: bool = False,
+    quantize: Quantized | None = None,
+) -> None:
+    """Write a model with its tokenizer as a folder that `load` and transformers' from_pretrained read: config.json,
+    generation_config.json, the weights in safetensors files of at most `max_shard` bytes, the tokenizer, a card.
+
+    A model that `load` returned has its tokenizer; another one may be given instead. A folder that holds something is
+    kept unless `overwrite` says that all of it may go. `quantize` "int8" or "int4" makes the weights a quarter or a
+    seventh of float32's size.
+    """
+    how: dict[str, Any] = {"max_shard": max_shard, "overwrite": overwrite, "quantize": quantize}
+    if isinstance(model, Loaded):
+        how |= {"also": model.pooling.files(model.model), "name": model.name, "source": model.folder}
+        save_model(model.model, folder, tokenizer or model.tokenizer, **how)
+    else:
+        save_model(model, folder, tokenizer, **how)
+
+
 def load(
     name: str | Path,
     *,
@@ -384,13 +409,16 @@ def _load(name: str | Path, how: dict[str, Any]) -> Loaded:
             return Loaded(*load_gguf(files[0], **how), path.name)
         if is_adapter(path) and "prepare" in how:
             raise ValueError(f"{path} is an adapter: for tensor_parallel merge it into its model (heedful export)")
-        if is_adapter(path):
-            model = with_adapter(_load(base_of(path), how).model, path)
+        if is_adapter(path):  # peft writes an adapter without its model's tokenizer
+            loaded = _load(base_of(path), how)
+            loaded.model, loaded.name = with_adapter(loaded.model, path), model_name(name, path)
         else:
-            model = load_folder(path, **how)
-        tokenizer = Tokenizer.from_folder(path) if has_tokenizer(path) else None
-        loaded = Loaded(model, tokenizer, model_name(name, path))
-        loaded.pooling = Pooling.from_folder(path)
+            loaded = Loaded(load_folder(path, **how), None, model_name(name, path))
+        if has_tokenizer(path):
+            loaded.tokenizer = Tokenizer.from_folder(path)
+        if (path / "modules.json").exists():
+            loaded.pooling = Pooling.from_folder(path)
+        loaded.folder = path
         return loaded
     reject_pickle(path)
     if path.suffix == ".gguf":

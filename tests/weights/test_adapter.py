@@ -6,9 +6,10 @@ import json
 import pytest
 import torch
 
+import heedful
 from heedful.nn.lora import adapted
 from heedful.train.adapters import adapt, merge
-from heedful.weights.adapter import load_adapter
+from heedful.weights.adapter import load_adapter, with_adapter
 from heedful.weights.folder import load_folder
 from heedful.weights.save import save
 from heedful.weights.save_adapter import save_adapter
@@ -170,6 +171,67 @@ def test_a_fresh_adapter_comes_back_into_the_layers_it_was_of(tmp_path):
         load_adapter(other, tmp_path / "adapter")
 
 
+@pytest.mark.parametrize("name", ["llama3", "gpt2", "gpt-neox", "phi3", "t5"])
+def test_dora_is_merged(name, peft, tmp_path):
+    case = CASE[name]
+    reference, batch = case.reference(), case.batch()
+    ours = case.ours(reference)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=TARGETS[name], init_lora_weights=False, use_dora=True,
+        fan_in_fan_out=name == "gpt2",
+    )  # fmt: skip
+    torch.manual_seed(1)
+    theirs = peft.get_peft_model(reference, config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in theirs.named_parameters():
+            if "magnitude" in parameter_name:
+                parameter.mul_(1 + 0.3 * torch.rand_like(parameter))
+    theirs.save_pretrained(tmp_path / "adapter")
+    merged = with_adapter(ours, tmp_path / "adapter")
+    assert error(logits(case, merged, batch), reference_logits(case, theirs, batch)) < 1e-5
+
+
+TIED = [
+    ({"modules_to_save": ["lm_head"]}, False),
+    ({"modules_to_save": ["embed_tokens"]}, False),
+    ({"modules_to_save": ["embed_tokens", "lm_head"]}, False),
+    ({"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, True),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*(tie|tied).*")  # peft's, of what is tested here
+@pytest.mark.parametrize("settings, tied", TIED)
+def test_an_adapter_of_peft_alone_in_its_folder(settings, tied, peft, tmp_path):
+    """As save_pretrained writes it: without config.json and tokenizer, of a model whose head is its embedding."""
+    transformers = pytest.importorskip("transformers")
+    base = heedful.load("sums")
+    base.model.float()
+    base.save(tmp_path / "base")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    torch.manual_seed(1)
+    how = {"r": 4, "target_modules": ["q_proj"], "init_lora_weights": False, **settings}
+    theirs = peft.get_peft_model(reference, peft.LoraConfig(**how)).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if parameter.requires_grad and "lora" not in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "config.json").exists()
+    again = peft.PeftModel.from_pretrained(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
+    ).eval()
+    loaded = heedful.load(tmp_path / "adapter")
+    ids = torch.tensor([loaded.tokenizer.encode("12+34=")])
+    with torch.no_grad():
+        assert error(loaded.model(ids).logits, again(ids).logits) < 1e-5
+    assert loaded.model.config.tied == tied
+    begin = torch.tensor([loaded.encode_prompt("12+34=")[0]])
+    tokens = again.generate(input_ids=begin, max_new_tokens=8, do_sample=False)[0, begin.shape[1] :].tolist()
+    (result,) = loaded.complete("12+34=", max_tokens=8, temperature=0)
+    ours = result.choices[0].tokens
+    assert tokens[: len(ours)] == ours and (len(ours) == 8 or tokens[len(ours) :] == [2])
+
+
 def saved(tmp_path, **changes):
     model = tiny()
     adapt(model, settings(targets=["attention.output"]))
@@ -184,7 +246,7 @@ def saved(tmp_path, **changes):
     "changes, message",
     [
         ({"peft_type": "IA3"}, "only LORA is supported"),
-        ({"use_dora": True}, "use_dora"),
+        ({"use_dora": True}, "cannot be trained here"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"bias": "all"}, "bias"),
         ({"r": 10**9}, "expected"),

@@ -92,7 +92,7 @@ def test_special_tokens_survive(tmp_path):
     first.save(tmp_path / "b")
     second = heedful.load(tmp_path / "b")
     assert second.model.special == first.model.special
-    assert second.model.generation == generation
+    assert second.model.generation == generation | {"bos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 5}
     written = json.loads((tmp_path / "b" / "config.json").read_text())
     assert written["eos_token_id"] == [2, 7] and written["decoder_start_token_id"] == 5
 
@@ -135,7 +135,8 @@ def test_a_folder_with_something_in_it_is_kept(tmp_path):
         save(tiny_gpt(), tmp_path / "m")
     assert (tmp_path / "m" / "notes.txt").read_text() == "mine"
     save(tiny_gpt(), tmp_path / "m", overwrite=True)
-    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    files = ["README.md", "config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == files
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 

@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
     import heedful
     from heedful.cli.results import progress_bar
+    from heedful.weights.save import hub_equivalent, own_layout_reason
 
     quantize = options.dtype if options.dtype in QUANTIZED else None
     dtype = getattr(torch, options.dtype) if options.dtype and not quantize else None
@@ -71,4 +72,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         loaded.save(place, quantize=quantize, overwrite=options.overwrite)
     print(f"{loaded.name} written to {place}")
+    if options.folder and (reason := own_layout_reason(hub_equivalent(loaded.model, loaded.tokenizer), quantize)):
+        print(f"heedful alone reads this folder, transformers does not: {reason}")
     return 0

@@ -74,6 +74,15 @@ class HubLayout:
         """A decoder's config.json with its head and its labels."""
         return write_decoder_head(config, hub)
 
+    def preprocessor(self, config: Any) -> dict[str, Any]:
+        """The preprocessor_config.json of a model for images whose files have none; empty for other models."""
+        return {}
+
+    def equivalent(self, model: Any, pad_id: int | None) -> Any:
+        """A model with settings that this layout has, and with the same outputs; the model itself where it needs no
+        other, or where there is none."""
+        return model
+
     def weight_map(self, model: Any) -> WeightMap:
         """The map between the names of our tensors and of those in the hub's files."""
         raise NotImplementedError

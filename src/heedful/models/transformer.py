@@ -237,6 +237,26 @@ class MarianLayout(HubLayout):
             self.names[ours]: getattr(config, ours) or getattr(config, encoders) for ours, encoders in SAME.items()
         }
 
+    def equivalent(self, model: Transformer, pad_id: int | None) -> Transformer:
+        """The model with all sines before all cosines, as Marian has them: the same dimensions in another order, which
+        embeddings, norms and products follow. Its bias of the logits is 0."""
+        c = model.config
+        config = c.replace(positions="halves", head_bias=True, pad_id=pad_id if c.pad_id is None else c.pad_id)
+        if is_marian(c) or c.d_model % 2 or not is_marian(config):
+            return model
+        order = torch.arange(c.d_model, device=model.device)
+        if c.positions == "interleaved":
+            order = order.view(-1, 2).t().flatten()
+        with torch.device("meta"):
+            new = Transformer(config)
+        old = dict(model.named_parameters())
+        new.to(next(model.parameters()).dtype).to_empty(device=model.device).train(model.training).tie()
+        with torch.no_grad():
+            for name, p in new.named_parameters():
+                p.copy_(_reordered(name, old[name], order) if name in old else torch.zeros_like(p))
+        new.special, new.generation = dict(model.special), dict(model.generation)
+        return new
+
     def weight_map(self, model: Transformer) -> WeightMap:
         """Marian's names; our own for a model that its layout has no place for."""
         c = model.config
@@ -254,6 +274,14 @@ class MarianLayout(HubLayout):
         ignored += [r"coder\.embed_tokens\.weight$"] if c.shared else []
         ignored += [r"^lm_head\.weight$"] if c.tied else []
         return WeightMap(rules, prefix="model.", ignored=ignored)
+
+
+def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+    """A parameter with its dimensions of the model's width in another order: the outputs of a sublayer, the inputs of
+    other matrices, and all of a norm."""
+    if name.endswith(("output.weight", "output.bias", "down.weight", "down.bias")) or "norm" in name:
+        return tensor[order]
+    return tensor[:, order] if tensor.ndim == 2 else tensor
 
 
 def _block_rules(stack: str) -> list[Rule]:

@@ -191,6 +191,21 @@ class ViTLayout(HeadLayout):
         sizes = {name: tuple(read[name]) for name in PAIRS if isinstance(read.get(name), list | tuple)}
         return read | {name: size[0] if len(set(size)) == 1 else size for name, size in sizes.items()}
 
+    def preprocessor(self, config: ViTConfig) -> dict[str, Any]:
+        """How files become images here: resized (bicubic), and scaled from 0..255 to -1..1."""
+        return {
+            "image_processor_type": "ViTImageProcessor",
+            "do_convert_rgb": config.n_channels == 3,
+            "do_resize": True,
+            "size": {"height": config.image_size, "width": config.image_size},
+            "resample": 3,
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": [0.5] * config.n_channels,
+            "image_std": [0.5] * config.n_channels,
+        }
+
     def weight_map(self, model: ViT) -> WeightMap:
         """The patch projection is a convolution there; positions and [CLS] have a batch dimension."""
         c = model.config

@@ -239,7 +239,7 @@ class _Saver:
         model, tokenizer = self.setup.model, self.setup.tokenizer
         base = str(self.setup.recipe.model["init_from"])
         write_adapter(folder, model, str(Path(base).resolve()) if Path(base).exists() else base)
-        write_config(folder, model)
+        write_config(folder, model, tokenizer)
         if tokenizer is not None:
             save_tokenizer(folder, tokenizer, model)
 

@@ -7,7 +7,10 @@ Where the hub has one matrix for several of ours (GPT-2's c_attn is our query, k
     loading   the same A for each, and B split as the weight is
 
 Loading gives each of ours the whole rank, unless the zeros show that the adapter was saved from here. Parameters that
-were trained in full beside the adapter (a new head) are kept under their own names, peft's `modules_to_save`.
+were trained in full beside the adapter (a new head) are kept under their own names, peft's `modules_to_save`. peft
+copies such a module, so that a head that was the embedding is one of its own afterwards.
+
+DoRA (Liu et al. 2024) is read, to be merged: m (W + scale · B A) / |W + scale · B A|, with one m for each output.
 
 peft goes by the names that the reference has in memory. From transformers 5 on ViT's are not those of its files: we
 write the files' and read both, so a ViT's adapter goes from peft to us but not back.
@@ -19,7 +22,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),  # others begin from a W that is not the model's
     **dict.fromkeys(
-        ["use_dora", "lora_bias", "use_qalora", "target_parameters", "trainable_token_indices", "layer_replication",
+        ["lora_bias", "use_qalora", "target_parameters", "trainable_token_indices", "layer_replication",
          "alora_invocation_tokens", "arrow_config", "use_bdlora", "kasa_config", "monteclora_config"],
         (),
     ),
@@ -64,6 +67,7 @@ class LowRankPair:
     a: Tensor
     b: Tensor
     scale: float
+    magnitude: Tensor | None = None  # (N,) DoRA's
 
     @property
     def rank(self) -> int:
@@ -115,23 +119,28 @@ def with_adapter(model: Model, folder: Path) -> Model:
         config = meta_model(read_config(folder), {name for entry in entries for name in entry.theirs}).config
         model = model if config == model.config else with_config(model, config)[0]
         model.special |= special_token_ids(read_config(folder))  # fine-tuning may teach another end
-    load_adapter(clone_parameters(model), folder)
+    model = clone_parameters(untie(model, folder))
+    load_adapter(model, folder, to_merge=True)
     return merge(model).eval()
 
 
-def load_adapter(model: Model, folder: str | Path, *, quantized: bool = False) -> list[str]:
+def load_adapter(model: Model, folder: str | Path, *, quantized: bool = False, to_merge: bool = False) -> list[str]:
     """Add the adapter in a folder to a model of the architecture it was trained on; returns the adapted layers' names.
 
     If the model has adapters on the same layers and of the same ranks, their values are replaced; else new ones are
-    added, over 4-bit weights if `quantized`. Afterwards the adapter is trainable and the rest is frozen.
+    added, over 4-bit weights if `quantized`. Afterwards the adapter is trainable and the rest is frozen. With
+    `to_merge`, a DoRA adapter scales the frozen weights too; such a model is only for `merge`.
     """
     folder = Path(folder)
     config = read_adapter_config(folder)
+    if config.get("use_dora") and not to_merge:
+        raise ValueError(f"the adapter in {folder} has use_dora: heedful.load merges it, and it cannot be trained here")
     names, have = HubNames(model), adapted(model)
-    with SafetensorsFiles([regular_file(folder, TENSORS)]) as source:
-        tensors = {n.removeprefix(PREFIX): source.get(n).clone() for n in source.names()}
+    tensors = read_adapter_tensors(folder)
     pairs = _read_pairs(names, tensors, config, have)
     whole = _read_whole(names, tensors)
+    if config.get("ensure_weight_tying"):  # a tied head is written twice
+        tensors = {name: tensor for name, tensor in tensors.items() if not names.weights.is_ignored(name)}
     if tensors:
         raise ValueError(f"the adapter in {folder} has what this model has not: {some_of(sorted(tensors))}")
     if have and {n: m.rank for n, m in have.items()} != {n: p.rank for n, p in pairs.items()}:
@@ -145,6 +154,8 @@ def load_adapter(model: Model, folder: str | Path, *, quantized: bool = False) -
             replace_module(model, name, new)
             layer = new
         layer.alpha = float(pair.alpha)
+        if pair.magnitude is not None:
+            pair = _scaled(layer, pair)
         for parameter, value in ((layer.lora_a, pair.a), (layer.lora_b, pair.b)):
             parameter.data.copy_(value)
             parameter.requires_grad_(True)
@@ -153,6 +164,40 @@ def load_adapter(model: Model, folder: str | Path, *, quantized: bool = False) -
         learned.data.copy_(tensor)
         learned.requires_grad_(True)
     return list(pairs)
+
+
+def untie(model: Model, folder: Path) -> Model:
+    """The model with a head of its own, if its head is the embedding and the adapter has one of them: peft trains a
+    copy. With `ensure_weight_tying` both stay one."""
+    settings = read_adapter_config(folder)
+    if not getattr(model.config, "tied", False) or settings.get("ensure_weight_tying"):
+        return model
+    changes = {"tied": False} | ({"scaled": model.config.scales_head} if hasattr(model.config, "scales_head") else {})
+    try:
+        config = model.config.replace(**changes)
+        with torch.device("meta"), SkipInit():
+            twin = type(model)(config)
+        entries = HubNames(twin).entries
+    except ValueError:
+        return model
+    modules = tuple(module_of(e.theirs[0]) + "." for e in entries if e.ours[0] in ("embed.weight", "head.weight"))
+    if not any(name.startswith(modules) for name in read_adapter_tensors(folder)):
+        return model
+    first = next(model.parameters())
+    fresh = with_config(model, config)[0].to(device=first.device, dtype=first.dtype)
+    with torch.no_grad():
+        fresh.get_parameter("head.weight").copy_(fresh.get_parameter("embed.weight"))
+    return fresh
+
+
+@torch.no_grad()
+def _scaled(layer: LoRALinear, pair: LowRankPair) -> LowRankPair:
+    """DoRA as LoRA: with m / |W + scale · B A| as a factor of each output, both of the frozen weight and of B."""
+    assert layer.weight is not None and pair.magnitude is not None
+    whole = layer.weight.to(pair.b.dtype) + pair.scale * (pair.b @ pair.a)  # (N, K)
+    factor = (pair.magnitude.to(whole.dtype) / whole.norm(dim=1))[:, None]
+    layer.weight.data = (layer.weight * factor).to(layer.weight.dtype)
+    return replace(pair, b=pair.b * factor)
 
 
 class HubNames:
@@ -250,6 +295,12 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def read_adapter_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an adapter, by the names that the hub has for a model's modules."""
+    with SafetensorsFiles([regular_file(folder, TENSORS)]) as source:
+        return {n.removeprefix(PREFIX): source.get(n).clone() for n in source.names()}
+
+
 def _read_pairs(
     names: HubNames, tensors: dict[str, Tensor], config: Mapping[str, Any], have: Mapping[str, LoRALinear]
 ) -> dict[str, LowRankPair]:
@@ -271,10 +322,20 @@ def _read_pairs(
             raise ValueError(f"{given}: A {list(a.shape)} and B {list(b.shape)}, expected {wanted}")
         scale = _setting(config, "alpha_pattern", "lora_alpha", given)
         scale /= math.sqrt(rank) if config.get("use_rslora") else rank
-        found |= _cut(names, entry, LowRankPair(a, b, scale), have)
+        magnitude = _pop_magnitude(tensors, given, outputs) if config.get("use_dora") else None
+        found |= _cut(names, entry, LowRankPair(a, b, scale, magnitude), have)
     if not found:
         raise ValueError(f"the adapter has nothing for this model, but {some_of(sorted(tensors))}")
     return found
+
+
+def _pop_magnitude(tensors: dict[str, Tensor], module: str, outputs: int) -> Tensor:
+    """DoRA's magnitudes of a module; removes them from `tensors`."""
+    name = f"{module}.lora_magnitude_vector"
+    magnitude = tensors.pop(name if name in tensors else f"{name}.weight", None)
+    if magnitude is None or magnitude.numel() != outputs:
+        raise ValueError(f"{module}: use_dora needs a lora_magnitude_vector of {outputs} numbers")
+    return magnitude.flatten()
 
 
 def _cut(names: HubNames, entry: Entry, pair: LowRankPair, have: Mapping[str, LoRALinear]) -> dict[str, LowRankPair]:
@@ -283,9 +344,13 @@ def _cut(names: HubNames, entry: Entry, pair: LowRankPair, have: Mapping[str, Lo
     b = pair.b.t() if is_transposed(entry) else pair.b
     shapes = [torch.Size([names.shapes[n][0], pair.rank]) for n in entry.ours]
     rows = dict(zip(ours, entry.op.load([b], shapes), strict=True))
-    if len(ours) == 1:
-        return {ours[0]: LowRankPair(pair.a, rows[ours[0]], pair.scale)}
-    shared = {name: LowRankPair(pair.a, rows[name], pair.scale) for name in ours}
+    shared = {name: replace(pair, b=rows[name]) for name in ours}
+    if pair.magnitude is not None:
+        column = pair.magnitude[:, None]  # (N, 1)
+        parts = entry.op.load([column.t() if is_transposed(entry) else column], [torch.Size([s[0], 1]) for s in shapes])
+        shared = {n: replace(shared[n], magnitude=part.flatten()) for n, part in zip(ours, parts, strict=True)}
+    if len(ours) == 1 or pair.magnitude is not None:
+        return shared
     used = {name: part.any(dim=0) for name, part in rows.items()}  # which of the ranks
     chosen = [n for n in ours if n in have] or [n for n in ours if used[n].any()]
     if not chosen or torch.stack([*used.values()]).sum(dim=0).max() > 1:

@@ -26,6 +26,7 @@ from heedful.models.encoder import has_segments
 from heedful.models.mapping import Entry, WeightMap, identity
 from heedful.nn.lora import refuse_adapted
 from heedful.text.tokenizer import Tokenizer
+from heedful.weights.card import model_card
 from heedful.weights.compressed import (
     INT4_BYTES,
     Quantized,
@@ -38,6 +39,7 @@ from heedful.weights.compressed import (
 from heedful.weights.folder import OWN
 from heedful.weights.integers import convert_integers
 from heedful.weights.load import is_sharded
+from heedful.weights.special_ids import generation_config, special_ids
 
 MAX_SHARD = 5 * 10**9
 
@@ -51,21 +53,28 @@ def save(
     overwrite: bool = False,
     quantize: Quantized | None = None,
     also: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    source: Path | None = None,
 ) -> None:
-    """Write config.json, the weights in files of at most `max_shard` bytes (a single tensor may be larger), and the
-    tokenizer if there is one; `also` are more JSON files, by their paths in the folder. A folder that holds something
-    is kept unless `overwrite` says that all of it may go. `quantize`: matrices in int8 or int4 (`compressed`)."""
+    """Write config.json, the weights in files of at most `max_shard` bytes (a single tensor may be larger), the
+    tokenizer if there is one, and a card; `also` are more JSON files, by their paths in the folder. A folder that holds
+    something is kept unless `overwrite` says that all of it may go. `quantize`: matrices in int8 or int4
+    (`compressed`). `name` and `source`, the folder that the model was loaded from, are for the card."""
     if any(hasattr(module, "n_weights") for module in model.modules()):
         raise ValueError("the weights are packed: save the model as it was loaded")
     if any(map(is_sharded, model.parameters())):
         raise ValueError("the weights are divided over processes: load the model in one, and save that")
     if quantize not in (None, "int8", "int4"):
         raise ValueError(f"weights are quantized to int8 or int4, not to {quantize}")
+    model = hub_equivalent(model, tokenizer)
     with new_folder(Path(folder), overwrite=overwrite) as aside:
-        write_folder(aside, model, tokenizer, max_shard, quantize=quantize)
-        for name, content in (also or {}).items():
-            (aside / name).parent.mkdir(exist_ok=True)
-            (aside / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        config = write_folder(aside, model, tokenizer, max_shard, quantize=quantize)
+        for file, content in (also or {}).items():
+            (aside / file).parent.mkdir(exist_ok=True)
+            _write_json(aside / file, content)
+        reason = own_layout_reason(model, quantize)
+        card = model_card(model, tokenizer, config, name=name or Path(folder).name, source=source, own_layout=reason)
+        (aside / "README.md").write_text(card, encoding="utf-8")
 
 
 @contextmanager
@@ -86,34 +95,58 @@ def new_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise
 
 
-def hub_config(model: Model) -> dict[str, Any]:
+def hub_config(model: Model, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """The contents of config.json: in the hub's layout if it has one for this model, else in ours."""
-    try:
-        hub = model.config.to_hub()
-    except ValueError:
-        hub = {}
-    if "model_type" not in hub:
-        return own_config(model)
+    if _no_hub_layout(model) is not None:
+        return own_config(model, tokenizer)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {**model.special, **hub, "dtype": dtype}
+    return {**special_ids(model, tokenizer), **model.config.to_hub(), "dtype": dtype}
 
 
-def own_config(model: Model) -> dict[str, Any]:
+def own_config(model: Model, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """The contents of config.json in our own layout, which has a model's own names and settings."""
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {**model.special, "model_type": OWN, "family": model.family, **model.config.to_dict(), "dtype": dtype}
+    ids = special_ids(model, tokenizer)
+    return {**ids, "model_type": OWN, "family": model.family, **model.config.to_dict(), "dtype": dtype}
 
 
-def config_and_weight_map(model: Model, quantize: Quantized | None = None) -> tuple[dict[str, Any], WeightMap]:
+def hub_equivalent(model: Model, tokenizer: Tokenizer | None = None) -> Model:
+    """A model with the same outputs that the hub has a layout for, if it has none for this one but for such another."""
+    if model.config.hub is None:
+        return model
+    pad = special_ids(model, tokenizer).get("pad_token_id")
+    other: Model = model.config.hub.equivalent(model, pad)
+    return other
+
+
+def own_layout_reason(model: Model, quantize: Quantized | None = None) -> str | None:
+    """Why a model is written in our own layout, which transformers does not read; None if it is in the hub's."""
+    reason = _no_hub_layout(model)
+    if reason is None and quantize == "int4":
+        entries = block_entries(model, model.weight_map().entries(dict(model.named_parameters())))
+        if not all(entry.op.by_rows for entry in entries):
+            return f"the hub's layout of a {model.family} has transposed matrices, which int4 has no groups for"
+    return reason
+
+
+def _no_hub_layout(model: Model) -> str | None:
+    if model.config.hub is None:
+        return f"transformers has no model like a {model.family}"
+    try:
+        model.config.to_hub()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def config_and_weight_map(
+    model: Model, quantize: Quantized | None = None, tokenizer: Tokenizer | None = None
+) -> tuple[dict[str, Any], WeightMap]:
     """config.json and the weight map that belongs to it: ours where the hub has no layout for the model, or has one
     with transposed matrices, whose inputs could not be in groups of int4."""
-    config, names = hub_config(model), dict(model.named_parameters())
-    if config["model_type"] == OWN:
-        return config, identity(names)
-    weights = model.weight_map()
-    if quantize == "int4" and not all(entry.op.by_rows for entry in block_entries(model, weights.entries(names))):
-        return own_config(model), identity(names)
-    return config, weights
+    if own_layout_reason(model, quantize) is not None:
+        return own_config(model, tokenizer), identity(dict(model.named_parameters()))
+    return hub_config(model, tokenizer), model.weight_map()
 
 
 def write_folder(
@@ -123,10 +156,10 @@ def write_folder(
     max_shard: int = MAX_SHARD,
     *,
     quantize: Quantized | None = None,
-) -> None:
-    """Write the model's files into an existing folder, not atomically."""
+) -> dict[str, Any]:
+    """Write the model's files into an existing folder, not atomically; returns what config.json has."""
     refuse_adapted(model, "saved whole")
-    config, weights = config_and_weight_map(model, quantize)
+    config, weights = config_and_weight_map(model, quantize, tokenizer)
     parameters = dict(model.named_parameters())
     entries = weights.entries(parameters)
     packed = int4_names(model, entries) if quantize == "int4" else set()
@@ -147,9 +180,10 @@ def write_folder(
         _write_json(folder / "model.safetensors.index.json", index)
     if quantize:
         config["quantization_config"] = quantization_config(packed, zero_points=zero_points)
-    write_config(folder, model, config)
+    write_config(folder, model, tokenizer, config)
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, model)
+    return config
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer, model: Model) -> None:
@@ -169,14 +203,17 @@ def write_safetensors(tensors: dict[str, Tensor], path: Path) -> None:
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
-def write_config(folder: Path, model: Model, config: dict[str, Any] | None = None) -> None:
-    """Write config.json (the hub's unless given) and, where the model has them, generation_config.json and
-    preprocessor_config.json."""
-    _write_json(folder / "config.json", config or hub_config(model))
-    if model.generation:
-        _write_json(folder / "generation_config.json", model.generation)
-    if model.preprocessor:
-        _write_json(folder / "preprocessor_config.json", model.preprocessor)
+def write_config(
+    folder: Path, model: Model, tokenizer: Tokenizer | None = None, config: dict[str, Any] | None = None
+) -> None:
+    """Write config.json (the hub's unless given) and, for a model that generates or reads images,
+    generation_config.json and preprocessor_config.json."""
+    _write_json(folder / "config.json", config or hub_config(model, tokenizer))
+    if generation := generation_config(model, tokenizer):
+        _write_json(folder / "generation_config.json", generation)
+    hub = model.config.hub
+    if preprocessor := model.preprocessor or (hub.preprocessor(model.config) if hub else {}):
+        _write_json(folder / "preprocessor_config.json", preprocessor)
 
 
 def _shards(

@@ -49,7 +49,7 @@ class Card:
 
 def cards() -> dict[str, str]:
     """The models that ship: name, and the description in the title of its card."""
-    return {path.parent.name: _about(_split(path)[1]) for path in sorted(FOLDER.glob("*/README.md"))}
+    return {path.parent.name: _about(split_card(path)[1]) for path in sorted(FOLDER.glob("*/README.md"))}
 
 
 @cache
@@ -57,14 +57,14 @@ def read_card(path: Path) -> Card:
     """The card in a model's folder."""
     import yaml  # type: ignore[import-untyped]  # which huggingface_hub depends on
 
-    front, text = _split(path / "README.md")
+    front, text = split_card(path / "README.md")
     metadata = yaml.safe_load(front) or {}
     rows = re.findall(r"^\| (\w[\w ]*?) \| (.+) \|$", text, flags=re.MULTILINE)
     return Card(_about(text), tuple(_scores(metadata)), dict(rows), metadata, text)
 
 
-def _split(path: Path) -> tuple[str, str]:
-    """The metadata, which may be empty, and the rest."""
+def split_card(path: Path) -> tuple[str, str]:
+    """The metadata of a card, which may be empty, and the rest."""
     text = path.read_text(encoding="utf-8")
     found = re.match(r"---\n(.*?)\n---\n", text, flags=re.DOTALL)
     return (found[1], text[found.end() :]) if found else ("", text)
