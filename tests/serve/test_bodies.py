@@ -251,6 +251,7 @@ def test_every_path_but_health_asks_for_the_key(locked, key):
     import httpx2
 
     paths = [*ASK, "/tokenize", "/detokenize", "/v1/engines/tiny/completions"]
+    paths.append("/v1/engines/tiny/completions/tokenize")
     headers = {} if key is None else {"authorization": f"Bearer {key}".encode()}
     with httpx2.Client(base_url=locked.url, headers=headers, trust_env=False) as anyone:
         for path in paths:

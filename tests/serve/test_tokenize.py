@@ -83,29 +83,48 @@ def test_several_models_need_a_name(several):
     assert several("GET", "/tokenizer_info?model=tiny")[1]["vocab_size"] == size
 
 
-def test_the_harness_understands_it(small, monkeypatch):
-    """lm-eval's own remote tokenizer, with our application in the place of the network."""
+class Session:
+    """lm-eval's network: our application in its place."""
+
+    client = None
+
+    def __init__(self):
+        self.headers = {}
+
+    def request(self, method, url, json=None, **_):
+        return Reply(*self.client(method, url.removeprefix("http://localhost:8000"), json=json))
+
+
+class Reply:
+    def __init__(self, status, found):
+        self.status_code, self.json = status, lambda: found
+
+    def raise_for_status(self):
+        assert self.status_code == 200
+
+
+def remote_tokenizer(client, path, monkeypatch):
     utils = pytest.importorskip("lm_eval.utils")
-    tokenizer, base = words(), "http://localhost:8000/v1/completions"
+    monkeypatch.setattr(utils.requests, "Session", type("Bound", (Session,), {"client": staticmethod(client)}))
+    assert utils.check_remote_tokenizer_support(f"http://localhost:8000{path}")
+    return utils.RemoteTokenizer(f"http://localhost:8000{path}")
 
-    class Reply:
-        def __init__(self, status, found):
-            self.status_code, self.json = status, lambda: found
 
-        def raise_for_status(self):
-            assert self.status_code == 200
-
-    class Session:
-        def __init__(self):
-            self.headers = {}
-
-        def request(self, method, url, json=None, **_):
-            return Reply(*small(method, url.removeprefix("http://localhost:8000"), json=json))
-
-    monkeypatch.setattr(utils.requests, "Session", Session)
-    assert utils.check_remote_tokenizer_support(base)
-    remote = utils.RemoteTokenizer(base)
+def test_the_harness_understands_it(small, monkeypatch):
+    """lm-eval's own remote tokenizer."""
+    tokenizer, remote = words(), remote_tokenizer(small, "/v1/completions", monkeypatch)
     assert remote.encode("the cat") == tokenizer.encode("the cat")
     assert remote.decode(remote.encode("the cat, été")) == "the cat, été"
     assert remote.eos_token_id == remote.eot_token == tokenizer.eos_id
     assert "hello" in remote.apply_chat_template([{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize("model, loads", [("tiny", "tiny"), ("org/poet", "shakespeare")])
+def test_the_harness_asks_for_one_of_several_models_by_its_address(model, loads, several, monkeypatch):
+    path = f"/v1/engines/{model}/completions"
+    remote, tokenizer = remote_tokenizer(several, path, monkeypatch), heedful.load(loads).tokenizer
+    assert remote.tokenizer_info["vocab_size"] == len(tokenizer)
+    assert remote.encode("To be") == tokenizer.encode("To be") and remote.decode(remote.encode("To be")) == "To be"
+    status, reply = several("POST", path, json={"model": model, "prompt": "To", "max_tokens": 1})
+    assert status == 200 and reply["model"] == model
+    assert several("GET", "/v1/engines/other/completions/tokenizer_info")[0] == 404

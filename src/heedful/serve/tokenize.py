@@ -2,6 +2,9 @@
 
 The paths are vLLM's; lm-evaluation-harness finds a server's tokenizer by them. A special token in a prompt is ordinary
 text, as everywhere; a prompt that is nothing but a special token is its id, which is how the harness asks for it.
+
+The harness asks below the address that it sends completions to, and names no model: where several are served, its
+address is that of one of them, /v1/engines/{engine}/completions.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from heedful.text.tokenizer import Tokenizer
 
 router = APIRouter()
 MAX_CHARACTERS = 1_000_000  # of a text: a few seconds
+OF_ENGINE = "/v1/engines/{engine:path}/completions"
 LONG = 4096  # characters or tokens: more are processed in a thread, beside the event loop
 
 
@@ -70,6 +74,7 @@ class TokenizerInfo(ResponseModel):
     chat_template: str | None
 
 
+@router.post(OF_ENGINE + "/tokenize", response_model=TokenizeResponse, include_in_schema=False)
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize_text(http: HttpRequest, body: TokenizeRequest) -> Response:
     """Tokenize a text."""
@@ -89,6 +94,7 @@ async def tokenize_text(http: HttpRequest, body: TokenizeRequest) -> Response:
         return await asyncio.to_thread(encode) if len(body.prompt) > LONG else encode()
 
 
+@router.post(OF_ENGINE + "/detokenize", response_model=DetokenizeResponse, include_in_schema=False)
 @router.post("/detokenize", response_model=DetokenizeResponse)
 async def detokenize_ids(http: HttpRequest, body: DetokenizeRequest) -> Response:
     """Decode token ids."""
@@ -102,6 +108,7 @@ async def detokenize_ids(http: HttpRequest, body: DetokenizeRequest) -> Response
     return await asyncio.to_thread(decode) if len(body.tokens) > LONG else decode()
 
 
+@router.get(OF_ENGINE + "/tokenizer_info", response_model=TokenizerInfo, include_in_schema=False)
 @router.get("/tokenizer_info", response_model=TokenizerInfo)
 async def tokenizer_info(
     http: HttpRequest, model: Annotated[str | None, Query(max_length=1000)] = None
@@ -114,7 +121,9 @@ async def tokenizer_info(
 
 
 async def require_tokenizer(http: HttpRequest, name: str | None) -> tuple[Loaded, Tokenizer]:
-    """A model and its tokenizer, ApiError if it has none. Both stay usable if the model is evicted meanwhile."""
+    """A model and its tokenizer, ApiError if it has none; a name in the path comes before that of the request. Both
+    stay usable if the model is evicted meanwhile."""
+    name = http.path_params.get("engine", name)
     with client_errors():
         loaded: Loaded = (await http.app.state.manager.worker(name)).loaded
     if loaded.tokenizer is None:
