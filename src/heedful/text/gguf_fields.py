@@ -232,13 +232,15 @@ def _ends(tokenizer: Tokenizer) -> dict[str, bool]:
 
 
 def _special_ids(special: Mapping[str, Any]) -> dict[str, int]:
-    """The ids of config.json by GGUF's keys; of several tokens that end a text the second ends a turn."""
+    """The ids of config.json by GGUF's keys; of several tokens that end a text the second ends a turn, the third a
+    message."""
     found: dict[str, int] = {}
     for role, key in ROLE_KEYS.items():
         value = special.get(f"{role}_token_id")
         ids = [index for index in (value if isinstance(value, list) else [value]) if index is not None and index >= 0]
         found |= {key: ids[0]} if ids else {}
-        found |= {"eot_token_id": ids[1]} if role == "eos" and len(ids) > 1 else {}
+        if role == "eos":
+            found |= dict(zip(("eot_token_id", "eom_token_id"), ids[1:3], strict=False))
     return found
 
 

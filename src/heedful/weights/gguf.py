@@ -163,11 +163,12 @@ def rope_divisors(d_rotary: int, theta: float, scaling: Mapping[str, Any]) -> to
 
 
 def _tokens(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The special token ids; a chat model may end its turns with another token than its texts."""
+    """The special token ids; a chat model may end its turns, and its messages, with other tokens than its texts."""
     names = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
     get = {ours: fields.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in names.items()}.get
     found = {f"{name}_token_id": get(name) for name in names.values() if get(name) is not None}
-    turn = fields.get("tokenizer.ggml.eot_token_id")
-    if turn is not None and "eos_token_id" in found and turn != found["eos_token_id"]:
-        found["eos_token_id"] = [found["eos_token_id"], turn]
+    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ids = list(dict.fromkeys(index for index in ends if index is not None))
+    if "eos_token_id" in found and len(ids) > 1:
+        found["eos_token_id"] = ids
     return found

@@ -35,6 +35,7 @@ from heedful.weights.gguf_layout import gguf_weight_map, hub_type
 from heedful.weights.gguf_metadata import gguf_metadata, rope_tensors
 from heedful.weights.integers import convert_integers
 from heedful.weights.load import is_sharded
+from heedful.weights.special_ids import special_ids
 
 FileDtype = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 Kind = gguf.GGMLQuantizationType
@@ -69,7 +70,7 @@ def save_gguf(
         raise ValueError(f"{path} exists already: choose another name or remove it")
     content = _Content(model, dtype or str(next(model.parameters()).dtype).removeprefix("torch."))
     fields = {"general.name": name or path.stem, **content.fields}
-    fields |= gguf_fields(tokenizer, model.special, model.config.vocab_size)
+    fields |= gguf_fields(tokenizer, special_ids(model, tokenizer), model.config.vocab_size)
     with new_file(path) as aside, progress(len(content.rows)) as advance:
         _write(aside, fields, content, advance)
 
