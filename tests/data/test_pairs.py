@@ -71,7 +71,7 @@ def test_tables_with_two_columns(tmp_path):
         ("a.csv", "de,en\nx,y\n", {"source": "de", "target": "eng"}, "no column 'eng'.*did you mean en"),
         ("a.de", "x\n", {}, "is no table: name the file"),
         ("a.de", "x\n", {"target": "a.en"}, "there is no file a.en"),
-        ("a.tsv", b"x\ty\n\xff\tz\n", {}, "not UTF-8"),
+        ("a.tsv", b"\xff\xfex\0\t\0y", {}, "line 0: truncated data: save it as UTF-8"),
     ],
 )
 def test_mistakes_say_where_they_are(tmp_path, name, content, options, message):

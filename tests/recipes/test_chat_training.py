@@ -108,8 +108,9 @@ def test_an_estimate_counts_the_passes(here):
 
 
 def test_what_is_missing_is_told(here, capsys):
-    assert main(["train", "chats.jsonl"]) == 2
-    assert "heedful train MODEL chats.jsonl" in capsys.readouterr().err
+    found = resolve_recipe("chats.jsonl")  # the chat model that ships is the default
+    assert found.recipe.model == {"init_from": "chat"} and found.recipe.adapter.kind == "lora"
+    assert "conversations: 4" in found.notes[0] and "heedful train MODEL chats.jsonl" in found.notes[1]
     assert main(["train", "base", "base", "chats.jsonl"]) == 2
     assert "heedful train MODEL DATA" in capsys.readouterr().err
     assert main(["train", "shakespeare", "chats.jsonl"]) == 2

@@ -190,4 +190,4 @@ def test_tables_are_merged_and_nothing_given_is_changed():
 
 def test_every_table_is_part_of_a_recipe():
     names = {f.name for f in dataclasses.fields(Recipe)}
-    assert names == {*TABLES, "about", "expected", "model"}
+    assert names == {*TABLES, "about", "expected", "measured_on", "model"}

@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     from heedful.recipes.resolve import resolve_recipe
     from heedful.train.recipe import parse_changes
 
-    found = resolve_recipe(options.what, parse_changes(options.set))
+    found = resolve_recipe(options.what, parse_changes(options.set), needs_data=False)
     for note in found.notes:
         print(note, file=sys.stderr)
     print(estimate_report(found.recipe))

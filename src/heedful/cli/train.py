@@ -6,7 +6,9 @@ import argparse
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from heedful.cli.arguments import RECIPE, add_set
 
@@ -17,9 +19,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="*",
         metavar="[MODEL] DATA",
-        help=f"{RECIPE}; before it, a model to fine-tune on that data, as with --init-from. Conversations (.jsonl with "
-        "messages, or with prompts and answers) fine-tune a chat model: docs/chat.md; with chosen and rejected answers "
-        "by DPO, and prompts that a rule rewards by GRPO: docs/preference.md",
+        help=f"{RECIPE}; before it, a model to fine-tune on that data, as with --init-from. What the data is, is "
+        "recognised: texts, texts with labels, pairs of texts, conversations (docs/chat.md), chosen and rejected "
+        "answers (docs/preference.md), images in a folder for each class",
+    )
+    parser.add_argument(
+        "--as", dest="kind", default="", choices=["text", "labels", "pairs", "chat", "images"],
+        help="what to read the data as, instead of what it is recognised as",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sample",
+        action="store_true",
+        help="train a recipe on a small sample that comes with heedful, instead of its own data: to see it work",
     )
     add_set(parser, "change one setting of the recipe, as train.steps=200; repeatable")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="the run's folder (default: runs/NAME-1 and so on)")
@@ -61,14 +72,16 @@ def run(options: argparse.Namespace) -> int:
         for name, path in shipped_recipes().items():
             recipe = read_recipe(path)
             print(f"{name:<24} {recipe.get('about', '')}")
-            print(f"{'':<24} {recipe.get('expected', '')}")
+            print(f"{'':<24} {describe_expected(recipe)}")
         return 0
     if options.stop_on_eof:
         stop_on_eof()
     changes = parse_changes(options.set)
     if options.resume is not None:
-        if options.what or options.init_from or options.out:
-            raise ValueError("--resume goes on with a run as it is: give it no data, recipe, --init-from or --out")
+        if options.what or options.init_from or options.out or options.kind or options.sample:
+            raise ValueError(
+                "--resume goes on with a run as it is: give it no data, recipe, --init-from, --out, --as or --sample"
+            )
         from heedful.recipes.launch import resume
 
         resume(options.resume, changes, restart=options.restart, quiet=options.quiet)
@@ -85,5 +98,20 @@ def run(options: argparse.Namespace) -> int:
     from heedful.recipes.launch import train
 
     init_from = model[0] if model else options.init_from
-    train(what, changes, init_from=init_from, folder=options.out, quiet=options.quiet)
+    train(
+        what,
+        changes,
+        init_from=init_from,
+        kind=options.kind,
+        sample=options.sample,
+        folder=options.out,
+        quiet=options.quiet,
+    )
     return 0
+
+
+def describe_expected(recipe: Mapping[str, Any]) -> str:
+    """The scores of a recipe that ships, and the data that they were measured on."""
+    source = recipe.get("data", {}).get("source", "")
+    expected = recipe.get("expected", "")
+    return f"measured on {source}: {expected}" if source and expected else str(expected)

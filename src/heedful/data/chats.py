@@ -170,7 +170,7 @@ def plain_pair(tokenizer: Tokenizer, prompt: str, answer: str) -> Tokens:
 
 def is_chat_file(path: Path) -> bool:
     """Whether a table has conversations or prompts with answers, by its first row."""
-    if tables.file_kind(path) not in ("jsonl", "ndjson", "csv", "tsv") or not path.is_file():
+    if tables.file_kind(path) not in tables.TABLES or not path.is_file():
         return False
     try:
         row = next(tables.read_rows(path, named=True), None)

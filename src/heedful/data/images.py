@@ -318,6 +318,12 @@ def is_image_data(path: Path) -> bool:
     return path.suffix == ".npz" or "-images-idx" in path.name
 
 
+def count_images(folder: Path) -> tuple[int, list[str]]:
+    """The number of images in a folder's classes, and the classes' names."""
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return len(_image_files(folder, "*/*")), names
+
+
 def common_size(folder: Path) -> int | None:
     """The side of a folder's images if all are squares of one size, read from their headers; else None."""
     sizes = {image_size(path) for path in _image_files(folder, "*/*")}

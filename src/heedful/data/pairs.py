@@ -145,8 +145,7 @@ def read_pairs(path: Path, source: str = "", target: str = "") -> list[tuple[str
     """(source, target) texts of two parallel files, or of two columns of one."""
     if target and _is_file(path, target):
         return _parallel(path, path.parent / target if not Path(target).is_file() else Path(target))
-    kind = tables.file_kind(path)
-    if kind not in ("csv", "tsv", "jsonl", "ndjson"):
+    if tables.file_kind(path) not in tables.TABLES and not tables.is_tabbed(path):
         missing = f"there is no file {target}, and " if target else ""
         raise ValueError(
             f"{missing}{path} is no table: name the file with the other language's lines (data.target), "
@@ -190,6 +189,9 @@ def _columns(path: Path, source: str, target: str) -> tuple[str, str] | tuple[in
     names = tables.column_names(path)
     if names is None and not (source or target):
         return 0, 1
+    usual = tables.find_pair(names or [])
+    if usual is not None and not (source or target):
+        return usual
     others = [name for name in names or [] if name not in (source, target)]
     if len(others) != (1 if source or target else 2):
         raise ValueError(

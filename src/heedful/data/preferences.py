@@ -100,7 +100,7 @@ def read_preferences(path: Path, tokenizer: Tokenizer, *, prompt: str = "") -> l
 
 def is_preference_file(path: Path) -> bool:
     """Whether a table has chosen and rejected answers, by its first row."""
-    if tables.file_kind(path) not in ("jsonl", "ndjson", "csv", "tsv") or not path.is_file():
+    if tables.file_kind(path) not in tables.TABLES or not path.is_file():
         return False
     try:
         row = next(tables.read_rows(path, named=True), None)

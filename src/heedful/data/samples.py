@@ -1,5 +1,7 @@
-"""Small data that heedful makes itself, so that every recipe runs without any data at hand.
+"""Small data that comes with heedful or is made by it, so that a training runs without any data at hand.
 
+    sample:shakespeare the 1,115,394 characters of Shakespeare's plays that nanoGPT and char-rnn learn from ("tiny
+                       shakespeare", collected by Andrej Karpathy), in the public domain; shakespeare.txt.xz
     sample:text        Python's own documentation, which comes with every Python: 0.5 MB of English, 80 documents
     sample:reviews     sentences about films, praised or not             sample:captions   German and English
     sample:entities    sentences with people, places, organisations      sample:questions  passages in SQuAD's form
@@ -8,7 +10,8 @@
     sample:preferences a polite and a bare answer to such a question
     sample:sums        sums of two numbers of two digits, and sample:sums-test others, a fifth as many
 
-All but the first are drawn from templates, with fixed seeds: enough to see a training work, not to learn a language.
+All but the first two are drawn from templates, with fixed seeds: enough to see a training work, not to learn a
+language.
 They are paths like any other: `--set data.source=sample:reviews`.
 """
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import os
 import random
 import tempfile
@@ -100,7 +104,7 @@ def sample_file(name: str) -> Path:
     """The file of "sample:NAME", written on first use to the cache folder."""
     kind = name.removeprefix(PREFIX)
     if kind not in SAMPLES:
-        raise ValueError(f"there is no {name}: heedful makes {', '.join(PREFIX + known for known in SAMPLES)}")
+        raise ValueError(f"there is no {name}: heedful has {', '.join(PREFIX + known for known in SAMPLES)}")
     make, suffix = SAMPLES[kind]
     path = _folder() / f"{kind}-{VERSION}.{suffix}"
     if not path.exists():
@@ -121,6 +125,10 @@ def _folder() -> Path:
 @cache
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="heedful-", ignore_cleanup_errors=True)
+
+
+def _shakespeare() -> str:
+    return lzma.decompress(Path(__file__).with_name("shakespeare.txt.xz").read_bytes()).decode()
 
 
 def _documentation() -> str:
@@ -274,6 +282,7 @@ def _preferences() -> str:
 
 
 SAMPLES: dict[str, tuple[Callable[[], str], str]] = {
+    "shakespeare": (_shakespeare, "txt"),
     "text": (_documentation, "txt"),
     "reviews": (_reviews, "tsv"),
     "captions": (_captions, "tsv"),

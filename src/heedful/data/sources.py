@@ -297,6 +297,11 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
+def find_encoding(head: bytes) -> str:
+    """The encoding of a file by its first four bytes."""
+    return _encoding(head)[0]
+
+
 def _encoding(head: bytes) -> tuple[str, int]:
     """The encoding by the byte order mark, and the length of the mark."""
     return next(((name, len(mark)) for mark, name in MARKS if head.startswith(mark)), ("utf-8", 0))

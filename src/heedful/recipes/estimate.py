@@ -138,7 +138,7 @@ class _StepTimer(RunLog):
         self.seconds.append(seconds)
         self.trainer.stopping = len(self.seconds) > 2 and now - self.began > PROBE_SECONDS
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, show: bool = True) -> None:
         """Ignored: steps on random tokens may diverge."""
 
 

@@ -46,15 +46,18 @@ def train(
     changes: Mapping[str, Any] | None = None,
     *,
     init_from: str | None = None,
+    kind: str = "",
+    sample: bool = False,
     folder: Path | None = None,
     quiet: bool = False,
 ) -> Loaded:
-    """Train by a recipe (name or file), or on a text file or folder; returns the best model of the run.
+    """Train by a recipe (name or file), or on a data file or folder; returns the best model of the run.
 
-    `changes` are settings of the recipe, {"train": {"steps": 200}}; `init_from` is a model to fine-tune; `folder` is
-    the run's folder, by default runs/NAME-1 and so on.
+    `changes` are settings of the recipe, {"train": {"steps": 200}}; `init_from` is a model to fine-tune; `kind` says
+    what data is read as ("labels" for example), `sample` replaces a recipe's data by a small sample; `folder` is the
+    run's folder, by default runs/NAME-1 and so on.
     """
-    found = resolve_recipe(what, changes, init_from=init_from)
+    found = resolve_recipe(what, changes, init_from=init_from, kind=kind, sample=sample)
     return _run(found.recipe, folder or found.name, quiet, notes=found.notes)
 
 
@@ -117,7 +120,8 @@ def _run(
                 if restart and (aside := run.set_aside()) is not None:
                     say(f"starting anew at step 1; what was there is in {aside}")
                 run.rewrite_recipe(to_toml(plain))
-        summary = _train(setup, run, folder, saved, processes, quiet)
+        told = [] if run is not None and saved is not None else [*notes, *setup.notes]
+        summary = _train(setup, run, folder, saved, processes, quiet, told)
         say("")
     if summary.reason == "stopped":
         say(f"stopped at step {summary.step}; `heedful train --resume {folder}` goes on")
@@ -136,9 +140,16 @@ def _removed_unless_begun(run: Run) -> Iterator[None]:
 
 
 def _train(
-    setup: TrainingSetup, run: Run | None, folder: Path, saved: Checkpoint | None, processes: Processes, quiet: bool
+    setup: TrainingSetup,
+    run: Run | None,
+    folder: Path,
+    saved: Checkpoint | None,
+    processes: Processes,
+    quiet: bool,
+    notes: Sequence[str],
 ) -> Summary:
-    """Train with a log, checkpoints and samples, from the checkpoint `saved` if there is one."""
+    """Train with a log, checkpoints and samples, from the checkpoint `saved` if there is one; the log begins with
+    `notes`, which were shown before."""
     recipe = setup.recipe
     log = RunLog(
         folder if processes.main else None,
@@ -152,6 +163,8 @@ def _train(
         unit="images" if recipe.data.kind == "images" else "tokens",
     )
     with log:
+        for note in notes:
+            log.note(note, show=False)
         if processes.main:
             processes.report = log.note  # the run's log says which process failed
         if saved is not None:
@@ -182,9 +195,30 @@ def _train(
                 "reason": summary.reason,
                 "folder": str(folder),
                 "validation_examples": 0 if setup.validation is None else len(setup.validation),
-            }
+            },
+            next_commands=next_commands(setup, folder),
         )
     return summary
+
+
+def next_commands(setup: TrainingSetup, folder: Path) -> list[str]:
+    """What to type to use the model of a run."""
+    abilities, kind = setup.model.abilities, setup.recipe.data.kind
+    if kind == "images":
+        return [f"heedful classify --model {folder} --image FILE", f"heedful serve {folder} --open"]
+    if kind in CONVERSATIONS and setup.tokenizer is not None and setup.tokenizer.chat_template is not None:
+        return [f"heedful chat --model {folder}", f"heedful serve {folder} --open"]
+    commands = {
+        "translate": 'heedful translate --model {} "..."',
+        "classify": 'heedful classify --model {} "..."',
+        "tag": 'heedful tag --model {} "..."',
+        "answer": 'heedful answer --model {} "QUESTION" "PASSAGE"',
+        "generate": 'heedful generate {} "..."',
+        "fill": 'heedful fill {} "... _ ..."',
+    }
+    usable = abilities if setup.tokenizer is not None else ()
+    command = next((text.format(folder) for ability, text in commands.items() if ability in usable), None)
+    return [*([command] if command else []), f"heedful serve {folder} --open"]
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:

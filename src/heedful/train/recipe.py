@@ -197,7 +197,8 @@ class Recipe:
     """A whole recipe: a table of settings for each part of a training."""
 
     about: str = ""
-    expected: str = ""
+    expected: str = ""  # the scores that were measured,
+    measured_on: str = ""  # and the digest of the data that they were measured on: data_digest of recipes/data_paths.py
     model: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     data: DataSettings = field(default_factory=DataSettings)
@@ -214,7 +215,7 @@ class Recipe:
         wrong: list[str] = []
         made: dict[str, Any] = {}
         _collect(wrong, lambda: check_names(given, [f.name for f in dataclasses.fields(cls)], "a recipe"))
-        for name in ("about", "expected"):
+        for name in ("about", "expected", "measured_on"):
             if not isinstance(given.get(name, ""), str):
                 wrong.append(f"{name} is not a text")
             else:

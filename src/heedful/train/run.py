@@ -41,8 +41,9 @@ LOGS = ("log.jsonl", "loss.png", "samples", SUMMARY)  # train/runlog.py writes t
 # Settings that may change when a run is resumed: they say how or where a step is computed, or what is shown, not what
 # is learned. More steps are allowed too.
 FREE_SETTINGS = re.compile(
-    r"about|expected|log\..*"
+    r"about|expected|measured_on|log\..*"
     r"|train\.(device|workers|compile|cuda_graph|accumulate|checkpoint_activations|sharded|keep|save_every)"
+    r"|train\.(patience|target)"  # when it ends: going on after it is a resume, as more steps are
 )
 FREE_FACTS = ("versions", "device", "threads", "processes", "began")
 
@@ -116,14 +117,14 @@ class Run:
 
     def check_same(self, recipe: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """ValueError with every difference from the settings and data the run was created with."""
-        was, now = dict(_flat(self.recipe)), dict(_flat(_plain(recipe)))
+        was, now = dict(flat(self.recipe)), dict(flat(_plain(recipe)))
         wrong = [
             _difference(key, was, now)
             for key in [*was, *(k for k in now if k not in was)]
             if was.get(key) != now.get(key) and not FREE_SETTINGS.fullmatch(key) and not _grows(key, was, now)
         ]
-        old = {k: v for k, v in _flat(self.facts) if k.split(".")[0] not in FREE_FACTS}
-        new = {k: v for k, v in _flat(_plain(facts)) if k.split(".")[0] not in FREE_FACTS}
+        old = {k: v for k, v in flat(self.facts) if k.split(".")[0] not in FREE_FACTS}
+        new = {k: v for k, v in flat(_plain(facts)) if k.split(".")[0] not in FREE_FACTS}
         wrong += [
             f"{_difference(key, old, new)} (not what it was trained on)"
             for key in [*old, *(k for k in new if k not in old)]
@@ -317,10 +318,11 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
     return parse_toml(to_toml(data))
 
 
-def _flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as dotted names with their values, without None."""
     for key, value in data.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{key}.")
+            yield from flat(value, f"{path}{key}.")
         elif value is not None:
             yield f"{path}{key}", value
 

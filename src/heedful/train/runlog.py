@@ -20,7 +20,7 @@ import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +36,7 @@ from heedful.train.trackers import Tracker, make_trackers
 LOG, PLOT, SAMPLES = "log.jsonl", "loss.png", "samples"
 BASELINES = "baselines.json"
 WRITE_EVERY, SHOW_EVERY, PLOT_EVERY = 1.0, 0.25, 60.0  # seconds at least
+ENDED = {"patience": "stopped early", "target": "the target was reached"}
 SHOWN_STEPS = 20  # at most, of which the loss and the speed on the terminal are means
 
 
@@ -186,13 +187,15 @@ class RunLog:
             tracker.text(step, "sample", text)
         self._say("\n".join(f"  │ {line}" for line in text.splitlines()))
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, show: bool = True) -> None:
         """Log and show a message; safe to call from a signal handler."""
         self._log({"kind": "note", "step": self.at, "text": text})
-        self._say(text)
+        if show:
+            self._say(text)
 
-    def finish(self, summary: Mapping[str, Any] | None = None) -> None:
-        """Write and show the summary (updated with what the caller gives), plot the losses, close."""
+    def finish(self, summary: Mapping[str, Any] | None = None, *, next_commands: Sequence[str] = ()) -> None:
+        """Write and show the summary (updated with what the caller gives) and what to type next, plot the losses,
+        close."""
         result = {**self.summary(), **(summary or {})}
         if self.folder is not None:
             write_atomic(
@@ -201,7 +204,7 @@ class RunLog:
             self.plot()
         self.close()
         if self._display is not None:
-            self._display.table(self._rows(result))
+            self._display.table(self._rows(result, next_commands))
 
     def flush(self) -> None:
         """Bring all lines to the disk; called before a checkpoint is written, so that no step up to it is missing."""
@@ -274,9 +277,9 @@ class RunLog:
             words.append(f"{utilisation:.0%} utilisation")
         return "  ".join(words)
 
-    def _rows(self, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def _rows(self, result: Mapping[str, Any], next_commands: Sequence[str]) -> Iterator[tuple[str, str]]:
         """The rows of the final table."""
-        ended = f" ({result['reason']})" if "reason" in result else ""
+        ended = f" of {self.steps:,} ({ENDED.get(result['reason'], result['reason'])})" if "reason" in result else ""
         yield "steps", f"{result['step']:,}{ended}"
         if "validation_loss" in result:
             yield "best validation loss", f"{result['validation_loss']:.4f} at step {result['best_step']:,}"
@@ -301,11 +304,14 @@ class RunLog:
             yield "model", str(result.get("model", self.folder))
             if (self.folder / PLOT).exists():
                 yield "loss plot", str(self.folder / PLOT)
+            more = 2 * self.steps if result["step"] >= self.steps else 0
             resume = f"heedful train --resume {self.folder}"
-            more = f" --set train.steps={2 * self.steps}" if result["step"] >= self.steps else ""
-            # Language models have a perplexity; the playground shows what other models do.
-            use = "generate" if "perplexity" in result else "serve"
-            yield "go on", f"heedful {use} {self.folder}\n{resume}{more}"
+            if result.get("reason") == "patience":
+                resume += " --set train.patience=0"
+            if more:
+                resume += f" --set train.steps={more}"
+            yield "use it", "\n".join(next_commands or [f"heedful serve {self.folder}"])
+            yield "train longer", resume
 
     def _say(self, text: str) -> None:
         """Print text unless quiet."""

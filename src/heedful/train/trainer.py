@@ -314,6 +314,12 @@ class Trainer:
     def _early_stop(self) -> str | None:
         """The early-stopping rule that applies, None if training goes on."""
         if self.settings.patience and self.evaluations_without_best >= self.settings.patience:
+            if self.step < self.settings.steps:
+                self.log.note(
+                    f"stopped early, at step {self.step:,} of {self.settings.steps:,}: the validation loss was lowest "
+                    f"at step {self.best_step:,} ({self.best:.4f}), and {self.settings.patience} evaluations since "
+                    "were no better; that checkpoint is the result. --set train.patience=0 never stops early"
+                )
             return "patience"
         if self.settings.target and self.best <= self.settings.target:
             return "target"
