@@ -149,7 +149,14 @@ def _time_steps(plan: DryRun) -> tuple[float, int]:
     """
     trial = cost.with_settings(
         plan.recipe,
-        {"train.steps": MAX_STEPS, "train.eval_every": 10**9, "train.save_every": 10**9, "train.ema": 0.0},
+        {
+            "train.steps": MAX_STEPS,
+            "train.eval_every": 10**9,
+            "train.save_every": 10**9,
+            "train.ema": 0.0,
+            "train.patience": 0,
+            "train.target": 0.0,
+        },
     )
     model = type(plan.model).create(plan.model.config)
     adapt(model, trial.adapter)

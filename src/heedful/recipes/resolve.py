@@ -180,7 +180,7 @@ def _settings_for_data(
     if data.kind == "text" and learner == "encoder":
         settings = merge_tables(FINE_TUNING, {"data": {"pairs": False}, "objective": {"name": "masked"}})
     elif data.kind == "chat" and init_from is None and _has_model(changes):
-        trains = "trains the model that was set"
+        settings = merge_tables(AUTOMATIC, {"train": {"patience": 0}})  # of few conversations none are held out
     elif data.kind in ("chat", "preferences"):
         settings = _in_steps(CHAT if data.kind == "chat" else PREFERENCES, changes)
         init_from = init_from or CHAT_MODEL
