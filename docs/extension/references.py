@@ -70,8 +70,8 @@ def recipes() -> str:
     """The recipes that ship: what each trains, on what, with what result."""
     text = (
         "# Recipes\n\n`heedful train NAME` runs one; `--set key=value` changes any setting, which "
-        "{src}`train/recipe.py` describes. Where a recipe's data is not at hand, it trains on small data that heedful "
-        "makes, and says so.\n\n"
+        "{src}`train/recipe.py` describes. Where a recipe's data is not at hand, the command says what it is; with "
+        "`--sample` it trains on a small sample instead.\n\n"
     )
     found = {path.stem: tomllib.loads(path.read_text("utf-8")) for path in sorted((SOURCE / "recipes").glob("*.toml"))}
     text += table(
@@ -83,7 +83,8 @@ def recipes() -> str:
         begin = f"`{model['family']}`" if "family" in model else f"from `{model.get('init_from', '')}`"
         text += f"\n## {name}\n\n{{src}}`recipes/{name}.toml`: {begin}, {length}.\n"
         if measured := recipe.get("expected"):
-            text += f"\nMeasured: {plain(measured)}\n"
+            source = recipe.get("data", {}).get("source")
+            text += f"\nMeasured{f' on `{source}`' if source else ''}: {plain(measured)}\n"
     return text
 
 

@@ -57,6 +57,11 @@ FILES = {
         "2 labels",
     ),
     "SMSSpamCollection": (table(SPAM, ROWS, mark="\t"), "labelled classify text= label=", "2 labels: spam 40, ham 20"),
+    "repeated.tsv": (
+        "a fine film\t1\na dull mess\t0\nbad\t0\nwarm and funny\t1\nnot good\t0\ngreat\t1\n" * 3,
+        "labelled classify",
+        "18 rows, 2 labels: 1 9, 0 9",
+    ),
     "utf16.tsv": (table(ROWS, SPAM, header="text\tlabel", mark="\t").encode("utf-16"), "labelled classify", "2 labels"),
     "c.jsonl": (
         lines(*({"id": i, "review": row, "sentiment": i % 2} for i, row in enumerate(ROWS))),

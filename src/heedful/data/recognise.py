@@ -208,7 +208,8 @@ class Column:
         """Whether the values are words that mostly differ."""
         words = sum(any(c.isalpha() for c in text) for text in self.filled)
         strings = all(isinstance(value, str) for value in self.values)
-        several = len(self.counts) > max(1, len(self.filled) // 2)
+        n = len(self.filled)
+        several = len(self.counts) > max(1, n // 2) or (self.n_words >= 2 and len(self.counts) > max(2, n // 5))
         key = self.n_words < 1.05 and sum(any(c.isdigit() for c in t) for t in self.filled) > len(self.filled) // 2
         return strings and not self.is_number and several and not key and words > 0.9 * max(1, len(self.filled))
 
@@ -295,7 +296,8 @@ class Table:
     def _by_content(self) -> Recognised | None:
         if "text" in self.by_name or len(self.columns) == 1:
             return None
-        labels, texts = [column for column in self.columns if column.is_label], self._texts()
+        texts = self._texts()
+        labels = [column for column in self.columns if column.is_label and column not in texts]
         if len(labels) == 1 and len(texts) == 1:
             return self._labelled()
         keys = [column for column in self.columns if column not in texts]
@@ -320,6 +322,7 @@ class Table:
             return Recognised("labelled", about, settings, "multi_label", n_rows)
         if label is None or label is text:
             others = [column for column in self.columns if column is not text and column.is_label]
+            others = [column for column in others if not column.is_text] or others
             label = min(others, key=lambda c: len(c.counts), default=None) if wanted or len(others) == 1 else None
         if label is None:
             return None
