@@ -120,8 +120,7 @@ def _run(
                 if restart and (aside := run.set_aside()) is not None:
                     say(f"starting anew at step 1; what was there is in {aside}")
                 run.rewrite_recipe(to_toml(plain))
-        told = [] if run is not None and saved is not None else [*notes, *setup.notes]
-        summary = _train(setup, run, folder, saved, processes, quiet, told)
+        summary = _train(setup, run, folder, saved, processes, quiet, notes if saved is None else ())
         say("")
     if summary.reason == "stopped":
         say(f"stopped at step {summary.step}; `heedful train --resume {folder}` goes on")

@@ -279,7 +279,8 @@ class RunLog:
 
     def _rows(self, result: Mapping[str, Any], next_commands: Sequence[str]) -> Iterator[tuple[str, str]]:
         """The rows of the final table."""
-        ended = f" of {self.steps:,} ({ENDED.get(result['reason'], result['reason'])})" if "reason" in result else ""
+        of = f" of {self.steps:,}" if result["step"] < self.steps else ""
+        ended = f"{of} ({ENDED.get(result['reason'], result['reason'])})" if "reason" in result else ""
         yield "steps", f"{result['step']:,}{ended}"
         if "validation_loss" in result:
             yield "best validation loss", f"{result['validation_loss']:.4f} at step {result['best_step']:,}"
