@@ -28,16 +28,15 @@ const KNOWN: Record<string, string[]> = {
   sentiment: ['A warm, funny and wise film that one is sorry to see end.', 'The plot is dull and the jokes are worse.'],
   entities: ['Marie Curie left Warsaw for Paris in 1891.'],
   languages: ['Le chien traverse la rue en courant.', 'Der Hund läuft über die Straße.'],
+  sums: ['12+34=', '45+54='],
   reversal: ['3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3 2 3 8 4'],
 }
-const BY_KIND: Record<string, string[]> = {
-  decoder: ['Once upon a time', 'The capital of France is'],
-  encoder: ['The cat sat on the mat because it was tired.'],
-  'encoder-decoder': ['Ein Hund läuft über die Straße.'],
-  recurrent: ['3 1 4 1 5 9 2 6'],
-}
 
+/** Texts without a token that is unknown to the model. */
 export function examples(model: Model | null): string[] {
   if (!model || model.image) return ['']
-  return KNOWN[model.id] ?? BY_KIND[model.kind] ?? ['']
+  return KNOWN[model.id] ?? [model.example]
 }
+
+/** Whether a model reads words, and not only numbers or other symbols. */
+export const readsWords = (model: Model): boolean => /\p{L}{2}/u.test(examples(model)[0])

@@ -4,7 +4,7 @@ import { untrack } from 'svelte'
 import { aborted, ApiError } from './api'
 
 export class Live<Reply> {
-  /** The newest good answer; it stays while the next one is under way. */
+  /** The newest good answer; it stays while the next one of the same model is under way. */
   value = $state.raw<Reply | null>(null)
   error = $state.raw<ApiError | null>(null)
   loading = $state(false)
@@ -28,16 +28,20 @@ export function live<Ask, Reply>(
 ): Live<Reply> {
   const answer = new Live<Reply>()
   let last: string | undefined
+  let model: unknown
   $effect(() => {
     const wanted = ask()
     const asked = JSON.stringify([wanted, answer.tries])
     if (wanted === null) {
-      last = undefined
+      last = model = undefined
       untrack(() => Object.assign(answer, { value: null, error: null, loading: false }))
       return
     }
     const first = last === undefined
     last = asked
+    const other = (wanted as { model?: unknown }).model
+    if (model !== undefined && model !== other) untrack(() => (answer.value = null))
+    model = other
     const control = new AbortController()
     untrack(() => (answer.loading = true))
     const timer = setTimeout(

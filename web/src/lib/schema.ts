@@ -757,7 +757,7 @@ export interface paths {
         };
         /**
          * Get Images
-         * @description Example images: two of each digit.
+         * @description Example images: two of each digit, and one of each kind of clothing.
          */
         get: operations["get_images_api_images_get"];
         put?: never;
@@ -3567,6 +3567,8 @@ export interface components {
         ImagesResponse: {
             /** Digits */
             digits: components["schemas"]["LabelledDigit"][];
+            /** Clothes */
+            clothes: components["schemas"]["LabelledClothing"][];
         };
         /**
          * InputItem
@@ -3627,6 +3629,16 @@ export interface components {
             label: string;
             /** Probability */
             probability: number;
+        };
+        /**
+         * LabelledClothing
+         * @description A picture of a piece of clothing, as rows of levels from 0 to 1.
+         */
+        LabelledClothing: {
+            /** Label */
+            label: string;
+            /** Image */
+            image: number[][];
         };
         /**
          * LabelledDigit
@@ -4628,8 +4640,20 @@ export interface components {
             parameters: number;
             /** N Layers */
             n_layers: number;
+            /**
+             * Attention Layers
+             * @description Layers with each kind of attention
+             */
+            attention_layers: {
+                [key: string]: number;
+            };
             /** N Heads */
             n_heads: number;
+            /**
+             * Example
+             * @description A short text without a token that is unknown to it; empty if it reads no text
+             */
+            example: string;
             /** Context */
             context: number | null;
             /** Vocabulary */
@@ -5775,8 +5799,6 @@ export interface components {
             layer: number;
             /** Head */
             head: number;
-            /** Shows */
-            shows: string;
         };
         /**
          * TextBlock

@@ -158,7 +158,13 @@ export function address(): string {
 export function shownState(): Record<string, string> {
   void version
   const own = Object.entries(kept.get(page.tabId)?.values ?? {}).map(([name, value]) => [name, written(value)])
-  return { ...Object.fromEntries(own), tab: page.tabId, model: page.model?.id ?? '', text: page.text }
+  return {
+    ...Object.fromEntries(own),
+    tab: page.tabId,
+    model: page.model?.id ?? '',
+    kind: page.model?.kind ?? '',
+    text: page.text,
+  }
 }
 
 /** Go to an address that a link or a step of the coach names: the coach stays, unless it names one. */

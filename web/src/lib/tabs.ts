@@ -2,6 +2,7 @@
 
 import type { Component } from 'svelte'
 import type { Model } from './api'
+import { readsWords } from './examples'
 
 export interface Tab {
   id: string
@@ -13,10 +14,15 @@ export interface Tab {
   load: () => Promise<{ default: Component }>
 }
 
+const CHARACTERS = 384 // a vocabulary of bytes or characters is hardly larger
+
 const can =
   (...abilities: string[]) =>
   (model: Model) =>
     model.image === null && abilities.some((a) => (model.abilities as string[]).includes(a))
+/** Whether words are near each other in its vectors: a vocabulary of characters has none. */
+export const comparesWords = (model: Model): boolean =>
+  can('neighbours')(model) && (model.vocabulary ?? 0) > CHARACTERS && readsWords(model)
 const writes = (model: Model) => can('generate')(model) && model.kind === 'decoder'
 export const chats = (model: Model) => can('generate')(model) && model.chat
 
@@ -55,7 +61,7 @@ export const tabs: Tab[] = [
     id: 'chat',
     label: 'Chat',
     fits: chats,
-    wants: 'a model with a chat template, such as smollm2-135m-instruct',
+    wants: 'a model with a chat template, such as chat',
     load: () => import('../tabs/Chat.svelte'),
   },
   {
@@ -69,7 +75,7 @@ export const tabs: Tab[] = [
   {
     id: 'attention',
     label: 'Attention',
-    fits: can('capture'),
+    fits: (m) => can('capture')(m) && Object.keys(m.attention_layers).length > 0,
     first: (m) => m.kind === 'encoder' && can('fill')(m), // words, and not characters
     wants: 'a model of text, such as shakespeare',
     load: () => import('../tabs/Attention.svelte'),
@@ -85,7 +91,7 @@ export const tabs: Tab[] = [
   {
     id: 'tasks',
     label: 'Tasks',
-    fits: can('translate', 'classify', 'answer', 'tag', 'neighbours'),
+    fits: (m) => can('translate', 'classify', 'answer', 'tag')(m) || comparesWords(m),
     wants: 'a model that translates, classifies, answers or tags, such as translator',
     load: () => import('../tabs/Tasks.svelte'),
   },

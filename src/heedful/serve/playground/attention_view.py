@@ -92,13 +92,28 @@ def requested_view(inspector: Inspector, body: AttentionRequest) -> AttentionVie
     return inspector.cached(("view", key), lambda: _build_view(inspector, body, which, kind, masked, key))
 
 
-def available_kinds(inspector: Inspector) -> dict[str, observed.Kind]:
-    """The kinds of attention that a model has: the library's names by the page's."""
-    has = observed.attention_kinds(inspector.model)
-    if not has:
+def available_kinds(inspector: Inspector) -> dict[AttentionKind, observed.Kind]:
+    """The kinds of attention that a model has, at least one: the library's names by the page's."""
+    kinds = attention_kinds(inspector.model)
+    if not kinds:
         raise ValueError(f"{inspector.loaded.name} has no attention to look at")
+    return kinds
+
+
+def attention_kinds(model: Model) -> dict[AttentionKind, observed.Kind]:
+    """The library's names of a model's kinds of attention by the page's names."""
+    has = observed.attention_kinds(model)
     both = "encoder" in has and "decoder" in has
-    return {kind if kind == "cross" or (both and kind == "encoder") else "self": kind for kind in has}
+    return {("cross" if kind == "cross" else "encoder" if both and kind == "encoder" else "self"): kind for kind in has}
+
+
+def attention_layers(model: Model) -> dict[AttentionKind, int]:
+    """The number of layers that have each kind of attention; it needs no weights."""
+    names = list(activation_names(model))
+    return {
+        which: len(matching_names(names, observed.name_pattern(model, kind)))
+        for which, kind in attention_kinds(model).items()
+    }
 
 
 def _build_view(

@@ -72,10 +72,18 @@ class LabelledDigit(PlaygroundModel):
     image: list[list[float]]
 
 
+class LabelledClothing(PlaygroundModel):
+    """A picture of a piece of clothing, as rows of levels from 0 to 1."""
+
+    label: str
+    image: list[list[float]]
+
+
 class ImagesResponse(PlaygroundModel):
     """Example images."""
 
     digits: list[LabelledDigit]
+    clothes: list[LabelledClothing]
 
 
 class ImageClassificationResponse(PlaygroundModel):
@@ -98,8 +106,8 @@ class PixelEvent(PlaygroundModel):
 
 @router.get("/api/images", response_model=ImagesResponse)
 async def get_images(http: HttpRequest) -> Response:
-    """Example images: two of each digit."""
-    return await encode_response(http, {"digits": example_digits()})
+    """Example images: two of each digit, and one of each kind of clothing."""
+    return await encode_response(http, {"digits": example_digits(), "clothes": example_clothes()})
 
 
 @router.post("/api/image/classify", response_model=ImageClassificationResponse, responses=ARRAYS_RESPONSE)
@@ -113,12 +121,22 @@ async def post_image_classify(http: HttpRequest, body: ImageRequest) -> Response
 @cache
 def example_digits() -> list[dict[str, Any]]:
     """Two of each of the digits that come with scikit-learn; the file names their source."""
-    text = resources.files("heedful.serve.playground").joinpath("digits.json").read_text(encoding="utf-8")
+    return _stored_images("digits")
+
+
+@cache
+def example_clothes() -> list[dict[str, Any]]:
+    """One image of each class of Fashion-MNIST; the file names their source."""
+    return _stored_images("clothes")
+
+
+def _stored_images(name: str) -> list[dict[str, Any]]:
+    text = resources.files("heedful.serve.playground").joinpath(f"{name}.json").read_text(encoding="utf-8")
     stored = json.loads(text)
     top = stored["top"]
     return [
-        {"label": digit["label"], "image": [[level / top for level in row] for row in digit["image"]]}
-        for digit in stored["digits"]
+        {"label": one["label"], "image": [[level / top for level in row] for row in one["image"]]}
+        for one in stored[name]
     ]
 
 

@@ -18,14 +18,22 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.models.registry import FAMILIES
 from heedful.models.seq2seq import Seq2Seq
 from heedful.models.vit import ViT
+from heedful.serve.playground.attention_view import AttentionKind, attention_layers
 from heedful.serve.playground.purpose import Purpose, model_purpose, strengths
 from heedful.serve.playground.wire import PlaygroundModel, encode_response
+from heedful.text import Tokenizer, unknown_share
 from heedful.weights.catalog import CatalogEntry, catalog, pulled_models
 from heedful.weights.describe import load_tokenizer
 from heedful.weights.meta import load_meta
 from heedful.zoo import FOLDER, cards, read_card
 
 router = APIRouter()
+EXAMPLES: dict[str, str] = {  # by kind
+    "decoder": "Once upon a time",
+    "encoder": "The cat sat on the mat because it was tired.",
+    "encoder-decoder": "Ein Hund läuft über die Straße.",
+    "recurrent": "3 1 4 1 5 9 2 6",
+}
 GREY_LEVELS = 256  # of a pixel that a model takes as a number
 
 ModelKind = Literal["decoder", "encoder", "encoder-decoder", "recurrent", "image-classifier", "image-decoder"]
@@ -51,7 +59,6 @@ class TellingHead(PlaygroundModel):
 
     layer: int
     head: int
-    shows: str
 
 
 class ModelDescription(PlaygroundModel):
@@ -71,7 +78,9 @@ class ModelDescription(PlaygroundModel):
     reads: Literal["text", "numbers", "image"] = Field(description="numbers: token ids, since it has no tokenizer")
     parameters: int
     n_layers: int
+    attention_layers: dict[AttentionKind, int] = Field(description="Layers with each kind of attention")
     n_heads: int
+    example: str = Field(description="A short text without a token that is unknown to it; empty if it reads no text")
     context: int | None
     vocabulary: int | None
     chat: bool
@@ -136,15 +145,18 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
     """A ModelDescription without id and state; `written`, the time of its files, is there for the cache alone."""
     model = load_meta(path)
     config, labels = model.config, getattr(model.config, "labels", ())
-    chats, reads = _tokenizer(path)
+    tokenizer, kind = _tokenizer(path), model_kind(model)
+    reads = "numbers" if tokenizer is None else "text"
     card, score, telling = None, "", None
     if path.parent == FOLDER and path.name in cards():
         card, score = cards()[path.name], read_card(path).score
-        telling = read_card(path).metadata.get("attention")
+        named = read_card(path).metadata.get("attention")
+        telling = named and {"layer": named["layer"], "head": named["head"]}
     if path in pulled_models().values() and path.stem in catalog():
         card = catalog()[path.stem].about
     if isinstance(model, ViT | ImageGPT):
         reads = "image"
+    chats = tokenizer is not None and tokenizer.chat_template is not None
     purpose = model_purpose(model, chats)
     good_at, fails_at = strengths(path, purpose)
     return {
@@ -154,12 +166,14 @@ def model_description(path: Path, written: int) -> dict[str, Any]:
         "good_at": good_at,
         "fails_at": fails_at,
         "score": score,
-        "kind": model_kind(model),
+        "kind": kind,
         "abilities": list(model.abilities),
         "reads": reads,
         "parameters": model.n_parameters(),
         "n_layers": getattr(config, "n_layers", 0),
+        "attention_layers": attention_layers(model),
         "n_heads": attention_heads(model),
+        "example": example_text(tokenizer, kind) if tokenizer is not None and reads == "text" else "",
         "vocabulary": getattr(config, "vocab_size", None),
         "chat": chats,
         "image": image_format(model),
@@ -196,9 +210,15 @@ def image_format(model: Model) -> dict[str, int] | None:
     return None
 
 
-def _tokenizer(path: Path) -> tuple[bool, str]:
-    """Whether there is a chat template, and what the model reads: text or, without a tokenizer, token ids."""
+def example_text(tokenizer: Tokenizer, kind: ModelKind) -> str:
+    """A text that a model of this kind may be tried with: a usual one, or else the first tokens of its vocabulary."""
+    usual = (EXAMPLES.get(kind, ""), *EXAMPLES.values())
+    readable = (text for text in usual if text and unknown_share(tokenizer, text) == 0)
+    return next(readable, "") or tokenizer.decode(list(range(min(len(tokenizer), 24))), skip_special=True).strip()
+
+
+def _tokenizer(path: Path) -> Tokenizer | None:
     try:
-        return load_tokenizer(str(path)).chat_template is not None, "text"
+        return load_tokenizer(str(path))
     except ValueError:
-        return False, "numbers"
+        return None

@@ -3,7 +3,7 @@
 
 import { untrack } from 'svelte'
 import { openLink, page, shownState } from '../state.svelte'
-import { done, isName, parse, type Script, type State } from './script'
+import { isName, parse, Watch, type Script } from './script'
 import { shipped } from './shipped'
 
 const PAUSE = 1000 // milliseconds for which a step that is done is seen to be
@@ -28,13 +28,11 @@ export class Coach {
     })
     $effect(() => {
       const [step, at] = [this.step, this.at]
-      let before: State | null = null
+      const watch = step && new Watch(step)
       $effect(() => {
         const now = shownState()
         untrack(() => {
-          const first = before === null
-          before = { ...now, ...before } // a tab that was not open yet has told its settings now
-          if (step && !this.ticked.includes(at) && done(step, now, before)) this.#tick(at, !first)
+          if (watch?.sees(now) && !this.ticked.includes(at)) this.#tick(at)
         })
       })
     })
@@ -51,9 +49,9 @@ export class Coach {
     if (page.tabId === 'start' && this.step?.open) openLink(this.step.open)
   }
 
-  #tick(at: number, goOn: boolean): void {
+  #tick(at: number): void {
     this.ticked = [...this.ticked, at]
-    if (goOn && at < this.last) this.#timer = setTimeout(() => this.go(at + 1), PAUSE)
+    if (at < this.last) this.#timer = setTimeout(() => this.go(at + 1), PAUSE)
   }
 
   /** Go to a step; at its beginning the page shows what the step is about. */

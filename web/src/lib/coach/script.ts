@@ -101,5 +101,31 @@ export function holds({ name, is, values }: Condition, now: State, before: State
 export const done = (step: Step, now: State, before: State): boolean =>
   step.until.length > 0 && step.until.every((one) => holds(one, now, before))
 
+/** What happens during a step: whether it was done, and not only found so. */
+export class Watch {
+  #before: State | null = null // to which `changes` compares
+  #last: State = {}
+  #was = true
+
+  constructor(readonly step: Step) {}
+
+  /** The page's state is now this; whether that has made the step done. */
+  sees(now: State): boolean {
+    const moved = now.tab !== this.#last.tab || now.model !== this.#last.model
+    // The settings of a tab that has just been loaded are told.
+    const told = Object.keys(now).some((name) => !(name in this.#last))
+    // Another tab and another model come with settings and a text of their own, which nobody has changed.
+    if (this.#before && moved)
+      this.#before = { ...now, ...Object.fromEntries(CHOSEN.map((name) => [name, this.#before?.[name] ?? ''])) }
+    else this.#before = { ...now, ...this.#before }
+    const is = done(this.step, now, this.#before)
+    const made = is && !this.#was && (moved || !told)
+    this.#was = is
+    this.#last = now
+    return made
+  }
+}
+const CHOSEN = ['tab', 'model', 'kind']
+
 /** Whether an address names a script that ships, or has the text of one. */
 export const isName = (coach: string): boolean => /^[\w-]+$/.test(coach)

@@ -30,13 +30,7 @@ export class AttentionState {
   readonly model = $derived(page.model!)
   /** Whether it is an encoder-decoder, which writes an answer. */
   readonly writes = $derived(this.model.kind === 'encoder-decoder' || this.model.kind === 'recurrent')
-  readonly kinds: Which[] = $derived(
-    this.model.kind === 'encoder-decoder'
-      ? ['encoder', 'self', 'cross']
-      : this.model.kind === 'recurrent'
-        ? ['cross']
-        : ['self'],
-  )
+  readonly kinds = $derived(Object.keys(this.model.attention_layers) as Which[])
   readonly which = $derived(this.kinds.find((kind) => kind === this.own.which) ?? this.kinds[this.kinds.length - 1])
   readonly views = $derived([
     { value: 'heads', label: 'Heads', title: 'Lines between tokens, by head' },
@@ -54,11 +48,7 @@ export class AttentionState {
   /** The text and the target, once nothing has been typed for a moment. */
   text = $state(page.text)
   target = $state('')
-  #counted = $state<Record<string, number>>({}) // layers, by model and kind, once the server has told
-  readonly #key = $derived(`${this.model.id} ${this.which}`)
-  readonly layers = $derived(
-    this.#counted[this.#key] ?? (this.model.kind === 'recurrent' ? 1 : this.model.n_layers || 1),
-  )
+  readonly layers = $derived(this.model.attention_layers[this.which] ?? 1)
   /** The head to begin with, of the kind of attention to begin with: until another layer or other heads are chosen. */
   readonly telling = $derived(
     this.own.layer < 0 &&
@@ -133,10 +123,6 @@ export class AttentionState {
     this.target = this.own.target
     this.#settleTyping()
     this.#dropMasks()
-    $effect(() => {
-      const found = this.map.value
-      if (found && !this.map.loading && found.which === this.which) this.#counted[this.#key] = found.n_layers
-    })
   }
 
   /** Typing is waited for; a click is answered at once. */

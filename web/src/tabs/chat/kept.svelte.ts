@@ -1,7 +1,8 @@
-// The conversations that this browser keeps: each under a key of its own, so that two windows do not overwrite each
-// other's. There is room for some; the oldest go first.
+// The conversations that this browser keeps, each under a key of its own. Two windows may continue the same one: it
+// is merged with what the other has kept since, and kept again where the other has overwritten it. There is room for
+// some conversations; the oldest go first.
 
-import { checked, fresh, path, type Talk } from './talk'
+import { checked, fresh, merge, path, settled, type Talk } from './talk'
 
 const KEY = 'heedful-chat-'
 const MOST = 100
@@ -22,7 +23,7 @@ class Kept {
     }
     if (this.talks.length) this.current = this.talks[0]
     addEventListener('storage', ({ key }) => {
-      if (key?.startsWith(KEY) && key !== KEY + this.current.id) this.#read()
+      if (key?.startsWith(KEY)) this.#read(key)
     })
   }
 
@@ -42,12 +43,14 @@ class Kept {
   /** Write a conversation down, and make room for it. */
   keep(talk: Talk): void {
     if (!this.has(talk.id)) this.talks.unshift(talk)
-    this.talks.sort((a, b) => b.changed - a.changed)
     try {
+      const stored = this.#stored(KEY + talk.id)
+      if (stored) merge(talk, stored)
+      this.talks.sort((a, b) => b.changed - a.changed)
       this.#bound()
       for (;;) {
         try {
-          localStorage.setItem(KEY + talk.id, JSON.stringify(talk))
+          localStorage.setItem(KEY + talk.id, JSON.stringify(settled(talk)))
           return
         } catch (problem) {
           if (this.talks.length < 2) throw problem
@@ -78,17 +81,27 @@ class Kept {
     this.open(talks[0]?.id ?? '')
   }
 
-  #read(): void {
+  /** Read all that is kept; `changed` is the key of what another window has written. */
+  #read(changed = ''): void {
     const found: Talk[] = []
     for (const key of Object.keys(localStorage).filter((name) => name.startsWith(KEY))) {
-      try {
-        const talk = checked(JSON.parse(localStorage.getItem(key) ?? ''))
-        if (talk && key === KEY + talk.id) found.push(talk.id === this.current.id ? this.current : talk)
-      } catch {
-        // not ours
-      }
+      const stored = this.#stored(key)
+      if (!stored) continue
+      const mine = [this.current, ...this.talks].find(({ id }) => id === stored.id)
+      const more = mine !== undefined && merge(mine, stored) && key === changed
+      if (more) localStorage.setItem(key, JSON.stringify(settled(mine))) // the other has overwritten it
+      found.push(mine ?? stored)
     }
     this.talks = found.sort((a, b) => b.changed - a.changed)
+  }
+
+  #stored(key: string): Talk | null {
+    try {
+      const talk = checked(JSON.parse(localStorage.getItem(key) ?? ''))
+      return talk && key === KEY + talk.id ? talk : null
+    } catch {
+      return null // not ours
+    }
   }
 
   #drop(): void {

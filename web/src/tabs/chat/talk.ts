@@ -5,6 +5,8 @@ import type { ChatMessage, Tool, ToolCall } from '../../lib/api'
 import { askedOf, written, type Asked } from './boxes'
 
 export interface Turn {
+  /** Its name within the conversation, the same in every window. */
+  key: string
   role: 'user' | 'assistant' | 'tool'
   content: string
   /** The index of the message that it follows; -1: it is the first. */
@@ -42,8 +44,10 @@ const MOST_TURNS = 2000
 const MOST_CHARACTERS = 1_000_000 // of all messages together
 const LONGEST_LINK = 8000 // characters in an address: more than that is cut or refused on its way
 
+const random = (): string => Math.random().toString(36).slice(2, 10).padEnd(8, '0')
+
 export const fresh = ({ system = '', schema = '', tools = '', must = false }: Partial<Boxes> = {}): Talk => ({
-  id: Math.random().toString(36).slice(2, 10).padEnd(8, '0'),
+  id: random(),
   system,
   schema,
   tools,
@@ -72,12 +76,44 @@ export function show(talk: Talk, index: number): void {
 }
 
 /** Add a message after another, and show it; its index. */
-export function add(talk: Talk, turn: Turn): number {
+export function add(talk: Talk, turn: Omit<Turn, 'key'>): number {
   if (talk.turns.length >= MOST_TURNS) throw new Error('This conversation is full: begin a new one.')
-  talk.turns.push(turn)
+  talk.turns.push({ ...turn, key: random() })
   talk.leaf = talk.turns.length - 1
   talk.changed = Date.now()
   return talk.leaf
+}
+
+/** Take over what was said in another window: messages that are not here yet, and the ends of those that are. Where
+ * what is shown was continued there, that is shown. Returns whether there is more here than there. */
+export function merge(talk: Talk, other: Talk): boolean {
+  const known = new Map(talk.turns.map(({ key }, i) => [key, i]))
+  const places: number[] = [] // of the other's messages here
+  for (const turn of other.turns) {
+    const parent = turn.parent < 0 ? -1 : places[turn.parent]
+    let at = known.get(turn.key)
+    if (at === undefined) {
+      if (talk.turns.length >= MOST_TURNS) return true
+      at = talk.turns.push({ ...turn, parent }) - 1
+    } else if (turn.end && !talk.turns[at].end) Object.assign(talk.turns[at], turn, { parent })
+    places.push(at)
+  }
+  const shown = path(other).map((i) => places[i])
+  if (talk.leaf < 0 || shown.includes(talk.leaf)) talk.leaf = shown.at(-1) ?? -1
+  if (other.changed > talk.changed) {
+    const { system, schema, tools, must, changed } = other
+    Object.assign(talk, { system, schema, tools, must, changed })
+  }
+  const there = new Set(other.turns.map(({ key }) => key))
+  return talk.turns.some(({ key }) => !there.has(key))
+}
+
+/** As it is kept: without a reply of which nothing has come yet. */
+export function settled(talk: Talk): Talk {
+  const last = talk.turns.at(-1)
+  if (!last || last.role !== 'assistant' || last.content || last.tool_calls || last.end) return talk
+  const leaf = talk.leaf === talk.turns.length - 1 ? last.parent : talk.leaf
+  return { ...talk, turns: talk.turns.slice(0, -1), leaf }
 }
 
 /** What the model is sent: the system prompt, if there is one, and all up to a message. */
@@ -141,7 +177,12 @@ export function link(talk: Talk): string[] {
 /** The conversation of a link. */
 export function unlink([system, ...said]: string[]): Talk {
   if (!said.length) return request(system) ?? fresh()
-  const turns = said.map((content, i): Turn => ({ role: i % 2 ? 'assistant' : 'user', content, parent: i - 1 }))
+  const turns = said.map((content, i): Turn => ({
+    key: String(i),
+    role: i % 2 ? 'assistant' : 'user',
+    content,
+    parent: i - 1,
+  }))
   return { ...fresh({ system }), turns, leaf: turns.length - 1 }
 }
 
@@ -171,7 +212,7 @@ function checkedTurn(value: unknown, index: number): Turn | null {
   const { role, content, parent, by, end, json, ...more } = (value ?? {}) as Record<string, unknown>
   if ((role !== 'user' && role !== 'assistant' && role !== 'tool') || !text(content)) return null
   if (typeof parent !== 'number' || !Number.isInteger(parent) || parent < -1 || parent >= index) return null
-  const turn: Turn = { role, content, parent }
+  const turn: Turn = { key: text(more.key) ? more.key : String(index), role, content, parent }
   const calls = role === 'assistant' ? checkedCalls(more.tool_calls) : undefined
   if (calls === null || (role === 'tool' && !text(more.tool_call_id))) return null
   if (calls) turn.tool_calls = calls

@@ -2,7 +2,7 @@
 // models read little at once.
 
 import type { Model } from '../../lib/api'
-import { examples } from '../../lib/examples'
+import { examples, readsWords } from '../../lib/examples'
 
 const SMALL = 50e6 // parameters: a model below it learns nothing from examples in its prompt
 
@@ -64,5 +64,6 @@ export function starters(model: Model): Starter[] {
     temperature: 0.8,
     stop: [],
   }))
+  if (!readsWords(model)) return own
   return [...(small ? own : []), STORY, ...BY_EXAMPLE.map((one) => (small ? { ...one, beyond: true } : one))]
 }

@@ -2,7 +2,7 @@
 // the cards are those of their coach's scripts (lib/coach/scripts).
 
 import { api, type Model, type Token } from '../../lib/api'
-import { examples } from '../../lib/examples'
+import { examples, readsWords } from '../../lib/examples'
 import { tabs } from '../../lib/tabs'
 import { makeHash } from '../../lib/url'
 import { resized, type Levels } from '../images/levels'
@@ -143,7 +143,7 @@ export const cards: Card[] = [
     about: 'Choose a text, watch the loss fall, and let the new model write.',
     wants: 'a model', // any: it shows what one may come to
     model: (models) =>
-      smallest(writers(models).filter(({ context }) => (context ?? ROOM) >= ROOM)) ??
+      smallest(writers(models).filter((model) => readsWords(model) && (model.context ?? ROOM) >= ROOM)) ??
       smallest(writers(models)) ??
       models[0],
     params: () => ({}),

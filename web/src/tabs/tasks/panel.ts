@@ -3,6 +3,7 @@
 import type { Model } from '../../lib/api'
 import type { Code } from '../../lib/code'
 import type { Saved } from '../../lib/save'
+import { comparesWords } from '../../lib/tabs'
 
 export interface Shown {
   code: Code
@@ -54,5 +55,7 @@ export function madeFor(task: string, model: Model): boolean {
   const languages = tellsLanguages(model)
   return task === 'language'
     ? languages
-    : (model.abilities as string[]).includes(task) && !(task === 'classify' && languages)
+    : task === 'neighbours'
+      ? comparesWords(model)
+      : (model.abilities as string[]).includes(task) && !(task === 'classify' && languages)
 }
