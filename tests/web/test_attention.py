@@ -28,6 +28,15 @@ def reading_of(name: str, text: str) -> tuple[Any, ModelInput]:
     return loaded.model, text_input(loaded.model, loaded.tokenizer, text)
 
 
+def strongest_link(name: str, text: str, layer: int, head: int) -> str:
+    """The largest weight of a head between two different words, as the page says it."""
+    model, inputs = reading_of(name, text)
+    weights = next(iter(look.attention_weights(model, inputs, layer=layer).values()))[head]
+    inner = weights[1:-1, 1:-1].fill_diagonal_(0)  # without [CLS] and [SEP]
+    row, column = divmod(int(inner.argmax()), inner.shape[1])
+    return f"“{inputs.tokens[1 + row]}” to “{inputs.tokens[1 + column]}”, {100 * inner.max():.0f} %"
+
+
 def weights_of(rows: list[dict[str, str]], shape: tuple[int, ...]) -> Tensor:
     found = torch.zeros(shape)
     for row in rows:
@@ -266,7 +275,8 @@ def test_it_opens_on_a_telling_head_and_the_others_are_a_click_away(visit, open_
     page.goto(f"{server.url}/#/attention")
     page.locator("canvas[data-lines]").wait_for()
     assert in_address(page, "model") == "bert-books"  # words, and not characters
-    assert page.get_by_text("Layer 3, head 0: prepositions and verbs look at their noun.").is_visible()
+    strongest = strongest_link("bert-books", "The ship sailed across the sea to a distant island.", 3, 0)
+    assert page.get_by_text(f"Layer 3, head 0. The strongest link here: {strongest}").is_visible()
     assert page.get_by_role("radio", name="3", exact=True).is_checked()
     assert page.locator(".head[aria-pressed=true]").count() == 1
     page.get_by_role("button", name="show all").click()

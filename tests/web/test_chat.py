@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import quote
 
 TEXT = '<img src=x onerror="window.hit = 1"> a cat'
 SHORT = {"model": "small", "length": 12, "seed": 1}
@@ -183,3 +184,75 @@ def test_tools_are_called_and_what_they_return_is_answered(visit, open_tab, page
     page.keyboard.press("Enter")
     answered(page, 4)
     assert "2 of 2" in page.locator(".turn").nth(2).inner_text()
+
+
+REPLY = """Steps:
+
+1. Write
+   - first
+   - second
+
+   ```python
+   print("<b>")
+   ```
+2. Run ***it***
+
+***
+
+<img src=x onerror="window.hit = 1"> [here](https://example.org/) [not](javascript:hit) [nor](#/write)"""
+
+
+def linked(server, *said: str, **more: str) -> str:
+    """The address of a conversation without a system prompt."""
+    params = {"model": "small", "said": json.dumps(["", *said]), "talk": "abcdefgh"} | more
+    return f"{server.url}/#/chat?" + "&".join(f"{name}={quote(value, safe='')}" for name, value in params.items())
+
+
+def test_markdown_is_shown_as_elements_and_html_as_text(page, server):
+    page.goto(linked(server, "How?", REPLY, markdown="true"))
+    reply = page.locator(".bubble .markdown")
+    reply.wait_for()
+    assert reply.locator("ol > li").count() == 2
+    first = reply.locator("ol > li").first
+    assert first.locator("ul > li").all_inner_texts() == ["first", "second"]
+    assert first.locator("pre").inner_text() == 'print("<b>")'
+    assert reply.locator("em strong, strong em").inner_text() == "it" and reply.locator("hr").count() == 1
+    assert 'onerror="window.hit = 1"' in reply.inner_text() and reply.locator("img, script").count() == 0
+    assert page.evaluate("window.hit") is None
+    links = reply.locator("a")
+    assert [link.get_attribute("href") for link in links.all()] == ["https://example.org/"]
+    assert "noopener" in links.first.get_attribute("rel")
+
+
+def test_what_two_windows_say_in_one_conversation_is_kept(visit, open_tab, page):
+    open_tab("chat", **SHORT)
+    say(page, "a dog", 2)
+    page.wait_for_function("() => location.hash.includes('said=')")
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.locator(".turn").nth(1).wait_for()
+    for window, text in ((page, "from the first"), (other, "from the second")):
+        window.get_by_role("textbox", name="Message").fill(text)
+    page.keyboard.press("Enter")
+    other.keyboard.press("Enter")
+    for window in (page, other):
+        window.locator(".composer").get_by_role("button", name="Send").wait_for()
+    kept = "() => Object.keys(localStorage).filter(k => k.startsWith('heedful-chat-')).map(k => localStorage[k])"
+    for window in (page, other):
+        window.wait_for_function(
+            f"() => {{ const all = ({kept})(); const turns = JSON.parse(all[0]).turns; "
+            "return all.length === 1 && turns.length === 6 && turns.every(t => t.role === 'user' || t.end) }"
+        )
+        said = json.loads(window.evaluate(kept)[0])["turns"]
+        assert {turn["content"] for turn in said if turn["role"] == "user"} == {
+            "a dog", "from the first", "from the second"
+        }  # fmt: skip
+        window.get_by_text("of 2").first.wait_for()  # the two are versions of one place
+
+
+def test_json_that_was_cut_says_so(open_tab, page):
+    open_tab("chat", model="small", length=2, seed=1)
+    page.locator("summary", has_text="JSON schema").click()
+    page.get_by_role("button", name="A person").click()
+    say(page, "a cat", 2)
+    page.get_by_text("The reply was cut at its maximum length: its JSON is not complete.").wait_for()

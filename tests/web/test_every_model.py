@@ -24,12 +24,18 @@ OUTSIDE = """() => [...document.querySelectorAll('main *')].filter(one => {
     if (getComputedStyle(outer).overflowX !== 'visible') return false
   return true
 }).map(one => one.outerHTML.slice(0, 80))"""
-SHOWN = """() => ({
-  text: document.querySelector('main').innerText,
+SHOWN = """() => {
+const written = main => {
+  const copy = main.cloneNode(true)
+  for (const list of copy.querySelectorAll('[aria-label="The choice"]')) list.remove() // what may come next, <unk> too
+  return copy.textContent
+}
+return {
+  text: written(document.querySelector('main')),
   fields: [...document.querySelectorAll('main textarea, main .sheet')].map(one => one.value ?? one.innerText),
   errors: [...document.querySelectorAll('main .notice.error, main [role=alert]')].map(one => one.innerText),
   pictures: [...document.querySelectorAll('.examples button')].map(one => one.ariaLabel),
-})"""
+}}"""
 
 
 def faults(page, model: str, tab: str) -> list[str]:

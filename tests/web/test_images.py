@@ -36,7 +36,7 @@ def shown_code(page: Any, name: str) -> str:
 
 def test_an_example_is_classified_and_its_patches_are_shown(open_tab, page, tmp_path, capsys):
     open_tab("images", model="digits-vit")
-    page.get_by_role("button", name="A 7").first.click()
+    page.get_by_role("button", name="7", exact=True).first.click()
     page.get_by_role("heading", name="It looks like 7").wait_for()
     settled(page)
     image = next(digit["image"] for digit in example_digits() if digit["label"] == 7)

@@ -30,6 +30,8 @@ import {
   toolOf,
   transcript,
   unlink,
+  merge,
+  type Talk,
 } from '../src/tabs/chat/talk'
 
 const bytes = (text: string) => [...new TextEncoder().encode(text)]
@@ -227,5 +229,26 @@ describe('a stream that breaks off', () => {
     await expect(all()).rejects.toEqual(new ApiError('The connection to the server broke off. Is it still running?', 0))
     serve(new ReadableStream({ start: (to) => (to.enqueue(event), to.close()) }))
     await expect(all()).rejects.toThrow('broke off')
+  })
+})
+
+describe('two windows of one conversation', () => {
+  it('each keep what the other has said, whoever writes last', () => {
+    const begun = fresh()
+    add(begun, { role: 'user', content: 'a', parent: -1 })
+    const [here, there] = [structuredClone(begun), structuredClone(begun)]
+    add(here, { role: 'user', content: 'b', parent: 0 })
+    add(there, { role: 'user', content: 'c', parent: 0 })
+    add(there, { role: 'assistant', content: 'd', parent: 1, end: 'stop' })
+    expect(merge(here, there)).toBe(true) // it has more, to be kept again
+    expect(merge(there, here)).toBe(false)
+    const said = (talk: Talk) => path(talk).map((i) => talk.turns[i].content)
+    expect(said(here)).toEqual(['a', 'b'])
+    expect(said(there)).toEqual(['a', 'c', 'd'])
+    for (const talk of [here, there])
+      expect(talk.turns.map(({ content }) => content).sort()).toEqual(['a', 'b', 'c', 'd'])
+    add(there, { role: 'user', content: 'e', parent: there.leaf })
+    expect(merge(begun, there)).toBe(false)
+    expect(said(begun)).toEqual(['a', 'c', 'd', 'e']) // what is shown was continued
   })
 })
