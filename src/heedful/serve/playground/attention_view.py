@@ -84,7 +84,7 @@ def requested_view(inspector: Inspector, body: AttentionRequest) -> AttentionVie
     if isinstance(inspector.model, ViT):
         raise ValueError(f"{inspector.loaded.name} reads images: its attention comes with /api/image/classify")
     kinds = available_kinds(inspector)
-    which: AttentionKind = body.which or ("self" if "self" in kinds else next(iter(kinds)))
+    which: AttentionKind = body.which if body.which is not None else "self" if "self" in kinds else next(iter(kinds))
     if which not in kinds:
         raise ValueError(f"{inspector.loaded.name} has no {which} attention: it has {', '.join(kinds)}")
     kind, masked = kinds[which], tuple(sorted(set(body.masked)))
