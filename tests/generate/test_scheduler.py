@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 
 from heedful.generate.pace import PrefillPace
 from heedful.generate.scheduler import Scheduler, bucket_by_length
+from heedful.generate.turns import Owner
+
+numbers = count()
 
 
 @dataclass(eq=False)
@@ -20,6 +24,9 @@ class Job:
     atomic: bool = False
     fixed_chunks: bool = False
     n_tokens: int = 3  # to say
+    held_tokens: int = 0
+    preemptible: bool = False
+    owner: Owner = field(default_factory=lambda: Owner("client", next(numbers)))
 
 
 def read(scheduler: Scheduler[Job]) -> list[int]:

@@ -371,7 +371,7 @@ def test_what_the_engine_refuses_later_is_the_requests_own_error():
     async def main():
         async with running_worker() as worker:
 
-            def add(request):
+            def add(request, owner):
                 raise ValueError("not this one")
 
             real, worker._engine.add = worker._engine.add, add

@@ -36,6 +36,7 @@ from heedful.generate.request import Request, Result, TokenScore
 from heedful.generate.sampling import InvalidLogits, sample, score_chosen, token_scores
 from heedful.generate.scheduler import Scheduler, bucket_by_length
 from heedful.generate.sequence import Event, GeneratedSequence, SequenceGroup
+from heedful.generate.turns import Owner
 from heedful.kernels.cpu.library import prepare
 from heedful.kernels.cuda import supports_graphs
 from heedful.models.base import GenerativeModel
@@ -54,7 +55,7 @@ class Engine:
     tokens all rows together may come to keep in the KV cache (padding not counted). With state "paged" (the default
     where decode steps are CUDA graphs) the prompts of a decoder-only model share the blocks of a common prefix, and
     cache_tokens is the size of the pool, in blocks of `block`: unless given 32,768, or the context length if that is
-    more; on a CPU it takes memory only as it fills.
+    more; on a CPU it takes memory only as it fills. `short_share` is for servers: see Scheduler.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Engine:
         state: Literal["contiguous", "paged"] | None = None,
         cache_tokens: int | None = None,
         block: int = 16,
+        short_share: float = 0.0,
     ) -> None:
         state = state or ("paged" if supports_graphs(model) else "contiguous")
         if state not in ("contiguous", "paged"):
@@ -80,7 +82,8 @@ class Engine:
         self.model, self.tokenizer = model, tokenizer
         self.runner = ModelRunner(model, cache_tokens if state == "paged" else None, block)
         pace = PrefillPace() if step_time is None else PrefillPace(cost_per_key(model), step_time)
-        self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, self.runner.allocate, pace)
+        allocate = self.runner.allocate
+        self.scheduler: Scheduler[SequenceGroup] = Scheduler(max_rows, chunk, cache_tokens, allocate, pace, short_share)
         self._groups: dict[int, SequenceGroup] = {}  # waiting or running, by their request's id
         self._ids = count()
         self._decoding: list[GeneratedSequence] = []  # one per row of the state
@@ -93,14 +96,16 @@ class Engine:
     def check(self, request: Request) -> None:
         """ValueError if the request could never run; thread-safe."""
         self.runner.check(request)
+        if request.stop and self.tokenizer is None:
+            raise ValueError("stop texts need a tokenizer: give the engine one, or use stop_ids")
         if request.grammar is not None:
             new_matcher(self.tokenizer, request.grammar, request.stop_ids, at_start=not request.prompt)
         self.scheduler.check(request.best_of or request.n, self.runner.cache_tokens(request))
 
-    def add(self, request: Request) -> int:
-        """Queue a request; returns the id that its events carry."""
+    def add(self, request: Request, owner: Owner | None = None) -> int:
+        """Queue a request; returns the id that its events carry. Owners take turns in the queue."""
         self.check(request)
-        group = self.runner.new_group(next(self._ids), request, self.tokenizer)
+        group = self.runner.new_group(next(self._ids), request, self.tokenizer, owner)
         self.scheduler.add(group)
         self._groups[group.id] = group
         return group.id
@@ -170,6 +175,7 @@ class Engine:
     @torch.inference_mode()
     def _step(self) -> list[Event]:
         self._events, pace = [], self.scheduler.pace
+        self._preempt()
         if pace.step_time is None:
             self._decode()
             self._prefill(self.scheduler.schedule())
@@ -189,6 +195,17 @@ class Engine:
                 group.last_logits[0].item()  # waits for the device
         pace.record(cost, perf_counter() - begin, combined=bool(beside))
         return self._events
+
+    def _preempt(self) -> None:
+        """Free the memory of requests for which there is none any more, and queue them to be continued."""
+        for group in self.scheduler.preempt():
+            for row in reversed(range(len(self._decoding))):
+                if self._decoding[row].group is group:
+                    self._drop_row(row)
+            self._free_state(group)
+            group.preempt()
+        if not self._decoding:
+            self._state = None
 
     def _prefill(self, chunks: list[Chunk]) -> None:
         """Prefill n tokens of each prompt, in as few passes as possible."""
@@ -371,15 +388,21 @@ class Engine:
         for row in reversed(range(len(self._decoding))):
             sequence = self._decoding[row]
             if sequence.finish_reason is not None:
-                assert self._state is not None
                 if sequence.finish_reason == "error":
+                    assert self._state is not None
                     self._state.free(row)  # nothing of it may be left to the next request
-                elif isinstance(self._state, PagedState):  # its tokens may be the prefix of the next prompt
-                    self._state.cache_prefix(row, [*sequence.group.prompt, *sequence.tokens])
-                self._state.remove_row(row)
-                self._decoding = swap_remove(self._decoding, row)
+                self._drop_row(row)
         if not self._decoding:
             self._state = None
+
+    def _drop_row(self, row: int) -> None:
+        """Remove a row from the batch; what was computed stays in the prefix cache."""
+        sequence = self._decoding[row]
+        assert self._state is not None
+        if isinstance(self._state, PagedState):
+            self._state.cache_prefix(row, sequence.group.cached_tokens(sequence))
+        self._state.remove_row(row)
+        self._decoding = swap_remove(self._decoding, row)
 
     def _text(self, group: SequenceGroup) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(group.request.prompt)

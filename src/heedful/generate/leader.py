@@ -26,6 +26,7 @@ from heedful.generate.engine import Engine
 from heedful.generate.grammar import Grammar
 from heedful.generate.request import Request, Sampling
 from heedful.generate.sequence import Event
+from heedful.generate.turns import Owner
 from heedful.models.base import GenerativeModel
 
 LONGEST_WAIT = timedelta(days=365)  # of a follower, for the next request
@@ -40,13 +41,13 @@ class LeadingEngine(Engine):
         self._calls: list[dict[str, Any]] = []  # since the last step
         _channel().send({"engine": settings})
 
-    def add(self, request: Request) -> int:
+    def add(self, request: Request, owner: Owner | None = None) -> int:
         """Queue a request here and at the followers, with a seed if it has none."""
         if request.sampling.seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
             request = replace(request, sampling=replace(request.sampling, seed=seed))
-        id = super().add(request)
-        self._calls.append({"add": id, "request": asdict(request)})
+        id = super().add(request, owner)
+        self._calls.append({"add": id, "request": asdict(request), "owner": owner})
         return id
 
     def cancel(self, id: int) -> bool:
@@ -82,7 +83,8 @@ def follow(model: GenerativeModel[Any], tokenizer: SupportsDecode | None = None)
         try:
             for call in message["calls"]:
                 if "add" in call:
-                    ids[call["add"]] = engine.add(request_from_json(call["request"]))
+                    owner = None if call["owner"] is None else Owner(*call["owner"])
+                    ids[call["add"]] = engine.add(request_from_json(call["request"]), owner)
                 else:
                     engine.cancel(ids[call["cancel"]])
             engine.step()

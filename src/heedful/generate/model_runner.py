@@ -19,6 +19,7 @@ from heedful.generate.detokenizer import SupportsDecode
 from heedful.generate.request import Request
 from heedful.generate.scheduler import bucket_by_length
 from heedful.generate.sequence import GeneratedSequence, SequenceGroup
+from heedful.generate.turns import Owner
 from heedful.kernels.cpu.decode import KernelStack
 from heedful.kernels.cpu.memory import huge_zeros
 from heedful.kernels.cuda import decode_graphs, supports_graphs
@@ -83,9 +84,13 @@ class ModelRunner:
             n = -(-n // self.pool.block_size) * self.pool.block_size
         return n * (request.best_of or request.n)
 
-    def new_group(self, id: int, request: Request, tokenizer: SupportsDecode | None) -> SequenceGroup:
-        """A request that was checked, as a group of sequences for the scheduler."""
-        return SequenceGroup(id, request, self.decoder_prompt(request), self.cache_tokens(request), tokenizer)
+    def new_group(
+        self, id: int, request: Request, tokenizer: SupportsDecode | None, owner: Owner | None = None
+    ) -> SequenceGroup:
+        """A request that was checked, as a group of sequences for the scheduler; without an owner it is its own."""
+        prompt, size = self.decoder_prompt(request), 1 if self.pool is None else self.pool.block_size
+        owner = owner or Owner(None, id)
+        return SequenceGroup(id, request, prompt, self.cache_tokens(request), tokenizer, owner, size)
 
     # --- decode ------------------------------------------------------------------------------------------------------
 

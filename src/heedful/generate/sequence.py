@@ -12,6 +12,7 @@ from heedful.generate.detokenizer import StoppingDetokenizer, SupportsDecode
 from heedful.generate.matcher import new_matcher
 from heedful.generate.request import Choice, FinishReason, Request, Result, TokenScore
 from heedful.generate.sampling import Sampler, token_scores
+from heedful.generate.turns import Owner
 from heedful.kernels.cuda.device_sampling import MAX_TOP
 from heedful.nn.state import State
 
@@ -126,23 +127,55 @@ class SequenceGroup:
 
     id: int
     request: Request
-    prompt: tuple[int, ...]  # of the decoder: the request's, or an encoder-decoder's start token
+    prompt: tuple[int, ...]  # of the decoder: the request's, or an encoder-decoder's start token; see `preempt`
     cache_tokens: int
     tokenizer: SupportsDecode | None
+    owner: Owner
+    block: int = 1  # cache tokens are allocated in blocks of this size
     n_prefilled: int = 0
     state: State | None = None  # KV cache of a prompt that is prefilled in chunks
     last_logits: Tensor | None = None  # (V,) after the last chunk
     prompt_scores: list[TokenScore | None] = field(default_factory=list)
-    sequences: list[GeneratedSequence] = field(init=False)
+    n_resumed: int = 0  # generated tokens at the end of `prompt`, since it was preempted
+    preempted: bool = False  # it was, once
+    _sequences: list[GeneratedSequence] | None = None
 
-    def __post_init__(self) -> None:
-        self.reset()
+    @property
+    def sequences(self) -> list[GeneratedSequence]:
+        """Made on first use: thousands may wait, and a grammar's state is large."""
+        if self._sequences is None:
+            self._sequences = [GeneratedSequence(self, i, self.tokenizer) for i in range(self.n_rows)]
+        return self._sequences
 
     def reset(self) -> None:
-        """Start over, as if nothing had been prefilled."""
+        """Start the prefill over, and the sequences unless some of their tokens were sent already."""
         self.n_prefilled, self.state, self.last_logits, self.prompt_scores = 0, None, None, []
-        n = self.request.best_of or self.request.n
-        self.sequences = [GeneratedSequence(self, i, self.tokenizer) for i in range(n)]
+        if not self.preempted:
+            self._sequences = None
+
+    def preempt(self) -> None:
+        """Begin again with the tokens generated so far as the end of the prompt; its memory is free already."""
+        assert self.preemptible
+        self.prompt, self.n_resumed = (*self.prompt, *self.sequences[0].tokens), len(self.sequences[0].tokens)
+        self.preempted = True
+        self.reset()
+
+    def cached_tokens(self, sequence: GeneratedSequence) -> list[int]:
+        """The tokens of the prompt and of one of its sequences."""
+        return [*self.prompt, *sequence.tokens[self.n_resumed :]]
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether it can be preempted: one sequence of a decoder, and once."""
+        return not (self.preempted or self.request.echo or self.request.source is not None or self.n_rows > 1)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of the KV cache after the next step, which may prepare for one more."""
+        n = len(self.prompt) + 1
+        if self.n_rows == 1 and self._sequences is not None:
+            n += len(self._sequences[0].tokens) - self.n_resumed
+        return min(self.cache_tokens, self.n_rows * -(-n // self.block) * self.block)
 
     @property
     def atomic(self) -> bool:
@@ -163,7 +196,7 @@ class SequenceGroup:
     @property
     def n_rows(self) -> int:
         """Rows of the batch: one per sequence."""
-        return len(self.sequences)
+        return self.request.best_of or self.request.n
 
     @property
     def finished(self) -> bool:

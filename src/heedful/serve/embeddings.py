@@ -27,7 +27,7 @@ from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.embedding_batches import EmbeddingBatcher
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.field_types import Prompts
-from heedful.serve.handle import HandleGroup
+from heedful.serve.handle import HandleGroup, client_of
 from heedful.serve.request_schema import EmbeddingRequest
 from heedful.serve.response_schema import EmbeddingResponse
 from heedful.serve.worker import Worker
@@ -58,7 +58,7 @@ async def embedding_response(http: HttpRequest, body: EmbeddingRequest, worker: 
     with collect_warnings() as told:
         rows = await asyncio.to_thread(encode_inputs, loaded, body.input)  # there may be thousands of texts
     with client_errors():
-        group = HandleGroup([worker.run_job(batcher_of(worker).add(rows))])
+        group = HandleGroup([worker.run_job(batcher_of(worker).add(rows), client=client_of(http))])
     results = await group.results(http)
     if results is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -27,7 +27,7 @@ from heedful.loaded import Loaded
 from heedful.models.vocabulary import check_token_ids, vocab_sizes
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors
 from heedful.serve.event_stream import DONE, ChunkFormatter, EventStream
-from heedful.serve.handle import GenerationHandle, HandleGroup, Wakeup, empty_result
+from heedful.serve.handle import GenerationHandle, HandleGroup, Wakeup, client_of, empty_result
 from heedful.serve.logprobs import LogprobBuffer, TokenLogprob, token_text_of
 from heedful.serve.request_schema import ChatRequest, SamplingRequest
 from heedful.serve.worker import Worker
@@ -198,7 +198,7 @@ async def generate_response(
             await worker.compile_grammar(spec.grammar, at_start=not spec.prompts[0][0])
     with client_errors():
         subrequests = split_requests(spec, worker)
-        group = submit(worker, subrequests, stream=stream)
+        group = submit(worker, subrequests, stream=stream, client=client_of(http))
     if stream:
         return EventStream(group, subrequests, formatter, resources.pop_all())
     results = await group.results(http)
@@ -211,11 +211,13 @@ async def generate_response(
     return Response(body, media_type="application/json")
 
 
-def submit(worker: Worker, subrequests: Sequence[SubRequest], *, stream: bool) -> HandleGroup[GenerationHandle]:
+def submit(
+    worker: Worker, subrequests: Sequence[SubRequest], *, stream: bool, client: str
+) -> HandleGroup[GenerationHandle]:
     """Submit all sub-requests together, or none of them."""
     requests = [sub.request for sub in subrequests if sub.request is not None]
     if requests:  # then all of them have one
-        return HandleGroup(worker.submit_all(requests, stream=stream))
+        return HandleGroup(worker.submit_all(requests, stream=stream, client=client))
     wakeup = Wakeup()
     return HandleGroup([empty_result(sub.n, wakeup) for sub in subrequests])
 

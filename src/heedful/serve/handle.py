@@ -20,6 +20,7 @@ from starlette.types import Receive
 
 from heedful.generate.request import Choice, Request, Result
 from heedful.generate.sequence import Event
+from heedful.generate.turns import Owner
 from heedful.serve.errors import ApiError, execution_error, request_id
 
 R = TypeVar("R")
@@ -45,6 +46,7 @@ class Handle(Generic[R]):
         self._on_cancel: Callable[[Handle[Any]], None] | None = on_cancel  # the worker's; None once done
         self._loop = asyncio.get_running_loop()
         self.wakeup = wakeup or Wakeup()  # set whenever there is something new; handles may share it
+        self.owner = Owner("", -1)  # the worker's
         self._done = False
         self._value: R | None = None
         self._error: Exception | None = None
@@ -164,6 +166,12 @@ class JobHandle(Handle[list[T]]):
         if close is not None:
             close()
         self._yielded = []
+
+
+def client_of(http: HttpRequest) -> str:
+    """Whose turn a request takes in a model's queue: its API key's, or without keys its address's."""
+    key = http.scope.get("state", {}).get("key")
+    return f"key {key}" if key is not None else str((http.scope.get("client") or ("",))[0])
 
 
 H = TypeVar("H", bound=Handle[Any], covariant=True)

@@ -43,7 +43,10 @@ class Metrics:
         self.generated_tokens = counter("generated_tokens", "Tokens written", "model")
         self.cancelled = counter("cancelled_requests", "Requests whose client went away", "model")
         self.running = gauge("running_requests", "Requests being answered")
-        self.waiting = gauge("waiting_requests", "Requests in line")
+        self.waiting = gauge("waiting_requests", "Prompts in line")
+        self.rows = gauge("running_rows", "Answers being read or written")
+        self.max_rows = gauge("max_rows", "Answers that are written at once at most")
+        self.preempted = counter("preempted_requests", "Requests interrupted for lack of cache", "model")
         self.first_token = seconds(
             "time_to_first_token", "From a request to its first token", "model", FIRST_TOKEN_BUCKETS
         )
@@ -75,15 +78,29 @@ class ModelMetrics:
         self._prompt, self._generated = all.prompt_tokens.labels(name), all.generated_tokens.labels(name)
         self._cancelled = all.cancelled.labels(name)
         self._running, self._waiting = all.running.labels(name), all.waiting.labels(name)
+        self._rows, self._max_rows = all.rows.labels(name), all.max_rows.labels(name)
+        self._preempted = all.preempted.labels(name)
         self._first, self._next = all.first_token.labels(name), all.next_token.labels(name)
         self._used, self._size = all.cache_used.labels(name), all.cache_size.labels(name)
         self._loaded, self._memory = all.loaded.labels(name), all.memory.labels(name)
         self._cache_memory = all.cache_memory.labels(name)
 
-    def step(self, *, running: int, waiting: int, prompt_tokens: int = 0, generated_tokens: int = 0) -> None:
-        """After a step of the engine: requests running and waiting now, and tokens of this step."""
+    def step(
+        self,
+        *,
+        running: int,
+        waiting: int,
+        rows: int = 0,
+        prompt_tokens: int = 0,
+        generated_tokens: int = 0,
+        preempted: int = 0,
+    ) -> None:
+        """After a step of the engine: requests running and waiting now, and what this step did."""
         self._running.set(running)
         self._waiting.set(waiting)
+        self._rows.set(rows)
+        if preempted:
+            self._preempted.inc(preempted)
         if prompt_tokens:
             self._prompt.inc(prompt_tokens)
         if generated_tokens:
@@ -106,16 +123,17 @@ class ModelMetrics:
         self._used.set(used)
         self._size.set(size)
 
-    def loaded(self, memory: int, cache: int) -> None:
-        """The model is loaded, with this many bytes of weights, and at most so many of its KV cache."""
+    def loaded(self, memory: int, cache: int, max_rows: int = 0) -> None:
+        """The model is loaded, with this many bytes of weights, at most so many of its KV cache, and rows."""
         self._loaded.set(1)
+        self._max_rows.set(max_rows)
         self._memory.set(memory)
         self._cache_memory.set(cache)
 
     def unloaded(self) -> None:
         """The model was evicted."""
         sizes = self._memory, self._cache_memory, self._used, self._size
-        for gauge in (self._loaded, self._running, self._waiting, *sizes):
+        for gauge in (self._loaded, self._running, self._waiting, self._rows, self._max_rows, *sizes):
             gauge.set(0)
 
 

@@ -228,7 +228,7 @@ class ModelManager:
         limits = {"max_rows": options.max_rows, "queue": options.queue, "chunk": options.chunk}
         worker = Worker(loaded, cache_tokens=tokens, step_time=options.step_time, metrics=self.metrics, **limits)
         worker.start()
-        self.metrics.model(model.name).loaded(weights, model.memory - weights)
+        self.metrics.model(model.name).loaded(weights, model.memory - weights, options.max_rows)
         return worker
 
     def load_first(self) -> Loaded:

@@ -2,7 +2,8 @@
 
 The engine belongs to one thread, and the event loop must never wait for a forward pass. So submissions wait in an inbox
 that the thread empties before every step, and the events of a step go back in one call to the loop, for all requests
-together. Between two steps one batch of another job (embeddings, activations) runs, if there is any.
+together. Between two steps one batch of another job (embeddings, activations) runs, if there is any. What waits takes
+turns: clients, each client's submissions, and the prompts of each (`heedful.generate.turns`).
 
     event loop  submit, run_job ──► inbox ──► engine.add, engine.step, next(job)   thread
                 cancel ──► cancelled ──► engine.cancel
@@ -19,9 +20,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar, cast
 
 from heedful.generate.engine import Engine
@@ -31,6 +33,7 @@ from heedful.generate.matcher import GrammarFailed, new_matcher
 from heedful.generate.request import Request
 from heedful.generate.sampling import InvalidLogits
 from heedful.generate.sequence import Event
+from heedful.generate.turns import Owner
 from heedful.loaded import Loaded
 from heedful.models.base import GenerativeModel
 from heedful.serve.errors import Overloaded, ShuttingDown
@@ -42,6 +45,9 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+SHORT_SHARE = 0.25  # of the rows and of the KV cache is kept for short requests
+MAX_UNANSWERED = 2**20  # prompt tokens of all unanswered submissions of several prompts: tens of MB
 
 
 class Worker:
@@ -63,10 +69,12 @@ class Worker:
         self._compilers = asyncio.Semaphore(2)  # threads that compile grammars
         self._settings: dict[str, Any] = {
             "max_rows": max_rows, "chunk": chunk, "step_time": step_time, "cache_tokens": cache_tokens,
+            "short_share": SHORT_SHARE,
         }  # fmt: skip
         self._is_divided = any(map(is_sharded, loaded.model.parameters()))
         self._metrics = None if metrics is None else metrics.model(loaded.name)
-        self._n_prefilled, self._n_generated, self._last_step = 0, 0, 0.0  # reported to the metrics, and when
+        self._n_prefilled, self._n_generated, self._n_preempted = 0, 0, 0  # reported to the metrics
+        self._last_step = 0.0  # when
         self._engine = self._make_engine()
         self._thread: threading.Thread | None = None
         # The lock protects these three and the engine's replacement; the rest belongs to the thread.
@@ -74,6 +82,8 @@ class Worker:
         self._inbox: dict[Handle[Any], None] = {}  # in the order they came
         self._cancelled: list[Handle[Any]] = []
         self._stopping = False
+        self._submissions = count()
+        self._of_several: list[list[GenerationHandle]] = []  # submissions of several prompts, on the event loop
         self._in_engine: dict[int, GenerationHandle] = {}  # by the engine's number for them
         self._jobs: deque[JobHandle[Any]] = deque()
         self._outbox: list[tuple[Handle[Any], Callable[[], None]]] = []  # to be called on the handles' loops
@@ -108,19 +118,35 @@ class Worker:
         else:
             await asyncio.to_thread(self._thread.join)
 
-    def submit(self, request: Request, *, stream: bool) -> GenerationHandle:
-        """Queue a request. ValueError if it could never run, Overloaded if the queue is full."""
-        return self.submit_all([request], stream=stream)[0]
+    def submit(self, request: Request, *, stream: bool, client: str = "") -> GenerationHandle:
+        """Queue a request. ValueError if it could never run, Overloaded if the client's queue is full."""
+        return self.submit_all([request], stream=stream, client=client)[0]
 
-    def submit_all(self, requests: Sequence[Request], *, stream: bool) -> list[GenerationHandle]:
-        """Queue several, all or none, with one `wakeup`: however many, they are accepted unless the queue is full."""
+    def submit_all(self, requests: Sequence[Request], *, stream: bool, client: str = "") -> list[GenerationHandle]:
+        """Queue several, all or none, with one `wakeup`; in the client's queue they count as one."""
         engine = self._require_engine()
         for request in requests:
             engine.check(request)
+        if len(requests) > 1:
+            self._check_unanswered(requests, client)
         wakeup = Wakeup()
         handles = [GenerationHandle(self._cancel, request, stream, wakeup) for request in requests]
-        self._enqueue(*handles)
+        self._enqueue(handles, client)
+        if len(handles) > 1:
+            self._of_several.append(handles)
         return handles
+
+    def _check_unanswered(self, requests: Sequence[Request], client: str) -> None:
+        """Overloaded if submissions of several prompts take too much memory; a single one is always accepted."""
+        self._of_several = [some for some in self._of_several if not all(handle.done for handle in reversed(some))]
+        taken = [(some[0].owner.client, n_tokens(handle.request for handle in some)) for some in self._of_several]
+        of_all, own = sum(n for _, n in taken), sum(n for other, n in taken if other == client)
+        new = n_tokens(requests)
+        if (taken and of_all + new > MAX_UNANSWERED) or (own and own + new > MAX_UNANSWERED / 2):
+            raise Overloaded(
+                f"{of_all} tokens of prompts wait for {self.loaded.name} in requests of several prompts: "
+                "try again later, or send fewer at once"
+            )
 
     async def compile_grammar(self, grammar: Grammar, *, at_start: bool) -> None:
         """Compile a grammar beside the event loop; requests that have it then find it. ValueError if it is wrong."""
@@ -128,12 +154,12 @@ class Worker:
         async with self._compilers:
             await asyncio.to_thread(new_matcher, tokenizer, grammar, (), at_start=at_start)
 
-    def run_job(self, job: Iterator[T]) -> JobHandle[T]:
+    def run_job(self, job: Iterator[T], *, client: str = "") -> JobHandle[T]:
         """Queue other work: the thread calls `next` on it once between two steps, in turns with other jobs."""
         if self._is_divided:
             raise ValueError(f"{self.loaded.name} is divided over processes, which generate and do nothing else")
         handle = JobHandle(self._cancel, job)
-        self._enqueue(handle)
+        self._enqueue([handle], client)
         return handle
 
     def _require_engine(self) -> Engine:
@@ -157,14 +183,16 @@ class Worker:
         """How many answers to one prompt fit into a batch and the cache; more take several requests."""
         engine = self._require_engine()
         scheduler, size = engine.scheduler, engine.runner.cache_tokens(replace(request, n=1))
-        cached = scheduler.max_rows if scheduler.max_cache_tokens is None else scheduler.max_cache_tokens // size
-        return max(1, min(scheduler.max_rows, cached))
+        return max(1, int(min(scheduler.most_rows, scheduler.most_cache_tokens // size)))
 
-    def _enqueue(self, *handles: Handle[Any]) -> None:
+    def _enqueue(self, handles: Sequence[Handle[Any]], client: str) -> None:
+        owner = Owner(client, next(self._submissions))
+        for handle in handles:
+            handle.owner = owner
         with self._condition:
             if self._stopping:
                 raise ShuttingDown(f"{self.loaded.name} is being stopped")
-            if (waiting := self._count_waiting()) >= self.queue:
+            if (waiting := self._count_submissions(client)) >= self.queue:
                 raise Overloaded(f"{waiting} requests wait for {self.loaded.name} already: try again later")
             self._inbox |= dict.fromkeys(handles)
             self._condition.notify()
@@ -200,6 +228,13 @@ class Worker:
         engine = self._engine
         in_engine = 0 if engine is None else len(engine.scheduler.waiting)
         return len(self._inbox) + in_engine + len(self._jobs)
+
+    def _count_submissions(self, client: str) -> int:
+        """A client's submissions with prompts that wait, and its other jobs."""
+        engine = self._engine
+        in_engine = 0 if engine is None else engine.scheduler.waiting.n_submissions(client)
+        arriving = {handle.owner for handle in self._inbox if handle.owner.client == client}
+        return len(arriving) + in_engine + sum(handle.owner.client == client for handle in list(self._jobs))
 
     # --- in the thread ---------------------------------------------------------------------------------------------
 
@@ -240,7 +275,7 @@ class Worker:
             return
         assert isinstance(handle, GenerationHandle) and handle.request is not None and self._engine is not None
         try:
-            handle._id = self._engine.add(handle.request)
+            handle._id = self._engine.add(handle.request, handle.owner)
         except Exception as error:
             self._post_result(handle, None, error)
         else:
@@ -306,13 +341,14 @@ class Worker:
             self._jobs.rotate(-1)
 
     def _replace_engine(self, error: Exception) -> None:
-        """The engine itself failed: make a new one. Running requests get the error; waiting ones move to the new."""
+        """The engine itself failed: make a new one. Requests that have begun get the error; others move to the new."""
         assert self._engine is not None
         error = self._server_error(error)
-        waiting = {task.id for task in self._engine.scheduler.waiting} if self._engine.scheduler.running else set()
+        scheduler = self._engine.scheduler
+        waiting = {group.id for group in scheduler.waiting if not group.preempted} if scheduler.running else set()
         handles, self._in_engine = self._in_engine, {}
         with self._condition:
-            self._engine, self._n_prefilled = self._make_engine(), 0
+            self._engine, self._n_prefilled, self._n_preempted = self._make_engine(), 0, 0
             for id, handle in handles.items():
                 if id in waiting:
                     self._admit(handle)
@@ -347,21 +383,24 @@ class Worker:
         """Report what the step did, and what is running and waiting now."""
         if self._metrics is None or self._engine is None:
             return
-        runner, now = self._engine.runner, time.perf_counter()
+        runner, scheduler, now = self._engine.runner, self._engine.scheduler, time.perf_counter()
         self._metrics.step(
             running=self.n_running,
             waiting=self._count_waiting(),
+            rows=sum(group.n_rows for group in scheduler.running),
             prompt_tokens=runner.n_prefilled - self._n_prefilled,
             generated_tokens=self._n_generated,
+            preempted=scheduler.n_preempted - self._n_preempted,
         )
         if self._n_generated and self._last_step:
             self._metrics.next_token(now - self._last_step)
         self._last_step = now if self._in_engine else 0.0
-        self._n_prefilled, self._n_generated = runner.n_prefilled, 0
+        self._n_prefilled, self._n_generated, self._n_preempted = runner.n_prefilled, 0, scheduler.n_preempted
         if runner.pool is not None:
-            self._metrics.cache(
-                runner.pool.n_used * runner.pool.block_size, runner.pool.n_blocks * runner.pool.block_size
-            )
+            size = runner.pool.block_size
+            self._metrics.cache(runner.pool.n_used * size, runner.pool.n_blocks * size)
+        elif scheduler.max_cache_tokens is not None:
+            self._metrics.cache(sum(group.held_tokens for group in scheduler.running), scheduler.max_cache_tokens)
 
     def _post_result(self, handle: Handle[R], value: R | None, error: Exception | None) -> None:
         self._outbox.append((handle, partial(handle._finish, value, error)))
@@ -391,6 +430,11 @@ class Worker:
             self._post_result(handle, None, ShuttingDown(f"{self.loaded.name} is being stopped"))
         self._jobs.clear()
         self._flush_outbox()
+
+
+def n_tokens(requests: Iterable[Request | None]) -> int:
+    """Tokens of the prompts and sources."""
+    return sum(len(request.prompt) + len(request.source or ()) for request in requests if request is not None)
 
 
 def _call_all(calls: list[Callable[[], None]]) -> None:

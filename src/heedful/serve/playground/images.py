@@ -31,6 +31,7 @@ from heedful.serve.errors import client_errors
 from heedful.serve.event_stream import ChunkFormatter, EventStream
 from heedful.serve.field_types import MAX_INT, Count, Number
 from heedful.serve.generation import SubRequest, submit
+from heedful.serve.handle import client_of
 from heedful.serve.playground.inspection import Inspector, run_on_model
 from heedful.serve.playground.wire import (
     ARRAYS_RESPONSE,
@@ -212,7 +213,7 @@ async def post_image_complete(http: HttpRequest, body: ImageCompletionRequest) -
             for i in range(body.n):
                 sampling = Sampling(temperature=body.temperature, seed=seed + i)
                 subrequests.append(SubRequest(Request(prompt, None, n_pixels - body.n_given, sampling), i, i, 1))
-            group = submit(worker, subrequests, stream=True)
+            group = submit(worker, subrequests, stream=True, client=client_of(http))
         return EventStream(group, subrequests, PixelStream(body.n_given, levels), held.pop_all())
 
 

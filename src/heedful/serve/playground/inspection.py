@@ -24,7 +24,7 @@ from heedful.loaded import Loaded, load
 from heedful.models.base import DecoderModel, Model
 from heedful.observe.inputs import token_label
 from heedful.serve.errors import CLIENT_CLOSED_REQUEST, ApiError, client_errors, from_exception
-from heedful.serve.handle import HandleGroup
+from heedful.serve.handle import HandleGroup, client_of
 from heedful.serve.worker import Worker
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.warn import collect_warnings, collected_warnings, repeat_warnings
@@ -194,7 +194,7 @@ async def run_in_slices(http: HttpRequest, name: str, compute: Callable[[Inspect
         with client_errors():
             worker = await held.enter_async_context(manager.acquire(name))
             inspector = http.app.state.inspectors.of(worker, manager.path(name))
-            job = worker.run_job(_with_errors(compute(inspector), told))
+            job = worker.run_job(_with_errors(compute(inspector), told), client=client_of(http))
         results = await HandleGroup([job]).results(http)
     if results is None:
         raise ApiError(CLIENT_CLOSED_REQUEST, "the client went away")
