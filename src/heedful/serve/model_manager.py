@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heedful.kernels.accelerate import accelerate_as_stored, n_bytes
+from heedful.kernels.cpu.memory import release_file
 from heedful.loaded import Loaded, load
 from heedful.serve.errors import ApiError, Overloaded, ShuttingDown
 from heedful.serve.memory import MemoryEstimate, estimate_memory, kv_cache_tokens, memory_budget
@@ -251,6 +252,7 @@ class ModelManager:
         _ = loaded.chat_eos_ids  # renders the chat template once: here, and not on the event loop
         if options.quantize is None and not parallel and loaded.model.device.type == "cpu":
             accelerate_as_stored(loaded.model)
+        release_file(loaded.model)
         return loaded
 
     # --- memory ----------------------------------------------------------------------------------------------------

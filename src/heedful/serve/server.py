@@ -23,6 +23,7 @@ from types import FrameType
 
 import uvicorn
 
+from heedful.kernels.cpu.memory import share_arenas
 from heedful.serve.app import create_app
 from heedful.serve.metrics import Metrics
 from heedful.serve.model_manager import ModelManager
@@ -38,6 +39,7 @@ def serve(options: Options) -> int:
     options.check_exercises()
     options.check_public()
     set_up_logging(verbose=options.verbose)
+    share_arenas()
     manager = ModelManager(options.models, options, Metrics())
     listener = bind(options.host, options.port)
     if threading.current_thread() is threading.main_thread():  # only it may set signal handlers

@@ -34,6 +34,7 @@ from heedful.generate.request import Request
 from heedful.generate.sampling import InvalidLogits
 from heedful.generate.sequence import Event
 from heedful.generate.turns import Owner
+from heedful.kernels.cpu.memory import trim_memory
 from heedful.loaded import Loaded
 from heedful.models.base import GenerativeModel
 from heedful.serve.errors import Overloaded, ShuttingDown
@@ -47,6 +48,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SHORT_SHARE = 0.25  # of the rows and of the KV cache is kept for short requests
+TRIM = 10.0  # seconds between two returns of freed memory to the system
 MAX_UNANSWERED = 2**20  # prompt tokens of all unanswered submissions of several prompts: tens of MB
 
 
@@ -75,6 +77,7 @@ class Worker:
         self._metrics = None if metrics is None else metrics.model(loaded.name)
         self._n_prefilled, self._n_generated, self._n_preempted = 0, 0, 0  # reported to the metrics
         self._last_step = 0.0  # when
+        self._last_trim = time.perf_counter()
         self._engine = self._make_engine()
         self._thread: threading.Thread | None = None
         # The lock protects these three and the engine's replacement; the rest belongs to the thread.
@@ -241,6 +244,7 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._process_inbox():
+                self._trim_memory()
                 self._step()
                 self._flush_outbox()
                 self._update_metrics()
@@ -250,6 +254,12 @@ class Worker:
             log.exception("the thread of %s has ended: a mistake in heedful", self.loaded.name)
         finally:
             self._shut_down()
+
+    def _trim_memory(self) -> None:
+        """Return what earlier steps freed to the system, now and then: malloc keeps most of it."""
+        if (now := time.perf_counter()) - self._last_trim > TRIM:
+            trim_memory()
+            self._last_trim = now
 
     def _process_inbox(self) -> bool:
         """Wait until there is something to do, drop what was cancelled, admit what was submitted. False: stop."""

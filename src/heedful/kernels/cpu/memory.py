@@ -1,4 +1,4 @@
-"""Memory for the CPU kernels: huge pages for weights and KV caches, and malloc settings for training."""
+"""Memory for the CPU kernels: huge pages for weights and KV caches, and malloc settings for training and serving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 CHUNK = 2**26  # bytes mapped at a time
 
@@ -25,6 +25,31 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: smaller blocks come from the heap
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: the heap is not trimmed below this
+
+
+def share_arenas() -> None:
+    """Let all threads share two of malloc's arenas (glibc only): what is freed in one is not used in another."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system (glibc only)."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_file(model: nn.Module) -> None:
+    """Copy the parameters that are small parts of a mapped file, of which all else was packed: one of them would keep
+    the whole file in memory."""
+    parts: dict[int, list[Tensor]] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if type(tensor.data) is Tensor and tensor.is_cpu:
+            parts.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    for tensors in parts.values():
+        if 2 * sum(tensor.nbytes for tensor in tensors) < tensors[0].untyped_storage().nbytes():
+            for tensor in tensors:
+                tensor.data = tensor.data.clone()
 
 
 class HugePages:
