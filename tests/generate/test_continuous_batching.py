@@ -10,6 +10,7 @@ import torch
 
 import heedful
 from heedful.generate.engine import Engine, Event
+from heedful.generate.grammar import Grammar
 from heedful.generate.request import Request, Result, Sampling
 from heedful.models.base import Batch
 from support.families import CASES
@@ -319,3 +320,76 @@ def test_lists_of_prompts_are_answered_together(bard):
             bard.generate("O", **wrong)
     with pytest.raises(ValueError, match="top_q"):
         bard.generate("O", top_q=1)
+
+
+# --- preemption -----------------------------------------------------------------------------------------------------
+
+
+def crowd(bard) -> list[Request]:
+    """Long answers of every kind, for which together there is no room."""
+    chance, requests = random.Random(3), []
+    more = [{"logprobs": 2}, {"stop": ("and\n", "zz")}, {}, {"grammar": Grammar("regex", "[a-z ]{60}\n")}, {"n": 2}]
+    for i in range(12):
+        prompt = tuple(chance.randrange(3, 60) for _ in range(chance.choice([5, 40, 90])))
+        sampling = GREEDY if i % 3 == 0 else Sampling(
+            seed=i, temperature=0.9, repetition_penalty=1.1, frequency_penalty=0.3, no_repeat_ngram_size=7 * (i % 2)
+        )  # fmt: skip
+        requests.append(Request(prompt, max_tokens=100, sampling=sampling, min_tokens=3, **more[i % 5]))
+    return requests
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_preempted_answer_is_that_of_an_uninterrupted_one(bard, state):
+    requests = crowd(bard)
+    alone = [Engine(bard.model, bard.tokenizer).run([request])[0] for request in requests]
+    engine = Engine(bard.model, bard.tokenizer, max_rows=16, chunk=64, state=state, cache_tokens=640, short_share=0.25)
+    answered = flow(engine, requests, random.Random(4))
+    assert engine.scheduler.n_preempted >= 3
+    for request, expected, (result, events) in zip(requests, alone, answered, strict=True):
+        assert same(result, expected)
+        check_stream(request, result, events)
+    if engine.runner.pool is not None:
+        assert engine.runner.pool.n_used == 0
+
+
+def test_what_was_preempted_may_be_cancelled_and_its_prefill_may_fail(bard, monkeypatch):
+    engine = Engine(bard.model, bard.tokenizer, max_rows=8, chunk=64, state="paged", cache_tokens=640, short_share=0.25)
+    requests = [Request((i,) * 90, max_tokens=140, sampling=GREEDY) for i in range(5, 9)]
+    (expected,) = Engine(bard.model, bard.tokenizer).run([requests[1]])
+    ids = [engine.add(request) for request in requests]
+    events = []
+    while engine.scheduler.n_preempted < 2:
+        events += engine.step()
+    gone = next(group.id for group in engine.scheduler.waiting if group.preempted)
+    assert engine.cancel(gone)
+    real, failed = type(bard.model).start, []
+
+    def start(model, batch, **more):
+        if not failed and len(batch.ids) > 1:
+            failed.append(True)
+            raise RuntimeError("too much at once")
+        return real(model, batch, **more)
+
+    monkeypatch.setattr(type(bard.model), "start", start)
+    while engine.busy:
+        events += engine.step()
+    assert gone not in {event.id for event in events if event.result is not None}
+    for id in set(ids) - {gone}:
+        (last,) = [event for event in events if event.id == id and event.result is not None]
+        pieces = "".join(event.piece for event in events if event.id == id)
+        assert pieces == last.result.choices[0].text and len(last.result.choices[0].tokens) == 140
+        if id == ids[1]:
+            assert last.result == expected
+    assert engine.runner.pool.n_used == 0
+
+
+def test_a_short_request_gets_its_token_at_once_beside_long_ones(bard):
+    engine = Engine(
+        bard.model, bard.tokenizer, max_rows=8, chunk=512, cache_tokens=1024, state="paged", short_share=0.25
+    )
+    for i in range(8):
+        engine.add(Request((i + 3,) * 200, max_tokens=50, sampling=GREEDY))
+    for step in range(30):
+        short = engine.add(Request((step + 3, 4), max_tokens=1))
+        assert short in {event.id for event in engine.step()}
+        assert len(engine.scheduler.waiting) > 2 or step > 20

@@ -161,3 +161,166 @@ def test_groups_are_at_most_half_padding():
         assert len(group) * group[0].n_left <= 2 * sum(j.n_left for j in group)
         assert group[0].n_left == max(j.n_left for j in group)
     assert bucket_by_length([], len) == []
+
+
+# --- a server's: shares, turns, preemption ----------------------------------------------------------------------------
+
+
+def serving(cache_tokens: int = 6400, max_rows: int = 16, chunk: int = 1000) -> Scheduler[Job]:
+    return Scheduler(max_rows=max_rows, chunk=chunk, max_cache_tokens=cache_tokens, short_share=0.25)
+
+
+def long_job(n: int = 1000, more: int = 600, **changes) -> Job:
+    return Job(n, cache_tokens=n + more, held_tokens=n + 1, preemptible=True, **changes)
+
+
+def short_job(n: int = 20, **changes) -> Job:
+    return Job(n, cache_tokens=n + 16, held_tokens=n + 1, preemptible=True, **changes)
+
+
+def check_bounds(scheduler: Scheduler[Job]) -> None:
+    assert sum(job.n_rows for job in scheduler.running) <= scheduler.max_rows
+    held = sum(job.held_tokens if job.preemptible else job.cache_tokens for job in scheduler.running)
+    assert held <= scheduler.max_cache_tokens
+
+
+def test_a_short_request_is_admitted_in_the_next_step_though_the_cache_is_full_of_long_ones():
+    scheduler = serving()
+    for _ in range(8):
+        scheduler.add(long_job())
+    for _ in range(5):
+        read(scheduler)
+    n_long = len(scheduler.running)
+    assert n_long == 4 and len(scheduler.waiting) == 4  # three quarters of 6400, each with room for its next tokens
+    for _ in range(50):
+        scheduler.add(short := short_job())
+        read(scheduler)
+        assert short in scheduler.running and not short.n_left
+        check_bounds(scheduler)
+        scheduler.remove(short)
+    assert len(scheduler.running) == n_long
+
+
+def test_long_requests_leave_rows_to_short_ones():
+    scheduler = serving(cache_tokens=1_000_000, max_rows=16)
+    for _ in range(30):
+        scheduler.add(long_job(n=40_000))
+    while read(scheduler):
+        pass
+    assert len(scheduler.running) == 12
+    for _ in range(6):
+        scheduler.add(short_job())
+    read(scheduler)
+    assert len(scheduler.running) == 16
+
+
+@pytest.mark.parametrize("need", [1600, 6400])  # as much as others, and all that there is
+def test_a_long_request_is_not_starved_by_short_ones(need):
+    scheduler = serving(max_rows=8)
+    for _ in range(3):
+        scheduler.add(long_job())
+    read(scheduler)
+    scheduler.add(wanted := Job(1000, cache_tokens=need, held_tokens=1001))
+    steps = 0
+    while wanted not in scheduler.running:
+        for _ in range(20):
+            scheduler.add(Job(150, cache_tokens=166, held_tokens=151, preemptible=True))
+        read(scheduler)
+        check_bounds(scheduler)
+        for job in [job for job in scheduler.running if not job.n_left and job is not wanted][:3]:
+            scheduler.remove(job)  # three end in each step
+        steps += 1
+        assert steps < 100
+
+
+def test_the_longest_is_preempted_when_the_cache_is_full_and_once_only():
+    scheduler = serving()
+    jobs = [long_job(n, 2500) for n in (900, 1300, 1000)]
+    for job in jobs:
+        scheduler.add(job)
+    while read(scheduler):
+        pass
+    assert set(scheduler.running) == set(jobs) and not scheduler.preempt()
+    jobs[0].held_tokens += 1700  # the answers grow beyond three quarters of 6400
+    assert scheduler.preempt() == [jobs[0]] and jobs[0] not in scheduler.running
+    assert scheduler.n_preempted == 1 and next(iter(scheduler.waiting)) is jobs[0]
+    jobs[0].preemptible, jobs[0].n_left = False, jobs[0].held_tokens
+    scheduler.add(another := long_job(500))
+    for _ in range(3):
+        read(scheduler)
+    assert jobs[0] not in scheduler.running and another not in scheduler.running  # it is not overtaken any more
+    scheduler.remove(jobs[1])
+    read(scheduler)
+    assert jobs[0] in scheduler.running
+    jobs[2].held_tokens += 500
+    assert scheduler.preempt() == [jobs[2]]
+    check_bounds(scheduler)
+
+
+def test_clients_take_turns_and_so_do_their_submissions():
+    scheduler = Scheduler(max_rows=1, chunk=10)
+    many, single, other = Owner("a", 1), Owner("a", 2), Owner("b", 3)
+    jobs = [Job(1, owner=owner) for owner in [many] * 6 + [single] + [other] * 3]
+    for job in jobs:
+        scheduler.add(job)
+    order = []
+    while scheduler.waiting:
+        read(scheduler)
+        (job,) = scheduler.running
+        order.append(job.owner)
+        scheduler.remove(job)
+    assert order == [many, other, single, other, many, other, many, many, many, many]
+
+
+def test_a_submission_of_thousands_leaves_rows_to_others():
+    scheduler = serving(cache_tokens=100_000, max_rows=64)
+    many = Owner("a", 1)
+    for _ in range(2000):
+        scheduler.add(short_job(owner=many))
+    read(scheduler)
+    read(scheduler)
+    assert len(scheduler.running) == 48
+    for _ in range(20):
+        scheduler.add(one := short_job())
+        read(scheduler)
+        assert one in scheduler.running  # at once
+        scheduler.remove(one)
+    another = Owner("b", 2)
+    for _ in range(2000):
+        scheduler.add(short_job(owner=another))
+    for _ in range(400):
+        for job in scheduler.running[:4]:
+            scheduler.remove(job)
+        read(scheduler)
+    rows = {owner: sum(job.owner == owner for job in scheduler.running) for owner in (many, another)}
+    assert abs(rows[many] - rows[another]) <= 8 and 64 - len(scheduler.running) >= 4
+
+
+def test_everyone_is_served_by_a_server_and_the_bounds_hold():
+    chance = random.Random(0)
+    scheduler = serving(cache_tokens=640, max_rows=6, chunk=64)
+    coming, done = [], 0
+    for i in range(300):
+        n = chance.choice([3, 10, 30, 200])
+        owner = Owner(i % 3, chance.choice([i, i // 20]))
+        n_rows = chance.choice([1, 1, 1, 3 if n < 200 else 1])
+        need = n_rows * (n + 15)
+        coming.append(Job(n, n_rows, cache_tokens=need, held_tokens=n + 1, preemptible=n_rows == 1, owner=owner))
+    for job in coming:
+        job.n_tokens = 12
+    total, steps = len(coming), 0
+    while done < total:
+        steps += 1
+        assert steps < 20_000
+        if coming and chance.random() < 0.3:
+            scheduler.add(coming.pop(0))
+        for job in scheduler.preempt():
+            job.preemptible, job.n_left, job.n_prefilled = False, job.held_tokens, 0
+        read(scheduler)
+        check_bounds(scheduler)
+        for job in [job for job in scheduler.running if not job.n_left]:
+            job.n_tokens, job.held_tokens = job.n_tokens - 1, job.held_tokens + 1
+            if not job.n_tokens:
+                scheduler.remove(job)
+                done += 1
+    assert not scheduler.running and not scheduler.waiting and not scheduler._overtaken
