@@ -161,3 +161,31 @@ def test_a_short_prompt_is_answered_before_a_long_one_that_came_first():
     for _ in range(3):
         order += [event.id for event in engine.step()]
     assert short in order and long not in order
+
+
+def test_a_few_tokens_that_take_long_are_not_in_every_step(monkeypatch):
+    """At the end of a long prompt the least chunk takes longer than a decode pass: then steps in between have none."""
+    now = [0.0]
+    monkeypatch.setattr("heedful.generate.engine.perf_counter", lambda: now[0])
+    hidden = Llama.hidden
+
+    def timed(self, batch, state=None):
+        n = batch.ids.shape[1]
+        now[0] += 0.02 + (0 if n == 1 else sum(2e-5 * n * length for length in state.lengths if length > 100))
+        return hidden(self, batch, state)
+
+    monkeypatch.setattr(Llama, "hidden", timed)
+    model, _ = llama("paged")
+    engine = Engine(model, state="paged", chunk=1024, step_time=0.5, cache_tokens=8192)
+    stream = engine.add(Request((3, 4), max_tokens=90, sampling=GREEDY))
+    for _ in range(5):
+        engine.step()
+    engine.add(Request(tuple(3 + i % 50 for i in range(1500)), max_tokens=1))
+    gaps, sizes = [], []
+    while stream in engine._groups:
+        begin, n = now[0], engine.runner.n_prefilled
+        engine.step()
+        gaps.append(now[0] - begin)
+        sizes.append(engine.runner.n_prefilled - n)
+    late = [gap for gap, total in zip(gaps, range(len(gaps)), strict=True) if total > 10]
+    assert sum(sizes) > 200 and sum(late) / len(late) < 3 * 0.02

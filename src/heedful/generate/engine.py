@@ -181,7 +181,8 @@ class Engine:
             self._prefill(self.scheduler.schedule())
             return self._events
         decoding = self._state is not None
-        chunks = self.scheduler.schedule(pace.budget(decoding=decoding))
+        budget = pace.budget(decoding=decoding)
+        chunks = self.scheduler.schedule(budget) if budget else []
         cost = sum(pace.cost(group.n_prefilled, n) for group, n in chunks)
         beside = self.runner.combinable(chunks) if decoding and pace.may_combine() else []
         begin = perf_counter()
@@ -193,7 +194,7 @@ class Engine:
         for group, _ in chunks:
             if group.last_logits is not None and not group.last_logits.is_cpu:
                 group.last_logits[0].item()  # waits for the device
-        pace.record(cost, perf_counter() - begin, combined=bool(beside))
+        pace.record(cost, perf_counter() - begin, decoding=decoding, combined=bool(beside))
         return self._events
 
     def _preempt(self) -> None:

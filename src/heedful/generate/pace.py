@@ -18,6 +18,7 @@ FIRST = 64.0  # cost of the first chunk, before any time is known
 WEIGHT = 0.5  # of the newest measurement
 PREFILL_SHARE = 1.25  # seconds of prefill per second of decoding, in a step that does both
 MIN_PREFILL = 0.005  # seconds of prefill that nobody notices in a step: small models need not divide short prompts
+MAX_DEBT = 4.0  # steps without prefill at most, after one that took too long
 REFRESH = 32  # steps after which a decode pass is timed again without company
 
 
@@ -39,6 +40,7 @@ class PrefillPace:
         self.per_key, self.step_time = per_key, step_time
         self.speed: float | None = None  # cost per second
         self.decode_seconds = 0.0  # of a decode pass without prefill
+        self._debt = 0.0  # seconds by which prefill beside decoding took more than its share
         self._since = REFRESH  # steps since that was measured
 
     def cost(self, start: int, n: int) -> float:
@@ -55,12 +57,23 @@ class PrefillPace:
         return int((math.sqrt(linear**2 + 2 * self.per_key * max(0.0, cost)) - linear) / self.per_key)
 
     def budget(self, *, decoding: bool) -> float:
-        """The cost of what a step may prefill; beside rows that decode less than alone."""
+        """The cost of what a step may prefill; beside rows that decode less than alone, and nothing after steps whose
+        prefill took too long: a few tokens of a long prompt may take longer than a decode pass."""
         if self.step_time is None:
             return math.inf
-        beside = max(MIN_PREFILL, PREFILL_SHARE * self.decode_seconds)
-        seconds = min(self.step_time, beside) if decoding else self.step_time
+        seconds = self.step_time
+        if decoding:
+            seconds = self._share - self._debt
+            if seconds <= 0:
+                return 0.0
         return FIRST if self.speed is None else seconds * self.speed
+
+    @property
+    def _share(self) -> float:
+        """Seconds of prefill in a step that decodes too. All of the step should take no more than step_time."""
+        assert self.step_time is not None
+        left = max(self.step_time - self.decode_seconds, self.decode_seconds / 4)
+        return max(MIN_PREFILL, min(PREFILL_SHARE * self.decode_seconds, left))
 
     def may_combine(self) -> bool:
         """Whether decode and prefill may share a pass in this step; now and then not, to time each."""
@@ -72,11 +85,14 @@ class PrefillPace:
         before = self.decode_seconds or seconds
         self.decode_seconds, self._since = before + WEIGHT * (seconds - before), 0
 
-    def record(self, cost: float, seconds: float, *, combined: bool = False) -> None:
-        """Learn from a step's prefill, `combined` with its decode pass or not. Small ones, which mostly wait for the
-        weights, count less."""
+    def record(self, cost: float, seconds: float, *, decoding: bool = False, combined: bool = False) -> None:
+        """Learn from a step's prefill, in a step that decodes too or not, `combined` in one pass or not. Small ones,
+        which mostly wait for the weights, count less."""
         if combined:
             seconds = max(seconds - self.decode_seconds, 0.2 * seconds)
+        if self.step_time is not None:
+            debt = self._debt + (seconds if cost > 0 else 0.0) - self._share
+            self._debt = min(max(0.0, debt), MAX_DEBT * self._share) if decoding else 0.0
         if cost <= 0 or seconds <= 0:
             return
         measured, weight = cost / seconds, WEIGHT * min(1.0, cost / FIRST)
