@@ -1,18 +1,24 @@
-"""A server under 64 mixed clients for ten minutes: well-behaved ones beside those that a public server meets.
+"""A server under 74 mixed clients for ten minutes: well-behaved ones beside those that a public server meets.
 
     python benchmarks/soak.py [--minutes 10] [--memory 4] [--model SmolLM2-135M-Instruct.Q4_1.gguf] [--seed 0]
+                              [--json soak.json]
 
-`heedful serve` runs SmolLM2-135M-Instruct (pulled, unless given) and small models with
-hostile chat templates, in a process of its own on 127.0.0.1. Each client sends one request after another until the time
-is over: short chats that stream, short completions, long prompts (1,500 to 3,500 tokens), prompts beyond the context,
-clients that never read, clients that cut their connection, hostile JSON and hostile templates; one more asks /health
-every second. A client that is told 429 waits for a second. "left" is a client that went away by itself, "disconnected"
-one whose connection the server closed, as it does with a body that is too large.
+`heedful serve` runs SmolLM2-135M-Instruct (pulled, unless given) and small models with hostile chat templates, in a
+process of its own on 127.0.0.1. Each client sends one request after another until the time is over: short chats that
+stream, short completions, long prompts (1,500 to 3,500 tokens), prompts beyond the context, clients that never read,
+clients that cut their connection, hostile JSON and hostile templates; eight streams with prompts of 7,000 tokens and
+max_tokens 1,000, a client that sends 2,000 prompts in one request, again and again, and one that sends one short
+request at a time; one more asks /health every second. A client that is told 429 waits for a second. "left" is a client
+that went away by itself, "disconnected" one whose connection the server closed, as it does with a body that is too
+large.
 
-Printed: the time to the first token (of an answer that does not stream and of an error: to all of it) and the status
-codes by kind of client, and the memory of the server with its processes over time. The KV cache keeps what it may
-(prefixes of later prompts), so that memory grows to the bound that `heedful serve --memory` sets, here --memory. The
-exit code is 1 if the server answered anything with 5xx, did not answer within --patience seconds, or did not end well.
+Printed as JSON (and written to --json): answers with 5xx; refusals (429) of clients that send one short request at a
+time; the time to the first token of "one short request" (median and worst); the most memory of the server against
+--memory plus the overhead that docs/serving.md states. Then as tables: the time to the first token (of an answer that
+does not stream and of an error: to all of it) and the status codes by kind of client, and the memory of the server with
+its processes over time. The KV cache keeps what it may (prefixes of later prompts), so that memory grows to its bound.
+The exit code is 1 if any of these numbers is beyond its limit, if the server did not answer a client other than the
+long streams and the 2,000 prompts within --patience seconds, or if it did not end well.
 """
 
 from __future__ import annotations
@@ -20,8 +26,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,7 +53,14 @@ CLIENTS = {
     "cuts the connection": 6,
     "hostile JSON": 6,
     "hostile template": 4,
+    "7,000 tokens, stream": 8,
+    "2,000 prompts": 1,
+    "one short request": 1,
 }
+ONE_AT_A_TIME = ("one short request", "short chat, stream", "short completion")
+PATIENT = ("7,000 tokens, stream", "2,000 prompts")  # may take longer than the run
+OVERHEAD = 1.0  # GB beyond --memory that docs/serving.md states
+MEDIAN, WORST = 1.5, 5.0  # seconds to a short request's first token
 MAX_REQUESTS = 10_000  # of one client
 UNREAD = 45.0  # seconds that a client who never reads stays
 REPEATED = "{%% set n = namespace(x='ab') %%}{%% for i in range(999) %%}{%% set n.x = %s %%}{%% endfor %%}{{ n.x }}"
@@ -67,7 +82,8 @@ class Record:
 
     first: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # seconds by kind
     statuses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    memory: list[tuple[float, float]] = field(default_factory=list)  # seconds, MB
+    memory: list[tuple[float, float]] = field(default_factory=list)  # seconds, MB with the processes it started
+    alone: list[float] = field(default_factory=list)  # MB of the server's own process
     wrong: list[str] = field(default_factory=list)  # the first answers with 5xx
 
 
@@ -77,6 +93,7 @@ class Soak:
     def __init__(self, port: int, patience: float, seed: int) -> None:
         self.port, self.patience = port, patience
         self.random, self.record = random.Random(seed), Record()
+        self.end = math.inf
 
     # --- one request -------------------------------------------------------------------------------------------------
 
@@ -88,8 +105,9 @@ class Soak:
     async def exchange(self, kind: str, request: bytes, *, until_first: bool = False) -> str:
         """Send bytes and record the answer to them."""
         begin, got, first = time.perf_counter(), b"", 0.0
+        patience = self.end - begin + 1 if kind in PATIENT else self.patience
         try:
-            async with asyncio.timeout(self.patience):
+            async with asyncio.timeout(max(1.0, patience)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 try:
                     writer.write(request)
@@ -103,7 +121,7 @@ class Soak:
                 finally:
                     writer.close()
         except TimeoutError:
-            status = "timeout"
+            status = "not at its end" if kind in PATIENT else "timeout"
         except OSError:
             status = "disconnected"
         else:
@@ -115,7 +133,7 @@ class Soak:
 
     def note(self, kind: str, status: str, seconds: float, got: bytes = b"") -> None:
         self.record.statuses[kind][status] += 1
-        if status.isdigit():
+        if status.isdigit() or b"data: " in got:
             self.record.first[kind].append(seconds)
         if status.startswith("5") or status == "timeout":
             self.record.wrong.append(f"{kind}: {status} {got[-120:]!r}")
@@ -183,6 +201,21 @@ class Soak:
         await asyncio.sleep(self.random.uniform(1, 5))
         return status
 
+    async def very_long_prompt(self, kind: str) -> str:
+        prompt = self.random.choices(range(1000, 10_000), k=7000)
+        body = {"model": "smollm2", "prompt": prompt, "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        return await self.post(kind, "/v1/completions", body)
+
+    async def thousands_of_prompts(self, kind: str) -> str:
+        body = {"model": "smollm2", "prompt": ["a"] * 2000, "max_tokens": 16}
+        return await self.post(kind, "/v1/completions", body)
+
+    async def one_short_request(self, kind: str) -> str:
+        body = {"model": "smollm2", "prompt": self.text(12), "max_tokens": 8, "stream": True}
+        status = await self.post(kind, "/v1/completions", body)
+        await asyncio.sleep(0.5)
+        return status
+
     async def health(self, kind: str) -> str:
         status = await self.exchange(kind, http_request("GET", "/health"))
         await asyncio.sleep(1)
@@ -191,7 +224,7 @@ class Soak:
     # --- all of them -------------------------------------------------------------------------------------------------
 
     async def run(self, minutes: float, server: psutil.Process) -> None:
-        end = time.perf_counter() + 60 * minutes
+        end = self.end = time.perf_counter() + 60 * minutes
         kinds: dict[str, Callable[[str], Awaitable[str]]] = {
             "short chat, stream": self.short_chat,
             "short completion": self.short_completion,
@@ -201,6 +234,9 @@ class Soak:
             "cuts the connection": self.cuts_the_connection,
             "hostile JSON": self.hostile_json,
             "hostile template": self.hostile_template,
+            "7,000 tokens, stream": self.very_long_prompt,
+            "2,000 prompts": self.thousands_of_prompts,
+            "one short request": self.one_short_request,
         }
         clients = [self.client(kind, kinds[kind], end) for kind, n in CLIENTS.items() for _ in range(n)]
         watcher = asyncio.create_task(self.watch(server))
@@ -223,6 +259,7 @@ class Soak:
         begin = time.perf_counter()
         while True:
             self.record.memory.append((time.perf_counter() - begin, megabytes(server)))
+            self.record.alone.append(server.memory_info().rss / 2**20)
             await asyncio.sleep(2)
 
 
@@ -308,6 +345,34 @@ def megabytes(server: psutil.Process) -> float:
     return total / 2**20
 
 
+def summary(record: Record, memory: float) -> dict[str, float | int | None]:
+    """The numbers that have limits."""
+    first = sorted(record.first["one short request"])
+    return {
+        "answers_with_5xx": sum(n for some in record.statuses.values() for s, n in some.items() if s.startswith("5")),
+        "refused_one_at_a_time": sum(record.statuses[kind]["429"] for kind in ONE_AT_A_TIME),
+        "short_requests": len(first),
+        "first_token_median_s": round(statistics.median(first), 3) if first else None,
+        "first_token_worst_s": round(first[-1], 3) if first else None,
+        "rss_most_gb": round(max(record.alone) * 2**20 / 1e9, 3),
+        "rss_with_children_most_gb": round(max(size for _, size in record.memory) * 2**20 / 1e9, 3),
+        "rss_bound_gb": memory + OVERHEAD,
+    }
+
+
+def beyond(numbers: dict[str, float | int | None]) -> list[str]:
+    """What is beyond its limit."""
+    bound = numbers["rss_bound_gb"]
+    assert bound is not None
+    limits = {"answers_with_5xx": 0, "refused_one_at_a_time": 0, "rss_most_gb": bound}
+    limits |= {"first_token_median_s": MEDIAN, "first_token_worst_s": WORST}
+    return [
+        f"{name} is {numbers[name]}, the limit {limit}"
+        for name, limit in limits.items()
+        if not ((value := numbers[name]) is not None and value <= limit)
+    ]
+
+
 def print_tables(record: Record) -> None:
     def percentile(values: list[float], p: float) -> float:
         return sorted(values)[min(len(values) - 1, int(p * len(values)))]
@@ -326,12 +391,13 @@ def print_tables(record: Record) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="64 mixed clients against a real server, for ten minutes.")
+    parser = argparse.ArgumentParser(description="74 mixed clients against a real server, for ten minutes.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--model", type=Path, help="a GGUF file or folder (default: SmolLM2, pulled)")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until an answer counts as missing")
     parser.add_argument("--memory", type=float, default=4.0, help="gigabytes for the models and their KV caches")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="a file for the numbers that have limits")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="heedful-soak-") as folder:
         hostile = hostile_models(Path(folder))
@@ -343,9 +409,17 @@ def main() -> int:
             died = server.poll()
             server.terminate()
             code = server.wait(90)
+    numbers = summary(soak.record, given.memory)
+    print(json.dumps(numbers, indent=2))
+    if given.json is not None:
+        given.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     print_tables(soak.record)
-    problems = soak.record.wrong[:5] + ([f"the server ended with {code}"] if died is not None or code else [])
-    print("\nno 5xx, every request answered" if not problems else "\n" + "\n".join(problems))
+    problems = (
+        beyond(numbers)
+        + soak.record.wrong[:5]
+        + ([f"the server ended with {code}"] if died is not None or code else [])
+    )
+    print("\nwithin all limits, every request answered" if not problems else "\n" + "\n".join(problems))
     return 1 if problems else 0
 
 
