@@ -20,8 +20,8 @@ def values(metrics: Metrics) -> dict[str, float]:
 def test_what_a_worker_tells_is_what_prometheus_reads():
     metrics = Metrics()
     tiny = metrics.model("tiny")
-    tiny.loaded(1000, 5000)
-    tiny.step(running=2, waiting=3, prompt_tokens=40, generated_tokens=2)
+    tiny.loaded(1000, 5000, 64)
+    tiny.step(running=2, waiting=3, rows=5, prompt_tokens=40, generated_tokens=2, preempted=1)
     tiny.step(running=1, waiting=0, generated_tokens=1)
     tiny.first_token(0.02)
     tiny.next_token(0.002)
@@ -33,6 +33,8 @@ def test_what_a_worker_tells_is_what_prometheus_reads():
     assert found["heedful_running_requests{model=tiny}"] == 1
     assert found["heedful_waiting_requests{model=tiny}"] == 0
     assert found["heedful_cancelled_requests_total{model=tiny}"] == 1
+    assert found["heedful_preempted_requests_total{model=tiny}"] == 1
+    assert found["heedful_max_rows{model=tiny}"] == 64
     assert found["heedful_time_to_first_token_seconds_count{model=tiny}"] == 1
     assert found["heedful_time_per_token_seconds_sum{model=tiny}"] == 0.002
     assert found["heedful_cache_used_tokens{model=tiny}"] == 64

@@ -201,6 +201,46 @@ def test_a_full_line_is_busy():
     asyncio.run(main())
 
 
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_of_thousands_of_prompts_counts_once_in_the_queue_and_takes_turns():
+    async def main():
+        loaded = make_loaded()
+        gate = Gate(loaded.model)
+        async with running_worker(loaded, max_rows=4, queue=3) as worker:
+            many = worker.submit_all([make_request()] * 500, stream=False, client="a")
+            await gate.reached()
+            done = []
+            singles = [worker.submit(make_request(max_tokens=1), stream=False, client=c) for c in "abab"]
+            with pytest.raises(Overloaded, match="3 requests wait"):  # with the many
+                worker.submit(make_request(), stream=False, client="a")
+            singles.append(worker.submit(make_request(max_tokens=1), stream=False, client="b"))
+            gate.open()
+            for single in singles:
+                await single.result()
+                done.append(sum(handle.done for handle in many))
+            assert max(done) < 100
+            assert len({tuple((await handle.result()).choices[0].tokens) for handle in many}) == 1
+
+    asyncio.run(main())
+
+
+def test_prompts_that_wait_are_bounded_and_a_single_one_is_never_refused_for_them(monkeypatch):
+    monkeypatch.setattr("heedful.serve.worker.MAX_UNANSWERED", 100)
+
+    async def main():
+        worker = Worker(make_loaded(), queue=50)  # not even started
+        worker.submit_all([make_request()] * 60, stream=False, client="a")  # 180 tokens, but nobody else waits
+        for client in "ab":
+            with pytest.raises(Overloaded, match="180 tokens of prompts wait"):
+                worker.submit_all([make_request()] * 2, stream=False, client=client)
+            worker.submit(make_request(), stream=False, client=client)
+        await worker.stop()
+
+    asyncio.run(main())
+
+
 # --- going away ------------------------------------------------------------------------------------------------------
 
 
@@ -501,6 +541,8 @@ def test_the_metrics_count():
         assert 'heedful_generated_tokens_total{model="small"} 5.0' in text
         assert 'heedful_prompt_tokens_total{model="small"} 4.0' in text
         assert 'heedful_cancelled_requests_total{model="small"} 1.0' in text
+        for name in ("running_rows", "waiting_requests", "cache_used_tokens", "cache_size_tokens"):
+            assert f'heedful_{name}{{model="small"}}' in text
         assert 'heedful_time_to_first_token_seconds_count{model="small"} 2.0' in text
 
     asyncio.run(main())

@@ -49,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_context_length(parser)
     add_tensor_parallel(parser)
     for limit in (
-        ("--memory", float, None, "GB", "what loaded models may take together; idle ones make room"),
+        ("--memory", float, None, "GB", "memory for weights and KV caches of all loaded models; idle ones make room"),
         ("--max-rows", int, 64, "N", "answers written at once by a model"),
-        ("--queue", int, 256, "N", "requests that may wait for a model; beyond that the answer is 429"),
+        ("--queue", int, 256, "N", "requests of a client that may wait for a model; beyond that the answer is 429"),
         ("--cache-tokens", int, None, "N", "tokens that a model's answers may remember together"),
         ("--chunk", int, 1024, "N", "at most so many tokens of new prompts are read at once"),
         ("--step-time", float, 0.5, "SECONDS", "and for so long; less while answers are written"),
