@@ -278,6 +278,34 @@ def test_the_pool_is_as_large_as_the_rows_and_the_memory_allow():
     asyncio.run(main())
 
 
+def test_no_packed_model_keeps_its_file_in_memory():
+    async def main():
+        async with running_manager("shakespeare") as found:
+            model = (await found.worker("shakespeare")).loaded.model
+            tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cpu]
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+            assert sum(storages.values()) <= 2 * sum(tensor.nbytes for tensor in tensors)
+            assert found._models["shakespeare"].memory <= found.budget
+
+    asyncio.run(main())
+
+
+def test_caches_and_weights_together_stay_within_the_budget(three):
+    folders, size = three
+
+    async def main():
+        async with running_manager(*folders, memory=size * 3.5) as found:
+            for name in found.names:
+                worker = await found.worker(name)
+                pool = worker._engine.runner.pool
+                estimate = found._models[name].estimate
+                taken = n_bytes(worker.loaded.model) + pool.n_blocks * pool.block_size * estimate.per_token
+                assert taken <= found._models[name].memory
+            assert sum(model.memory for model in found._models.values()) <= found.budget
+
+    asyncio.run(main())
+
+
 def test_the_budget_is_most_of_what_there_is():
     free = free_memory("cpu")
     assert 0.5 * free < memory_budget(None, "cpu") < 0.95 * free
