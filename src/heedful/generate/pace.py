@@ -15,6 +15,7 @@ from heedful.nn.attention import Attention
 
 ATTENTION = 2.0  # seconds per operation of attention, relative to those of the products with weights
 FIRST = 64.0  # cost of the first chunk, before any time is known
+LEAST = 16.0  # cost of a chunk while nothing is decoded: fewer tokens wait for the weights more than for anything else
 WEIGHT = 0.5  # of the newest measurement
 PREFILL_SHARE = 1.25  # seconds of prefill per second of decoding, in a step that does both
 MIN_PREFILL = 0.005  # seconds of prefill that nobody notices in a step: small models need not divide short prompts
@@ -66,7 +67,8 @@ class PrefillPace:
             seconds = self._share - self._debt
             if seconds <= 0:
                 return 0.0
-        return FIRST if self.speed is None else seconds * self.speed
+        cost = FIRST if self.speed is None else seconds * self.speed
+        return cost if decoding else max(LEAST, cost)
 
     @property
     def _share(self) -> float:
