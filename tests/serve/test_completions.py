@@ -388,10 +388,12 @@ def test_a_full_line_is_busy_and_leaves_nothing_behind(loaded, monkeypatch):
             body = dict(prompt=["the"] * 9, max_tokens=100, logit_bias={"342": -100})  # all let in, or none
             first = asyncio.create_task(server.exchange("/v1/completions", body, leave=leave))
             await until(lambda: gate.n_asked)
-            assert worker.n_waiting == 8
+            assert worker.n_waiting == 8  # they count as one
+            second = asyncio.create_task(server.exchange("/v1/completions", dict(prompt="the"), leave=leave))
+            await until(lambda: worker.n_waiting == 9)
             busy = await server.exchange("/v1/completions", dict(prompt="the"))
             leave.set()
-            await first
+            await asyncio.gather(first, second)
             gate.let(1)
             await until(lambda: not worker.busy)
             return busy
