@@ -169,16 +169,23 @@ def test_a_search_leaves_the_random_state_alone():
 def test_translation_follows_the_models_own_settings(name):
     loaded, some = tiny(name, ends=[7, 11]), prompts(name)
     loaded.model.generation = {}
-    assert loaded.translate(some) == loaded.generate(some, beams=4)
+    off = {"no_repeat_ngram_size": 0}
+    limits = [len(loaded.tokenizer.encode(prompt, add_special=True)) + 50 for prompt in some]  # Vaswani et al., 6.1
+    theirs = [loaded.generate(prompt, beams=4, max_tokens=n) for prompt, n in zip(some, limits, strict=True)]
+    assert loaded.translate(some, **off) == theirs
     loaded.model.generation = {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True, "max_length": 9}
     theirs = {"beams": 3, "length_penalty": 2.0, "early_stopping": True, "max_tokens": 8}
-    assert loaded.translate(some) == loaded.generate(some, **theirs)
+    assert loaded.translate(some, **off) == loaded.generate(some, **theirs)
     assert loaded.translate(some[0], beams=2, max_tokens=5) == loaded.generate(
         some[0], **{**theirs, "beams": 2, "max_tokens": 5}
     )
-    assert loaded.translate(some, beams=1) == loaded.generate(some, temperature=0, max_tokens=8)
+    assert loaded.translate(some, beams=1, **off) == loaded.generate(some, temperature=0, max_tokens=8)
     loaded.model.generation = {"num_beams": 1, "length_penalty": 2.0}
-    assert loaded.translate(some[0]) == loaded.generate(some[0], temperature=0)
+    assert loaded.translate(some[0], **off) == loaded.generate(some[0], temperature=0, max_tokens=limits[0])
+    for beams in 1, 4:  # no 5 tokens occur twice, where the source repeats none
+        words = loaded.translate("w5 w6 w7", beams=beams).split()
+        runs = [tuple(words[i : i + 5]) for i in range(len(words) - 4)]
+        assert len(set(runs)) == len(runs)
 
 
 @pytest.mark.parametrize("name", ["t5", "marian"])
@@ -192,7 +199,7 @@ def test_an_encoder_decoder_searches_as_transformers_does_by_the_same_file(name)
     theirs = reference_beams(case, reference, prompts_of(case), num_return_sequences=1, eos_token_id=ends, **file)
     found = loaded.complete(prompts(name))
     assert [r.choices[0].score for r in found] == pytest.approx([hers[0][1] for hers in theirs], abs=1e-5)
-    assert loaded.translate(prompts(name)) == [r.choices[0].text for r in found]
+    assert loaded.translate(prompts(name), no_repeat_ngram_size=0) == [r.choices[0].text for r in found]
 
 
 @pytest.mark.parametrize("how", [{}, {"beams": 3, "n": 2}, {"draft": "lookup"}], ids=["greedy", "beams", "draft"])

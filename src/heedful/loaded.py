@@ -50,6 +50,8 @@ from heedful.tasks.complete_image import complete_image
 from heedful.tasks.embed import Pooling, embed_texts
 from heedful.tasks.neighbours import Neighbour, word_vectors
 from heedful.tasks.tag import TaggedSpan, tag_texts
+from heedful.tasks.translate import limit_request, restore_ends, sentence_end, split_end
+from heedful.text.blank import is_blank
 from heedful.text.tokenizer import Tokenizer
 from heedful.weights.adapter import base_of, is_adapter, with_adapter
 from heedful.weights.compressed import Quantized
@@ -134,7 +136,11 @@ class Loaded(ModelWithTokenizer):
         return [nothing if self._has_no_source(p) else next(found) for p in prompts]
 
     def _complete(self, prompts: Sequence[Prompt], options: GenerationOptions) -> list[Result]:
-        engine, requests = self._engine(), self._requests(prompts, options)
+        self.require("generate")
+        return self._run(self._requests(prompts, options), options)
+
+    def _run(self, requests: Sequence[Request], options: GenerationOptions) -> list[Result]:
+        engine = self._engine()
         if arguments := beam_arguments(self.generation_options(**options)):
             model = cast(GenerativeModel[Any], self.model)
             return beam.run_beam_search(model, engine.tokenizer, requests, never=self.banned_ids, **arguments)
@@ -181,12 +187,30 @@ class Loaded(ModelWithTokenizer):
     def translate(
         self, text: str | list[str] | tuple[str, ...], **options: Unpack[GenerationOptions]
     ) -> str | list[str]:
-        """`generate` of an encoder-decoder; the translation of an empty text is empty. `beams=1` is greedy.
+        """`generate` of an encoder-decoder, limited in length and repetition by the source (heedful.tasks.translate).
+        The translation of an empty text is empty. `beams=1` is greedy.
 
         T5 needs to be told what to do: "translate English to German: ...".
         """
+        refuse_result_options("translate", options)
+        texts = [text] if isinstance(text, str) else text
+        translations = [result.choices[0].text for result in self.complete_translation(texts, **options)]
+        return translations[0] if isinstance(text, str) else translations
+
+    def complete_translation(self, texts: Sequence[str], **options: Unpack[GenerationOptions]) -> list[Result]:
+        """The whole results of `translate`. Their tokens are the model's own, with an end that the text has lost."""
         self.require("translate")
-        return self.generate(text, **options)
+        end = sentence_end(self.model)
+        sources, replacements = zip(*(split_end(text, end) for text in texts), strict=True) if texts else ((), ())
+        longest = default_options(self.model, {}).get("max_tokens")
+        requests = [
+            limit_request(request, options, longest)
+            for request in self._requests([text for text in sources if not is_blank(text)], options)
+        ]
+        results = iter(self._run(requests, options))
+        nothing = Result([Choice(i, [], "", "stop") for i in range(options.get("n", 1))])
+        found = [nothing if is_blank(text) else next(results) for text in sources]
+        return restore_ends(found, end, replacements)
 
     def generation_options(self, *, stream: bool = False, **options: Unpack[GenerationOptions]) -> GenerationOptions:
         """The options given, and this model's defaults for the others; `stream` is for `stream`, without beams."""

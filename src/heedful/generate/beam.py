@@ -64,7 +64,6 @@ class _Options:
     min_tokens: int
     groups: int
     diversity: float
-    no_repeat_ngram_size: int
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1 or not 0 <= self.min_tokens <= self.max_tokens:
@@ -106,9 +105,9 @@ _Candidate = tuple[float, int, int]
 class _Group:
     """The running hypotheses of one group of one input, best first, and the best finished ones."""
 
-    def __init__(self, options: _Options, limit: int, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, options: _Options, limit: int, prompt: Sequence[int] = (), ngram_size: int = 0) -> None:
         self.options, self.limit = options, limit  # the most tokens a hypothesis can have
-        self.prompt = prompt
+        self.prompt, self.ngram_size = prompt, ngram_size  # no n-gram of this size twice; 0: any
         self.running = [_Running((), 0.0)]
         self.parents = [0]  # the index of the hypothesis that each extends
         self.finished: list[Hypothesis] = []
@@ -155,7 +154,7 @@ def beam_search(
     batch: Batch,
     *,
     beams: int,
-    max_tokens: int,
+    max_tokens: int | Sequence[int],
     length_penalty: float = 1.0,
     n: int = 1,
     early_stopping: bool | Literal["never"] = False,
@@ -164,24 +163,25 @@ def beam_search(
     min_tokens: int = 0,
     groups: int = 1,
     diversity: float = 0.0,
-    no_repeat_ngram_size: int = 0,
+    no_repeat_ngram_size: int | Sequence[int] = 0,
 ) -> list[list[Hypothesis]]:
     """The n best hypotheses of each row of the batch, best first; fewer where fewer were found.
 
     A hypothesis ends with a token of `eos` once it has `min_tokens`, at `max_tokens`, and at the model's last position.
-    None has a token of `never`, nor an n-gram of `no_repeat_ngram_size` twice, a decoder's prompt included.
+    None has a token of `never`, nor an n-gram of `no_repeat_ngram_size` twice, a decoder's prompt included. Both limits
+    may be given for each row.
     """
     ends, banned = frozenset(eos), frozenset(never)
-    options = _Options(
-        beams, max_tokens, length_penalty, n, early_stopping, ends, banned, min_tokens, groups, diversity,
-        no_repeat_ngram_size,
-    )  # fmt: skip
     with torch.inference_mode():
         logits, state = model.start(batch)
         prompts = [()] * state.n_rows if batch.tokens is None else unpad_tokens(batch.tokens, batch.lengths)
+        limits, sizes = _per_row(max_tokens, state.n_rows), _per_row(no_repeat_ngram_size, state.n_rows)
+        options = _Options(
+            beams, min(limits), length_penalty, n, early_stopping, ends, banned, min_tokens, groups, diversity
+        )
         inputs = [
-            [_Group(options, _limit(model, options, length), prompt) for _ in range(groups)]
-            for length, prompt in zip(state.lengths, prompts, strict=True)
+            [_Group(options, _limit(model, limit, length), prompt, size) for _ in range(groups)]
+            for length, prompt, limit, size in zip(state.lengths, prompts, limits, sizes, strict=True)
         ]
         if groups > 1:  # they differ from the first token on
             rows = [row for row in range(state.n_rows) for _ in range(groups)]
@@ -200,13 +200,13 @@ def beam_search(
             logits = model.step(torch.tensor(last, device=logits.device), state)
 
 
-def _limit(model: GenerativeModel[Any], options: _Options, n_read: int) -> int:
+def _per_row(value: int | Sequence[int], n_rows: int) -> Sequence[int]:
+    return [value] * n_rows if isinstance(value, int) else value
+
+
+def _limit(model: GenerativeModel[Any], max_tokens: int, n_read: int) -> int:
     """How many tokens fit after the prompt; the last one needs no position."""
-    return (
-        options.max_tokens
-        if model.context_length is None
-        else min(options.max_tokens, model.context_length - n_read + 1)
-    )
+    return max_tokens if model.context_length is None else min(max_tokens, model.context_length - n_read + 1)
 
 
 def _is_done(groups: list[_Group]) -> bool:
@@ -235,8 +235,7 @@ def _advance(options: _Options, inputs: list[list[_Group]], logits: Tensor) -> N
         banned += ends
     if banned:
         logprobs[..., banned] = -torch.inf
-    if options.no_repeat_ngram_size:
-        _ban_repeated_ngrams(options.no_repeat_ngram_size, inputs, logprobs)
+    _ban_repeated_ngrams(inputs, logprobs)
     cost: Tensor | None = None
     for g in range(options.groups):
         groups = [of_input[g] for of_input in inputs]
@@ -253,13 +252,14 @@ def _advance(options: _Options, inputs: list[list[_Group]], logits: Tensor) -> N
             cost.scatter_add_(1, chosen, cost.new_full(chosen.shape, options.diversity))
 
 
-def _ban_repeated_ngrams(size: int, inputs: list[list[_Group]], logprobs: Tensor) -> None:
+def _ban_repeated_ngrams(inputs: list[list[_Group]], logprobs: Tensor) -> None:
     """Log-probabilities (N, G, W, V), in place."""
     for i, groups in enumerate(inputs):
         for g, group in enumerate(groups):
-            for w, hypothesis in enumerate(group.running):
-                banned = NgramBlocker(size, [*group.prompt, *hypothesis.tokens]).banned
-                logprobs[i, g, w, [token for token in banned if token < logprobs.shape[-1]]] = -torch.inf
+            for w, hypothesis in enumerate(group.running if group.ngram_size else ()):
+                banned = NgramBlocker(group.ngram_size, [*group.prompt, *hypothesis.tokens]).banned
+                if banned:
+                    logprobs[i, g, w, [token for token in banned if token < logprobs.shape[-1]]] = -torch.inf
 
 
 def _candidates(logprobs: Tensor, totals: Tensor, count: int, cost: Tensor | None) -> list[list[_Candidate]]:
@@ -293,20 +293,22 @@ def run_beam_search(
     beams: int,
     **options: Any,
 ) -> list[Result]:
-    """The n best hypotheses of requests that differ in their prompts alone; `options` are those of `beam_search`.
+    """The n best hypotheses of requests that differ in their prompts, max_tokens and no_repeat_ngram_size alone;
+    `options` are those of `beam_search`.
 
     Of their sampling parameters no_repeat_ngram_size alone is followed. Stop strings do not steer the search: a result
     is cut before the first one. ValueError for a grammar.
     """
     if any(request.grammar is not None for request in requests):
         raise ValueError("beam search does not follow a grammar: give beams=1")
-    no_repeat = requests[0].sampling.no_repeat_ngram_size if requests else 0
+    sizes = [request.sampling.no_repeat_ngram_size for request in requests]
     requests = [replace(request, sampling=Sampling(temperature=0)) for request in requests]  # draws no seeds
     results: dict[int, Result] = {}
     for groups, batch in request_batches(model, tokenizer, requests, max(1, ROWS // max(1, beams))):
         one = groups[0].request
-        options |= {"max_tokens": one.max_tokens, "min_tokens": one.min_tokens, "eos": one.stop_ids}
-        options["no_repeat_ngram_size"] = no_repeat
+        options |= {"min_tokens": one.min_tokens, "eos": one.stop_ids}
+        options["max_tokens"] = [group.request.max_tokens for group in groups]
+        options["no_repeat_ngram_size"] = [sizes[group.id] for group in groups]
         found = beam_search(model, batch, beams=beams, n=one.n, **options)
         for group, hypotheses in zip(groups, found, strict=True):
             results[group.id] = Result([_choice(group, i, h) for i, h in enumerate(hypotheses)])

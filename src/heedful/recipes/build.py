@@ -24,6 +24,7 @@ from heedful.models.heads import PretrainingHead
 from heedful.models.registry import FAMILIES, size
 from heedful.recipes.inputs import RecipeData, load_data
 from heedful.recipes.vocabulary import choose_tokenizer
+from heedful.tasks.translate import SENTENCE_END
 from heedful.text import Tokenizer
 from heedful.train import objectives
 from heedful.train.distill import halve, project_embeddings
@@ -110,6 +111,7 @@ def build_training(recipe: Recipe, tokenizer: Tokenizer | None = None) -> Traini
     if recipe.data.kind in CONVERSATIONS and talks is not None and talks.chat_eos_ids:
         model.special["eos_token_id"] = list(talks.chat_eos_ids)
     model.preprocessor |= data.preprocessor
+    model.generation = {k: v for k, v in model.generation.items() if k != SENTENCE_END} | data.generation
     notes += describe_settings(recipe, model)
     if teacher is not None and recipe.train.precision == "bfloat16":
         teacher.model.bfloat16()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from heedful.data.dataset import IGNORED, Dataset, Draw
+from heedful.data.images import ImageSet, LabelledImages
 from heedful.models.base import Batch, DecoderModel, EncoderDecoderModel, Model
 from heedful.models.heads import PretrainingHead
 from heedful.recipes.build import (
@@ -69,7 +70,9 @@ def dry_run(recipe: Recipe) -> DryRun:
     begin = without_weights(recipe.model["init_from"]) if "init_from" in recipe.model else None
     teacher = without_weights(recipe.objective.teacher) if recipe.objective.name == "distill" else None
     examples = RandomExamples(recipe)
-    if recipe.data.kind in ("images", "pixels", "reversal"):
+    if recipe.data.kind == "images" and not recipe.data.source and "size" in recipe.model:
+        data = RecipeData(blank_images(recipe), None)
+    elif recipe.data.kind in ("images", "pixels", "reversal"):
         data = load_data(recipe, None)
     else:
         data = _assume_data(recipe, begin or teacher, examples, notes)
@@ -89,6 +92,14 @@ def dry_run(recipe: Recipe) -> DryRun:
     objective = recipe_objective(recipe, teacher, reference, lambda model, batch: batch)
     has_teacher = teacher is not None or reference is not None
     return DryRun(recipe, model, objective, data.train, has_teacher, notes)
+
+
+def blank_images(recipe: Recipe) -> LabelledImages:
+    """Images as the model of a published size reads them."""
+    config = new_model(recipe.model, device="meta").config
+    shape = (recipe.train.batch_size, config.n_channels, config.image_size, config.image_size)
+    names = [str(i) for i in range(config.n_labels)]
+    return LabelledImages(ImageSet.of(np.zeros(shape, np.uint8), np.zeros(shape[0]), names=names))
 
 
 def without_weights(name: str) -> Model:

@@ -42,8 +42,12 @@ from heedful.data.tagging import TaggedSentences, read_tagged
 from heedful.recipes.conversations import read_conversations, read_pairs_of_answers, read_rewarded_prompts
 from heedful.recipes.data_paths import resolve_data_path, resolve_target, single_source_path, source_paths
 from heedful.recipes.recipe_data import RecipeData as RecipeData
+from heedful.tasks.translate import SENTENCE_END, sentence_end_of
 from heedful.text import Tokenizer, symbols
 from heedful.train.recipe import Recipe
+
+SENTENCES_READ = 2000  # pairs, to see whether they are whole sentences
+LAST_TOKENS = 8  # of each
 
 
 def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = True) -> RecipeData:
@@ -216,7 +220,17 @@ def _pairs(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
         settings,
         baselines={"uniform": uniform_cross_entropy(len(tokenizer.target))},
         notes=made.notes,
+        generation=_sentence_end(made, tokenizer),
     )
+
+
+def _sentence_end(pairs: Pairs, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What generation_config.json says where nearly all sources and targets are whole sentences."""
+    rows = range(min(len(pairs), SENTENCES_READ))
+    sources = [tokenizer.decode(pairs.sources[i][-LAST_TOKENS:].tolist()) for i in rows]
+    targets = [tokenizer.target.decode(pairs.targets[i][-LAST_TOKENS:].tolist()) for i in rows]
+    end = sentence_end_of([*sources, *targets])
+    return {SENTENCE_END: end} if end else {}
 
 
 def _columns(recipe: Recipe) -> tuple[str | None, str | None, Any, LabelKind]:

@@ -23,4 +23,5 @@ class RecipeData:
     counts: np.ndarray | None = None  # of each token id in a text, for a model that begins with them
     notes: list[str] = field(default_factory=list)
     preprocessor: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json of a model for images
+    generation: dict[str, Any] = field(default_factory=dict)  # entries of generation_config.json
     answers: list[str] = field(default_factory=list)  # that a reward compares with, by the number of the prompt

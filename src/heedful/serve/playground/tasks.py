@@ -18,7 +18,7 @@ from heedful.observe.inputs import ModelInput, text_input
 from heedful.serve.field_types import Count
 from heedful.serve.playground.attention_view import generated_text
 from heedful.serve.playground.inspection import Inspector, run_on_model
-from heedful.serve.playground.text import MAX_ANSWER_TOKENS, model_input, tokens_by_role, tokens_of
+from heedful.serve.playground.text import model_input, tokens_by_role, tokens_of
 from heedful.serve.playground.wire import (
     ARRAYS_RESPONSE,
     MAX_TOKENS,
@@ -35,6 +35,7 @@ from heedful.serve.playground.wire import (
     with_warnings,
 )
 from heedful.serve.request_schema import RequestBody
+from heedful.tasks.translate import sentence_end, split_end
 from heedful.text.blank import is_blank
 
 router = APIRouter()
@@ -151,14 +152,14 @@ def translation(inspector: Inspector, text: str, beams: int | None) -> dict[str,
 
 
 def _translation(inspector: Inspector, text: str, beams: int | None) -> dict[str, Any]:
-    inputs = with_translation(inspector, text, beams)
+    inputs, translated = with_translation(inspector, text, beams)
     source, _, generated = tokens_by_role(inspector, inputs)
     weights, confidence = None, token_probability(inspector, inputs)
     if "cross" in observed.attention_kinds(inspector.model):
         (last,) = observed.attention_weights(inspector.model, inputs, "cross", -1).values()
         weights = last.mean(dim=0)
     return {
-        "text": generated_text(inspector, inputs), "source": source, "target": generated, "weights": weights,
+        "text": translated, "source": source, "target": generated, "weights": weights,
         "confidence": confidence,
     }  # fmt: skip
 
@@ -176,24 +177,24 @@ def token_probability(inspector: Inspector, inputs: ModelInput) -> float | None:
     return float(chosen.mean().exp())
 
 
-def with_translation(inspector: Inspector, text: str, beams: int | None) -> ModelInput:
-    """A text with its translation as model input. A model without a tokenizer generates as many ids as the source."""
+def with_translation(inspector: Inspector, text: str, beams: int | None) -> tuple[ModelInput, str | None]:
+    """A text with its translation as model input, and the translation. A model without a tokenizer generates as many
+    ids as the source."""
     if inspector.tokenizer is not None:
         given: dict[str, Any] = {} if beams is None else {"beams": beams}
-        settings = inspector.loaded.generation_options(**given)
-        most = min(MAX_ANSWER_TOKENS, inspector.model.context_length or MAX_ANSWER_TOKENS)
-        settings["max_tokens"] = min(settings.get("max_tokens", most), most)
-        choice = inspector.loaded.complete(text, **settings)[0].choices[0]
+        choice = inspector.loaded.complete_translation([text], **given)[0].choices[0]
         eos = list(inspector.loaded.eos_ids[:1]) if choice.finish_reason == "stop" else []
-        return text_input(inspector.model, inspector.tokenizer, text, target=[*choice.tokens, *eos])
+        source, _ = split_end(text, sentence_end(inspector.model))
+        return text_input(inspector.model, inspector.tokenizer, source, target=[*choice.tokens, *eos]), choice.text
     greedy = model_input(inspector, text, MAX_TOKENS)
     if beams is None or beams == 1:
-        return greedy
+        return greedy, generated_text(inspector, greedy)
     model = inspector.model
     assert isinstance(model, GenerativeModel)
     n = len(greedy.source)
     best = beam_search(model, type(greedy.batch)(source=greedy.batch.source), beams=beams, max_tokens=n)[0][0]
-    return text_input(model, None, text, target=best.tokens)
+    inputs = text_input(model, None, text, target=best.tokens)
+    return inputs, generated_text(inspector, inputs)
 
 
 def text_classification(inspector: Inspector, text: str, second: str | None = None) -> dict[str, Any]:
