@@ -22,7 +22,8 @@ from heedful.kernels.cpu.library import status
 from heedful.models.base import Batch
 from heedful.paths import cache_folder
 from heedful.text import Tokenizer
-from heedful.zoo import cards
+from heedful.text.plural import counted
+from heedful.zoo import FOLDER, cards
 
 
 def heedful_command(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -88,6 +89,30 @@ def test_info_of_a_model_that_ships(capsys):
     assert "2,731,392" in out and "256 positions" in out
     out = says(capsys, "info", "translator")
     assert all(line.split() for line in out.splitlines()) and "scale_embedding True" in " ".join(out.split())
+
+
+def test_fill_has_a_default_model_and_reads_mask_tokens(capsys):
+    """The sentence as BERT's page has it, from which a newcomer copies it."""
+    blank = says(capsys, "fill", "In Texas, they like to buy [MASK].", "-n", "3")
+    assert blank == says(capsys, "fill", "bert-books", "In Texas, they like to buy _.", "-n", "3")
+
+
+def test_tokenize_without_a_model(capsys):
+    assert main(["tokenize", "Hello world"]) == 0
+    out, errors = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == [
+        str(i) for i in Tokenizer.from_folder(FOLDER / "books").encode("Hello world")
+    ]
+    assert errors == "tokenizer of books; for another: heedful tokenize MODEL TEXT\n"
+    assert main(["tokenize", "tiny"]) == 2
+    assert capsys.readouterr().err == "heedful: which text? heedful tokenize tiny TEXT\n"
+
+
+def test_counts_agree_with_their_nouns(capsys):
+    out = says(capsys, "models")
+    assert re.search(r"gpt_j +1 size  ", out) and re.search(r"gpt +13 sizes  ", out)
+    assert " 1 time\n" in says(capsys, "merges", "aab", "--counts").replace("\t", " ")
+    assert (counted(1, "class", "classes"), counted(2000, "class", "classes")) == ("1 class", "2,000 classes")
 
 
 def test_merges_shows_the_lectures_example(capsys):

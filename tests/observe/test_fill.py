@@ -46,6 +46,17 @@ def test_blanks_and_plain_characters():
     assert parse_template("_").sentences[0] == parse_template("[ a|b]_").sentences[0].__class__("", "", ())
 
 
+@pytest.mark.parametrize("blank", ["_", "___", "[MASK]", "[mask]", "<mask>"])
+def test_mask_tokens_of_any_model_are_blanks(blank: str, bert):
+    (sentence,) = parse_template(f"In Texas, they like to buy {blank}.").sentences
+    assert (sentence.before, sentence.after) == ("In Texas, they like to buy ", ".")
+    assert parse_template(f"{blank} is [a|b].", {"tiny"}.__contains__).sentences[1].after == " is b."
+    with pytest.raises(ValueError, match="one blank, not 2"):
+        parse_template(f"{blank} and _")
+    same = fill_template(*bert, "the cat sat on the _", n=3)
+    assert fill_template(*bert, f"the cat sat on the {blank}", n=3).words == same.words
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

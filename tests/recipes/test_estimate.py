@@ -9,10 +9,12 @@ import pytest
 
 from heedful.cli import main
 from heedful.data.dataset import Draw
+from heedful.models.registry import size
 from heedful.recipes import estimate
 from heedful.recipes.build import build_training
 from heedful.recipes.dry_run import dry_run
 from heedful.recipes.estimate import estimate_report
+from heedful.recipes.published_size import size_recipe
 from heedful.train import cost
 from heedful.train.recipe import Recipe
 
@@ -179,3 +181,20 @@ def test_labels_tags_and_masks(tmp_path):
         )
         found = estimate.estimate_training(dry_run(told))
         assert found.memory.total > 0 and found.flops.training > 2 * found.flops.forward
+
+
+@pytest.mark.parametrize("name", ["pythia-14m", "bert-tiny", "t5-small", "transformer-base", "vit-ti-16", "igpt-s"])
+def test_a_published_size_is_estimated_by_its_name(name):
+    """`heedful info` knows these names; so does `heedful estimate`."""
+    resolved = size_recipe(name, {"data": {"length": 32}, "train": {"steps": 7, "batch_size": 2}})
+    plan = dry_run(resolved.recipe)
+    assert "7 steps of 2" in resolved.notes[0] and plan.model.family == size(name).family
+    head = {"bert-tiny": 47_420}.get(name, 0)  # BERT's masked head is no part of its published number
+    assert plan.model.n_parameters() - head == size(name).parameters
+    assert plan.objective(plan.model, plan.batch(2)).total.shape == ()
+
+
+def test_estimate_of_a_size_says_what_it_assumes(capsys):
+    assert main(["estimate", "bert-tiny", "--set", "train.steps=3", "--set", "data.length=16"]) == 0
+    out, errors = capsys.readouterr()
+    assert "4,433,468" in out and "training bert-tiny from its first weights: 3 steps of 8 examples of 16" in errors

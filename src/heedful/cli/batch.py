@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from heedful.cli.arguments import MODEL, add_context_length, add_device, add_kv_cache, add_quantize
+from heedful.text.plural import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -137,7 +138,8 @@ class BatchProgress:
         seconds = time.perf_counter() - self.began
         return (
             f"{n - failed:,} ok, {failed:,} failed{before}; {self.prompt_tokens:,} prompt and "
-            f"{self.completion_tokens:,} completion tokens in {seconds:.1f} s, {self.tokens_per_second:,.0f} tokens/s"
+            f"{counted(self.completion_tokens, 'completion token')} in {seconds:.1f} s, "
+            f"{self.tokens_per_second:,.0f} tokens/s"
         )
 
 

@@ -13,6 +13,7 @@ from heedful.cli.arguments import MODEL, add_context_length, add_device, add_kv_
 from heedful.cli.generate import GRAMMARS
 from heedful.cli.inputs import is_piped, read_whole
 from heedful.cli.results import add_json, print_json
+from heedful.text.plural import counted
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded
@@ -197,7 +198,7 @@ def command(conversation: Conversation, line: str) -> None:
         print(f"[system: {rest}]" if rest else "[no system message]")
     elif name == "/save" and rest:
         save_conversation(conversation.all_messages(), Path(rest).expanduser())
-        print(f"[{rest}: {len(conversation.all_messages())} messages]")
+        print(f"[{rest}: {counted(len(conversation.all_messages()), 'message')}]")
     else:
         print(HELP)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from heedful.cli.arguments import add_model
 from heedful.cli.inputs import add_inputs, batched, count_inputs, input_batches
 from heedful.cli.results import add_json, shorten, write_results
+from heedful.text.plural import counted
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded
@@ -48,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
         total, batches = count_inputs(options), input_batches(options)
     seconds = options.second or []
     if len(seconds) > 1 and len(seconds) != total:
-        raise ValueError(f"{len(seconds)} second texts for {total or 'piped'} texts: give one for all, or one for each")
+        raise ValueError(
+            f"{counted(len(seconds), 'second text')} for {total or 'piped'} texts: give one for all, or one for each"
+        )
     loaded = load_model(options.model or (IMAGE_MODEL if options.image else TEXT_MODEL), "classify", options.device)
     names = loaded.model.config.labels or ("0",)
     width, top = max(map(len, names)), options.top or (len(names) if total == 1 else 1)

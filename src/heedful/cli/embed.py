@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from heedful.cli.arguments import add_model, add_quantize
 from heedful.cli.inputs import add_inputs, count_inputs, input_batches
 from heedful.cli.results import add_json, progress_bar, shorten, write_results
+from heedful.text.plural import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
             advance(len(batch))
     if options.out is not None:
         save_vectors(parts, options.out)
-        print(f"{options.out}: {len(texts)} vectors of {loaded.model.config.d_model}")
+        print(f"{options.out}: {counted(len(texts), 'vector')} of {loaded.model.config.d_model}")
     else:
         print_similarities(texts, parts)
     return 0

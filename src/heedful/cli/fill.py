@@ -7,14 +7,16 @@ from pathlib import Path
 
 from heedful.cli.arguments import MODEL
 
+DEFAULT = "bert-books"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the template, the words, the file."""
-    parser.add_argument("model", nargs="?", help=f"{MODEL}; not needed where the template names its models")
+    parser.add_argument("model", nargs="?", help=f"{MODEL} (default: {DEFAULT}, or the models that the template names)")
     parser.add_argument(
         "template",
-        help='as "In [Texas|New York], they like to buy _."; a first bracket may name models: '
-        '"[bert-books|shakespeare]: My lord, _"',
+        help='as "In [Texas|New York], they like to buy _."; [MASK] and <mask> are blanks too; a first bracket may '
+        'name models: "[bert-books|shakespeare]: My lord, _"',
     )
     parser.add_argument("--words", metavar="A,B,C", help="compare these words alone, separated by commas")
     parser.add_argument("-n", type=int, default=30, metavar="N", help="the likeliest N words of each sentence; 0: all")
@@ -40,14 +42,9 @@ def run(options: argparse.Namespace) -> int:
     if options.n < 0:
         raise ValueError(f"-n is {options.n}: it must be 0 or more")
     models = parse_template(options.template, is_local, shipped_models()).models
-    if options.model is None and not models:
-        raise ValueError(
-            "which model? heedful fill MODEL TEMPLATE; or name models in the template, as "
-            f"[bert-books|shakespeare]: My lord, _ (of those that ship there are {', '.join(shipped_models())})"
-        )
     if options.model is not None and models and options.model not in models:
         raise ValueError(f"the template names its models, {' and '.join(models)}: leave {options.model} out")
-    loaded = heedful.load(options.model or models[0], dtype=torch.float32)
+    loaded = heedful.load(options.model or (models[0] if models else DEFAULT), dtype=torch.float32)
     words = None if options.words is None else [word for word in options.words.split(",") if word.strip()]
     found = loaded.fill(options.template, words=words, n=options.n or None)
     if options.out is not None:  # first: whoever reads what is printed may stop early

@@ -20,6 +20,7 @@ from heedful.lessons.answers import judge_answer
 from heedful.lessons.execute import CellOutput, CellRunner
 from heedful.lessons.lesson import Part, exercise_name
 from heedful.lessons.progress import Progress, read_progress, write_progress
+from heedful.text.plural import counted
 
 EDITORS = ("nano", "vim", "vi", "notepad")
 GO_ON = "Enter goes on, b goes back, q stops"
@@ -115,7 +116,7 @@ class TerminalLesson:
         n = len(self.lesson.exercises)
         self.screen.heading(
             f"{self.lesson.chapter} › {self.lesson.title}: {self.lesson.about}\n"
-            f"{len(self.steps)} steps, {n} exercises. {GO_ON}.\n"
+            f"{counted(len(self.steps), 'step')}, {counted(n, 'exercise')}. {GO_ON}.\n"
             f"Pictures and exercises go to {self.folder.path}."
         )
         if self.progress.part:
@@ -127,7 +128,7 @@ class TerminalLesson:
         solved, names = set(self.progress.solved) & set(self.lesson.exercises), lesson_names()
         after = names[names.index(self.lesson.name) + 1 :] if self.lesson.name in names else ()
         self.screen.rule("the end")
-        self.screen.note(f"You have solved {len(solved)} of {len(self.lesson.exercises)} exercises.")
+        self.screen.note(f"You have solved {len(solved)} of {counted(len(self.lesson.exercises), 'exercise')}.")
         if after:
             self.screen.note(f"Next: heedful learn {after[0]}")
 

@@ -6,6 +6,8 @@ import argparse
 from itertools import islice
 from pathlib import Path
 
+from heedful.text.plural import counted
+
 SHORT = 200  # characters of a text that is printed after every merge; of a longer one, how often the pair occurred
 MAX_CHARACTERS = 100_000  # of a file: every merge reads all of it
 MAX_TRACED, MAX_WORDS = 10_000, 50  # characters, and different words of them, that a tokenizer merges
@@ -40,8 +42,11 @@ def run(options: argparse.Namespace) -> int:
     if len(text) <= SHORT:
         print(trace)
     else:
-        print("\n".join(f"{merge}\t{merge.count} times" for merge in trace.merges))
-        print(f"{len(text):,} characters became {len(trace.text):,} symbols with {len(trace.merges)} merges")
+        print("\n".join(f"{merge}\t{counted(merge.count, 'time')}" for merge in trace.merges))
+        print(
+            f"{counted(len(text), 'character')} became {counted(len(trace.text), 'symbol')} with "
+            f"{counted(len(trace.merges), 'merge')}"
+        )
     return 0
 
 
@@ -74,9 +79,9 @@ def print_tokenizer(name: str, text: str | None, most: int) -> None:
         words = dict.fromkeys(trace_tokenizer(tokenizer, text[:MAX_TRACED]))
         print("\n".join(map(str, islice(words, MAX_WORDS))))
         if len(words) > MAX_WORDS or len(text) > MAX_TRACED:
-            print(f"(the first {min(len(words), MAX_WORDS)} words)")
+            print(f"(the first {counted(min(len(words), MAX_WORDS), 'word')})")
         return
     merges = learned_merges(tokenizer)
     for rank, (first, second) in enumerate(merges[:most], 1):
         print(f"{rank:>7}  {first} + {second} = {first}{second}")
-    print(f"({min(most, len(merges)):,} of {len(merges):,} merges)")
+    print(f"({min(most, len(merges)):,} of {counted(len(merges), 'merge')})")

@@ -6,6 +6,8 @@ import argparse
 import json
 from typing import Any
 
+from heedful.text.plural import counted
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The family, if only one is to be listed; and how much."""
@@ -74,7 +76,7 @@ def print_models(listed: dict[str, list[dict[str, Any]]]) -> None:
     print("\nFamilies (heedful models FAMILY lists the published sizes of one, --sizes those of all):")
     for family in listed["families"]:
         n = len(family["sizes"])
-        print(f"  {family['name']:<12} {f'{n} sizes' if n else '':<9} {family['about']}")
+        print(f"  {family['name']:<12} {counted(n, 'size') if n else '':<9} {family['about']}")
     print("\nheedful info NAME says more; heedful.create(NAME) in Python makes a new one of a published size.")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heedful.cli.arguments import MODEL, add_device
+from heedful.text.plural import counted
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
             console.print(f"{path}: {note}", markup=False, highlight=False, soft_wrap=True)
     with _progress_bar() as progress:
         rows = probing.probe(loaded.model, known, tested, options.layers, progress=progress)
-    counts = f"{len(known):,} sentences to fit, {len(tested):,} to measure, {len(known.names)} tags"
+    counts = f"{counted(len(known), 'sentence')} to fit, {len(tested):,} to measure, {counted(len(known.names), 'tag')}"
     print(f"{counts}\n\n{probing.format_results(rows, loaded.name)}")
     return 0
 
@@ -101,7 +102,8 @@ def _run_images(options: argparse.Namespace, loaded: Loaded) -> int:
     train, dev = few(train, options.train_sentences, 5000), few(dev, options.dev_sentences, 2000)
     with _progress_bar() as progress:
         rows = probe_images(loaded.model, train, dev, options.layers, progress=progress)
-    counts = f"{len(train):,} images to fit, {len(dev):,} to measure, {len(train.names)} classes"
+    classes = counted(len(train.names), "class", "classes")
+    counts = f"{counted(len(train), 'image')} to fit, {len(dev):,} to measure, {classes}"
     print(f"{counts}\n\n{format_results(rows, loaded.name)}")
     return 0
 

@@ -18,6 +18,7 @@ from heedful.evaluate.report import format_table
 from heedful.evaluate.task import LoadedModel
 from heedful.observe import charts, figures
 from heedful.observe.html_page import html_page, html_table
+from heedful.text.plural import counted
 
 ENDINGS = (".html", ".json", ".csv")
 SHOWN = 6  # rows at either end of a printed table
@@ -144,7 +145,7 @@ def interval_text(effect: Effect, *, sign: str = "+", digits: int = 2) -> str:
 
 def _text(result: BiasResult, most: int) -> str:
     test = result.test
-    lines = [f"{test.name}: {result.measure}; {test.n_sentences:,} sentences"]
+    lines = [f"{test.name}: {result.measure}; {counted(test.n_sentences, 'sentence')}"]
     lines += [f"  {template}" for template in test.templates[:3]]
     lines += ["  ..."] if len(test.templates) > 3 else []
     lines.append("")
@@ -197,7 +198,7 @@ def _section(result: BiasResult, model: str) -> str:
     return (
         f"<section><h2>{escape(test.name)}</h2>"
         + (f"<p>{escape(test.about)}</p>" if test.about else "")
-        + f"<p>Score: {escape(result.measure)}. {test.n_sentences:,} sentences.</p><ul>{templates}</ul>"
+        + f"<p>Score: {escape(result.measure)}. {counted(test.n_sentences, 'sentence')}.</p><ul>{templates}</ul>"
         + _chart(result, unit)
         + f'<div class="tables">{tables}</div>'
         + f"<p>To repeat it:</p><pre>{escape(test.command(model))}</pre></section>"

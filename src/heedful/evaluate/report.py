@@ -9,6 +9,7 @@ from typing import Any
 
 from heedful.evaluate.bootstrap import RESAMPLES, PairedTest
 from heedful.evaluate.evaluation import Evaluation, Score, compare
+from heedful.text.plural import counted
 
 MOST_LABELS = 12  # in a printed confusion matrix
 
@@ -61,7 +62,7 @@ def format_saved(result: Mapping[str, Any], most: int = 3) -> str:
     ]
     scores = [Score(**one) for one in known[:most]]
     told = ", ".join(f"{s.metric} {format_score(s)} {format_interval(s)}" for s in scores)
-    return f"{result['task']} on {result['data']}, {result['n']:,} items: {told}"
+    return f"{result['task']} on {result['data']}, {counted(result['n'], 'item')}: {told}"
 
 
 def format_score(score: Score) -> str:
@@ -84,7 +85,11 @@ def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _about(result: Evaluation) -> str:
-    count = f"{result.n:,} items" if result.n == result.n_all else f"the first {result.n:,} of {result.n_all:,} items"
+    count = (
+        counted(result.n, "item")
+        if result.n == result.n_all
+        else f"the first {result.n:,} of {counted(result.n_all, 'item')}"
+    )
     return f"{result.task} on {result.data}, {count}"
 
 
@@ -117,5 +122,5 @@ def _details(result: Evaluation) -> list[str]:
     if "word accuracy" in details:
         lines += ["", f"{details['word accuracy']:.2f} % of the words have the right tag."]
     if "tokens" in details:
-        lines += ["", f"{details['tokens']:,} tokens, {details['bytes']:,} bytes."]
+        lines += ["", f"{counted(details['tokens'], 'token')}, {counted(details['bytes'], 'byte')}."]
     return lines

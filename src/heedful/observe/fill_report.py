@@ -10,6 +10,7 @@ from pathlib import Path
 from heedful.observe import charts, figures
 from heedful.observe.fill import METHODS, Filled
 from heedful.observe.html_page import figure_page, html_table
+from heedful.text.plural import counted
 
 SHOWN = 20  # words of each printed table
 ENDINGS = (".html", ".csv", *figures.ENDINGS)
@@ -67,7 +68,9 @@ def report_page(found: Filled, name: str) -> str:
         tables.append(
             html_table([head, "log ratio", "times"], [(w, f"{s:+.3f}", f"{math.exp(s):.2f}") for w, s in scores])
         )
-    about = f"{name}: {METHODS[found.method]}. {len(found.words)} words. A log ratio of 0.69 is twice as likely."
+    about = (
+        f"{name}: {METHODS[found.method]}. {counted(len(found.words), 'word')}. A log ratio of 0.69 is twice as likely."
+    )
     return figure_page(found.template.text, about, [chart], tables)
 
 

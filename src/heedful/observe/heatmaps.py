@@ -23,6 +23,7 @@ from heedful.observe.figures import (
     style_colorbar,
 )  # fmt: skip
 from heedful.plotting import ACCENT, GREY, INK
+from heedful.text.plural import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,7 +157,7 @@ def lens_heatmap(found: Lens, tokens: Sequence[str], pieces: Sequence[Sequence[s
             axes.set_yticks(range(n_layers), found.layers, fontsize=7.5)
             plain_axes(axes)
             axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
-        left = f" (the last {n_all - first} of {n_all} tokens)" if first else ""
+        left = f" (the last {n_all - first} of {counted(n_all, 'token')})" if first else ""
         figure.supylabel("after layer", fontsize=8, color=GREY)
         grid[-1].set_xlabel(f"read{left}", fontsize=8, color=GREY)
         if title:

@@ -1,6 +1,7 @@
 """Templates of sentences with a blank and alternatives: "In [Texas|New York], they like to buy _."
 
-One `_` (or several together) with no letter beside it is the blank. [a|b] is a or b; an alternative may be empty. Every
+One `_` (or several together) with no letter beside it is the blank, and so are [MASK] and <mask>, as the mask tokens of
+BERT and RoBERTa are called; a model has its own token there. [a|b] is a or b; an alternative may be empty. Every
 combination is a sentence. A backslash escapes the character after it: \\_ \\[ \\| \\] \\\\.
 A bracket at the very beginning may name models instead of words, "[bert-books|shakespeare]: My lord, _": each of them
 fills all sentences.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ MAX_CHARACTERS = 5_000  # characters
 MAX_ALTERNATIVES = 20  # of one bracket
 MAX_SENTENCES = 64  # of one template
 MARKS = "_[]|\\"
+MASK = re.compile(r"\[mask\]|<mask>", re.IGNORECASE)  # a blank by another name
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def parse_template(text: str, is_model: Callable[[str], bool] | None = None, mod
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"the template has {len(text):,} characters: at most {MAX_CHARACTERS:,} are read")
     if not text.strip():
-        raise ValueError("the template is empty: write a sentence with _ where a word is missing")
+        raise ValueError("the template is empty: write a sentence with _ or [MASK] where a word is missing")
     named, begin = ((), 0) if is_model is None else _models(text, is_model, models)
     parts = _parts(text, begin)
     slots = [part for part in (named, *parts) if isinstance(part, tuple) and part]
@@ -92,7 +95,7 @@ def parse_template(text: str, is_model: Callable[[str], bool] | None = None, mod
 
 def _models(text: str, is_model: Callable[[str], bool], models: Collection[str]) -> tuple[tuple[str, ...], int]:
     """The models named by a bracket at the beginning, () where it has words, and the index of the sentence."""
-    if not text.startswith("["):
+    if not text.startswith("[") or MASK.match(text):
         return (), 0
     found, end = _bracket(text, 0)
     names = tuple(name.strip() for name in found)
@@ -125,6 +128,9 @@ def _parts(text: str, place: int = 0) -> list[object]:
         mark = text[place]
         if mark == "\\" and text[place + 1 : place + 2] in (*MARKS,):
             piece, place = piece + text[place + 1], place + 2
+        elif mask := MASK.match(text, place):
+            parts += [piece, BLANK]
+            piece, place = "", mask.end()
         elif mark == "[":
             alternatives, end = _bracket(text, place)
             parts += [piece, alternatives]
@@ -190,6 +196,7 @@ def _sentence(parts: list[object], choices: tuple[str, ...], by_model: bool) -> 
             text += next(left) if isinstance(part, tuple) else str(part)
     if len(blanks) != 1:
         raise ValueError(
-            f"a template has one blank, not {len(blanks)}: write _ where the word is missing, \\_ for a plain one"
+            f"a template has one blank, not {len(blanks)}: write _ or [MASK] where the word is missing, "
+            "\\_ for a plain one"
         )
     return Sentence(text[: blanks[0]], text[blanks[0] :], choices, choices[0] if by_model else "")

@@ -20,6 +20,7 @@ from heedful.observe.lens import hidden_states, logit_lens
 from heedful.observe.names import activation_names, stack_names
 from heedful.observe.positions import position_encoding
 from heedful.observe.similarity import cosine_similarity, projection_similarity
+from heedful.text.plural import counted
 from heedful.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -314,7 +315,7 @@ def token_view(options: ViewOptions) -> Visualization:
     labels = inputs.source or inputs.tokens  # what was given, not what an encoder-decoder answered
     ids: list[int] = (inputs.batch.ids if inputs.batch.source is None else inputs.batch.source)[0].tolist()
     bits = [None] * len(labels) if inputs.source else surprisals(options.model, inputs)
-    title = options.title(f"{len(labels)} tokens")
+    title = options.title(counted(len(labels), "token"))
     told = list(zip(labels, ids, bits, strict=True))
     rows = [(i, label, n, *([] if b is None else [f"{b:.2f}"])) for i, (label, n, b) in enumerate(told)]
     head = ["position", "token", "id", *(["surprise (bits)"] if any(b is not None for b in bits) else [])]

@@ -26,6 +26,7 @@ from heedful.recipes.inputs import RecipeData, load_data
 from heedful.recipes.vocabulary import choose_tokenizer
 from heedful.tasks.translate import SENTENCE_END
 from heedful.text import Tokenizer
+from heedful.text.plural import counted
 from heedful.train import objectives
 from heedful.train.distill import halve, project_embeddings
 from heedful.train.negative_sampling import NOISE_POWER
@@ -131,11 +132,15 @@ def describe_settings(recipe: Recipe, model: Model) -> list[str]:
     sizes = ", ".join(f"{name} {value}" for name, value in shape.items() if value is not None)
     optimizer, train = recipe.optimizer, recipe.train
     rates = f"lr {optimizer.lr:g}" + (f", muon_lr {optimizer.muon_lr:g}" if optimizer.name == "muon" else "")
-    window = "" if recipe.data.kind in ("images", "pixels", "reversal") else f" of at most {recipe.data.length} tokens"
+    window = (
+        ""
+        if recipe.data.kind in ("images", "pixels", "reversal")
+        else f" of at most {counted(recipe.data.length, 'token')}"
+    )
     return [
         f"{model.family} of {model.n_parameters():,} parameters" + (f": {sizes}" if sizes else ""),
-        f"optimizer {optimizer.name}, {rates}, {recipe.schedule.name} schedule; {train.steps:,} steps of "
-        f"{train.batch_size} examples{window}",
+        f"optimizer {optimizer.name}, {rates}, {recipe.schedule.name} schedule; {counted(train.steps, 'step')} of "
+        f"{counted(train.batch_size, 'example')}{window}",
         "recipe.toml in the run's folder has every setting; --set changes one, as --set model.n_layers=6",
     ]
 
@@ -145,7 +150,9 @@ def count_steps(recipe: Recipe, n_examples: int, notes: list[str]) -> Recipe:
     if not recipe.train.epochs:
         return recipe
     steps = max(1, math.ceil(recipe.train.epochs * n_examples / recipe.train.batch_size))
-    notes.append(f"{steps:,} steps: {recipe.train.epochs:g} passes over the data")
+    notes.append(
+        f"{counted(steps, 'step')}: {recipe.train.epochs:g} pass{'es' * (recipe.train.epochs != 1)} over the data"
+    )
     return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=steps, epochs=0.0))
 
 

@@ -18,6 +18,7 @@ from heedful.data.rewards import check_reward_answer
 from heedful.recipes.data_paths import resolve_data_path, single_source_path
 from heedful.recipes.recipe_data import RecipeData
 from heedful.text import Tokenizer
+from heedful.text.plural import counted
 from heedful.train.recipe import Recipe
 
 LEAST_TO_SPLIT = 10  # conversations of which a share is held out
@@ -43,8 +44,9 @@ def read_conversations(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> 
     n_tokens = len(train.ids.values)
     notes = [
         *train.notes,
-        f"{len(every):,} conversations of {n_tokens:,} tokens, {train.n_learned:,} of them the assistant's, in "
-        f"{len(train):,} rows",
+        f"{counted(len(every), 'conversation')} of {counted(n_tokens, 'token')}, {train.n_learned:,} of them the "
+        "assistant's, in "
+        f"{counted(len(train), 'row')}",
     ]
     baselines = {} if recipe.objective.name == "distill" else {"uniform": uniform_cross_entropy(len(tokenizer))}
     validation = Chats(held, data.length) if held else None

@@ -96,7 +96,7 @@ def dry_run(recipe: Recipe) -> DryRun:
 
 def blank_images(recipe: Recipe) -> LabelledImages:
     """Images as the model of a published size reads them."""
-    config = new_model(recipe.model, device="meta").config
+    config = new_model(dict(recipe.model), device="meta").config
     shape = (recipe.train.batch_size, config.n_channels, config.image_size, config.image_size)
     names = [str(i) for i in range(config.n_labels)]
     return LabelledImages(ImageSet.of(np.zeros(shape, np.uint8), np.zeros(shape[0]), names=names))

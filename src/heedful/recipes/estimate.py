@@ -18,6 +18,7 @@ import torch
 
 from heedful.data.dataset import count_tokens
 from heedful.recipes.dry_run import DryRun, dry_run
+from heedful.text.plural import counted
 from heedful.train import cost
 from heedful.train.adapters import adapt
 from heedful.train.cost import FittingChanges, Flops, MemoryUse, ParameterCounts
@@ -183,7 +184,7 @@ def _report(plan: DryRun, e: Estimate) -> str:
     settings, unit = plan.recipe.train, "images" if plan.batch(1).tokens is None else "tokens"
     lines = [
         f"{plan.model.family} of {e.parameters.total:,} parameters, "
-        f"{e.steps:,} steps of {settings.batch_size} examples",
+        f"{counted(e.steps, 'step')} of {counted(settings.batch_size, 'example')}",
         "",
         *_rows({"parameters": e.parameters.total, "of them learn": e.parameters.trainable}, "{:,}"),
         *_rows({"embeddings": e.parameters.embedding}, "{:,}"),

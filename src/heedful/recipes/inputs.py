@@ -44,8 +44,10 @@ from heedful.recipes.data_paths import resolve_data_path, resolve_target, single
 from heedful.recipes.recipe_data import RecipeData as RecipeData
 from heedful.tasks.translate import SENTENCE_END, sentence_end_of
 from heedful.text import Tokenizer, symbols
+from heedful.text.plural import counted
 from heedful.train.recipe import Recipe
 
+DIGIT_DRAWING = {"height": 1.0, "stroke": 0.15}  # the digits fill their images: heedful.tasks.drawing
 SENTENCES_READ = 2000  # pairs, to see whether they are whole sentences
 LAST_TOKENS = 8  # of each
 
@@ -61,7 +63,7 @@ def load_data(recipe: Recipe, tokenizer: Tokenizer | None, *, segments: bool = T
     if recipe.objective.name == "distill":
         made.baselines = {}  # a weighted sum of three losses has none
     n_held = 0 if made.validation is None else len(made.validation)
-    made.notes.append(f"{len(made.train):,} examples to train on, {n_held:,} to validate with")
+    made.notes.append(f"{counted(len(made.train), 'example')} to train on, {n_held:,} to validate with")
     return made
 
 
@@ -125,7 +127,7 @@ def _text(recipe: Recipe, tokenizer: Tokenizer, segments: bool) -> RecipeData:
     n_tokens, n_documents = (
         sum(len(x) for x in xs) for xs in zip(*[(p[0].tokens, p[0].starts) for p in parts], strict=True)
     )
-    notes.append(f"{n_tokens:,} tokens in {n_documents:,} document{'s' * (n_documents != 1)}")
+    notes.append(f"{counted(n_tokens, 'token')} in {counted(n_documents, 'document')}")
     return RecipeData(
         examples[0][0] if len(examples) == 1 else Mixture(examples),
         _validation(recipe, held, tokenizer, segments),
@@ -321,7 +323,9 @@ def _images(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> Reci
     }
     validation = None if held is None else images.LabelledImages(held)
     made = images.LabelledImages(train)
-    return RecipeData(made, validation, 0, settings, baselines=_class_baselines(train.labels))
+    drawing = {"drawing": dict(DIGIT_DRAWING)} if recipe.data.source == "digits" else {}
+    baselines = _class_baselines(train.labels)
+    return RecipeData(made, validation, 0, settings, baselines=baselines, preprocessor=drawing)
 
 
 def _pixels(recipe: Recipe, tokenizer: Tokenizer | None, segments: bool) -> RecipeData:

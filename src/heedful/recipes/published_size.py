@@ -11,6 +11,7 @@ from typing import Any
 from heedful.models.registry import FAMILIES, size, sizes
 from heedful.recipes.data_paths import change_recipe
 from heedful.recipes.resolve import ResolvedRecipe
+from heedful.text.plural import counted
 from heedful.train.recipe import Recipe, merge_tables, shipped_recipes
 
 LONGEST = 1024  # tokens of an example
@@ -47,7 +48,7 @@ def size_recipe(name: str, changes: Mapping[str, Any]) -> ResolvedRecipe:
     recipe = Recipe.from_dict(table)
     example = "images" if recipe.data.kind == "images" else f"examples of {recipe.data.length:,} tokens"
     note = (
-        f"training {name} from its first weights: {recipe.train.steps:,} steps of {recipe.train.batch_size} {example}; "
-        "change them by --set, as --set train.batch_size=32"
+        f"training {name} from its first weights: {counted(recipe.train.steps, 'step')} of {recipe.train.batch_size} "
+        f"{example}; change them by --set, as --set train.batch_size=32"
     )
     return ResolvedRecipe(name, recipe, [note, *notes])

@@ -17,8 +17,10 @@ from heedful.models.base import Batch, Model, TruncationWarning
 from heedful.models.encoder import has_segments
 from heedful.models.vit import ViT
 from heedful.observe.inputs import scale_images
+from heedful.tasks.drawing import prepare_drawing, reads_drawings
 from heedful.tasks.embed import MAX_BATCH, batch_by_length
 from heedful.text.blank import is_blank
+from heedful.text.plural import counted
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
 from heedful.text.warn import warn
@@ -42,7 +44,8 @@ def predict_labels(
     if isinstance(model, ViT):
         if not isinstance(what, Tensor):
             raise ValueError("a vision model classifies images: give a tensor (channels, height, width) from -1 to 1")
-        return classify_images(model, what[None])[0]
+        image = prepare_drawing(model, what) if reads_drawings(model) else what
+        return classify_images(model, image[None])[0]
     if isinstance(what, Tensor):
         raise ValueError("this model classifies texts, not tensors")
     if tokenizer is None:
@@ -115,7 +118,7 @@ def _tokenize(
 
 def cut_note(n_tokens: int, limit: int) -> str:
     """What a user is told of a text that is longer than the context length `limit`."""
-    return f"the text has {n_tokens} tokens, and this model reads {limit}: its end is cut"
+    return f"the text has {counted(n_tokens, 'token')}, and this model reads {limit}: its end is cut"
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

@@ -30,6 +30,7 @@ from heedful.models.cbow import CBOW
 from heedful.models.encoder import EncoderModel
 from heedful.text.limits import characters_for, check_characters
 from heedful.text.parse import parse_json
+from heedful.text.plural import counted
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.unknown import warn_if_unknown
 from heedful.text.warn import warn
@@ -193,10 +194,13 @@ def tokenize_texts(
     if not all(rows):
         raise ValueError("a text is empty, and this model has no token that stands for nothing")
     if most is not None and most <= len(around):
-        raise ValueError(f"max_tokens is {most}: {len(around)} tokens stand around every text")
+        raise ValueError(f"max_tokens is {most}: {counted(len(around), 'token')} stand around every text")
     n_cut = 0 if most is None else sum(len(row) > most for row in rows)
     if n_cut and warn_if_cut:
-        warn(f"this model reads {most} tokens of a text: the end of {n_cut} of {len(rows)} is cut", TruncationWarning)
+        warn(
+            f"this model reads {most} tokens of a text: the end of {n_cut} of {len(rows)} is cut",
+            TruncationWarning,
+        )
     return rows if most is None else [row if len(row) <= most else _truncate(row, most, around) for row in rows]
 
 

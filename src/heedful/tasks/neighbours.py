@@ -28,6 +28,7 @@ from heedful.nn.embed import nearest
 from heedful.observe.capture import capture
 from heedful.observe.names import activation_names, stack_names
 from heedful.tasks.embed import MAX_BATCH, batch_by_length, last_hidden_states
+from heedful.text.plural import counted
 from heedful.text.prompt import special_affixes
 from heedful.text.tokenizer import Tokenizer
 from heedful.text.warn import warn
@@ -98,7 +99,7 @@ def parse_expression(text: str) -> list[tuple[float, str]]:
             "man:king::woman:?"
         )
     if len(terms) > MAX_TERMS:
-        raise ValueError(f"an expression of {len(terms)} words: at most {MAX_TERMS} are added up")
+        raise ValueError(f"an expression of {counted(len(terms), 'word')}: at most {MAX_TERMS} are added up")
     if any(len(word) > MAX_CHARACTERS for _, word in terms):
         raise ValueError(
             f"a word of more than {MAX_CHARACTERS} characters: give a word, not a text (`embed` reads texts)"

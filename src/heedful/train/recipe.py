@@ -21,6 +21,7 @@ from typing import Any
 
 from heedful.models.config import check_names, did_you_mean
 from heedful.text.parse import parse_toml
+from heedful.text.plural import counted
 from heedful.train.settings import Settings, choice_field, number_field
 
 
@@ -236,7 +237,7 @@ class Recipe:
             _collect(wrong, lambda: check_objective(made["data"].kind, made["objective"].name))
         if wrong:
             listed = "".join(f"\n  {line}" for line in wrong)
-            raise ValueError(f"the recipe has {len(wrong)} mistake{'s' * (len(wrong) > 1)}:{listed}")
+            raise ValueError(f"the recipe has {counted(len(wrong), 'mistake')}:{listed}")
         return cls(**made)
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.models.registry import FAMILIES, size, sizes
+from heedful.text.plural import counted
 
 if TYPE_CHECKING:
     from heedful.models.base import Model
@@ -68,7 +69,7 @@ def _format_description(name: str, family: str, settings: Mapping[str, Any], par
         ("memory", f"{memory} (weights alone)"),
     ]
     if settings.get("max_len"):
-        lines.append(("context", f"{settings['max_len']:,} positions"))
+        lines.append(("context", counted(settings["max_len"], "position")))
     told = ("max_len", "context_length")
     lines += [(key, str(value)) for key, value in settings.items() if value is not None and key not in told]
     width = max(14, *(len(key) + 2 for key, _ in lines))

@@ -45,6 +45,7 @@ from heedful.serve.playground.wire import (
     encode_response,
 )
 from heedful.serve.request_schema import RequestBody
+from heedful.tasks.drawing import prepare_drawing, reads_drawings
 
 router = APIRouter()
 Levels = list[float] | list[list[float]]  # of each colour of a palette: grey, or by channel
@@ -161,12 +162,18 @@ def image_to_tensor(model: Model, image: list[Any]) -> Tensor:
     return torch.tensor(rows).permute(2, 0, 1) * 2 - 1
 
 
+def read_image(model: Model, image: list[Any]) -> Tensor:
+    """`image_to_tensor`, of a drawing for a model that was trained on scanned digits as those are."""
+    pixels = image_to_tensor(model, image)
+    return prepare_drawing(model, pixels) if reads_drawings(model) else pixels
+
+
 def image_attention(model: Model, image: list[Any]) -> tuple[list[int], Tensor]:
     """The rows and columns of patches of an image, and the weights of every layer (L, H, 1 + N, 1 + N)."""
-    pixels = image_to_tensor(model, image)
+    pixels = read_image(model, image)
     assert isinstance(model, ViT)
     c = model.config
-    grid = [len(image) // c.patch[0], len(image[0]) // c.patch[1]]
+    grid = [pixels.shape[1] // c.patch[0], pixels.shape[2] // c.patch[1]]
     check_response_size(4 * c.n_layers * c.n_heads * (1 + grid[0] * grid[1]) ** 2, "the attention over an image")
     return grid, torch.stack(list(observed.attention_weights(model, image_input(model, pixels)).values()))
 
@@ -179,7 +186,7 @@ def rollout_to_cls(weights: Tensor, grid: list[int]) -> Tensor:
 def image_classification(inspector: Inspector, image: list[Any]) -> dict[str, Any]:
     """An ImageClassificationResponse, cached."""
     inspector.loaded.require("classify")
-    pixels = image_to_tensor(inspector.model, image)
+    pixels = read_image(inspector.model, image)
 
     def compute() -> dict[str, Any]:
         labels = [{"label": label.name, "probability": label.score} for label in inspector.loaded.classify(pixels)]
