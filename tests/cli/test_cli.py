@@ -111,7 +111,6 @@ def test_tokenize_without_a_model(capsys):
 def test_counts_agree_with_their_nouns(capsys):
     out = says(capsys, "models")
     assert re.search(r"gpt_j +1 size  ", out) and re.search(r"gpt +13 sizes  ", out)
-    assert " 1 time\n" in says(capsys, "merges", "aab", "--counts").replace("\t", " ")
     assert (counted(1, "class", "classes"), counted(2000, "class", "classes")) == ("1 class", "2,000 classes")
 
 

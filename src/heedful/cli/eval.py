@@ -22,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=MODEL)
     parser.add_argument(
         "task", nargs="?",
-        help="perplexity, translation, squad, entities, classification, similarity, bits_per_dimension; "
+        help="perplexity, translation, exact_match, squad, entities, classification, similarity, bits_per_dimension; "
         "lambada_openai, winogrande, hellaswag, piqa, arc_easy, arc_challenge or another task of "
         "lm-evaluation-harness (--list says more)",
     )  # fmt: skip
     parser.add_argument(
-        "data", nargs="*", help="its files, here or below the folder that HEEDFUL_DATA names; two for translation"
+        "data",
+        nargs="*",
+        help="its files, here or below the folder that HEEDFUL_DATA names; two for translation and exact_match",
     )
     parser.add_argument(
         "--compare", nargs="+", default=[], metavar="MODEL", help="other models, each tested against the first"
@@ -60,6 +62,9 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             "which model, and which task? heedful eval MODEL TASK DATA; `heedful eval --list` has the tasks"
         )
+    from heedful.evaluate.tasks import check_task
+
+    check_task(options.task)  # before torch and the model are loaded
     from heedful.evaluate.report import format_comparison, format_evaluation
 
     results = [evaluate_model(name, options) for name in (options.model, *options.compare)]
@@ -142,15 +147,15 @@ def describe_tasks() -> str:
 
     from heedful.evaluate.tasks import HARNESS_TASKS, TASKS, task_class
 
-    lines = []
+    lines, width = [], max(map(len, (*TASKS, *HARNESS_TASKS))) + 2
     for name in TASKS:
         cls = task_class(name)
         settings = ", ".join(f"{f.name}={json.dumps(f.default)}" for f in fields(cls))
-        lines += [f"{name:<16}{cls.about}", f"{'':<16}data: {cls.reads}"]
-        lines += [f"{'':<16}settings: {settings}"] * bool(settings) + [""]
+        lines += [f"{name:<{width}}{cls.about}", f"{'':<{width}}data: {cls.reads}"]
+        lines += [f"{'':<{width}}settings: {settings}"] * bool(settings) + [""]
     lines.append(
         "Of lm-evaluation-harness (pip install 'heedful[harness]'), with rows from a file or folder, else from the"
     )
     lines.append(f"folder {LM_DATA} below HEEDFUL_DATA, else from the hub; others by their names there:")
-    lines += [f"{name:<16}{about}" for name, about in HARNESS_TASKS.items()]
+    lines += [f"{name:<{width}}{about}" for name, about in HARNESS_TASKS.items()]
     return "\n".join(lines)

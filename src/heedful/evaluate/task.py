@@ -41,6 +41,16 @@ class LoadedModel(Protocol):
         ...
 
     @property
+    def abilities(self) -> tuple[str, ...]:
+        """The methods that the model has."""
+        ...
+
+    @property
+    def generate(self) -> Any:
+        """Continue a list of texts."""
+        ...
+
+    @property
     def translate(self) -> Any:
         """Translate a list of texts."""
         ...

@@ -5,7 +5,8 @@
     additive              attends with its previous state; the context is an input of the step    Bahdanau et al. 2015
     dot, general, concat  steps, then attends with its new state; both together give the output   Luong et al. 2015
 
-The cells are LSTMs (Sutskever, Luong) or GRUs, which Cho et al. 2014 invented for this model.
+The scores go by other names too (NAMES): general is multiplicative, or Luong's. The cells are LSTMs (Sutskever, Luong)
+or GRUs, which Cho et al. 2014 invented for this model.
 
 Where we differ: each direction of a bidirectional encoder has half the width, so that its outputs and its last state
 have the decoder's (Bahdanau et al. give each the full width, and begin with a tanh layer of the backward state);
@@ -32,6 +33,14 @@ from heedful.nn.mask import Mask
 from heedful.nn.recurrent import CELLS, SCORES, Align, BahdanauDecoder, Decoder, DecoderOutput, LuongDecoder, Recurrence
 from heedful.nn.recurrent_state import Memory, RecurrentState
 
+# What people call the scores of attention.
+NAMES = {
+    "bahdanau": "additive",
+    "luong": "general",
+    "multiplicative": "general",
+    "dot-product": "dot",
+    "dot_product": "dot",
+}
 CHOICES: Mapping[str, Sequence[str]] = {"cell": tuple(CELLS), "attention": ("none", *SCORES)}
 
 
@@ -41,7 +50,7 @@ class Seq2SeqConfig(Config):
 
     cell: str = "lstm"  # or gru
     bidirectional: bool = False  # of the encoder
-    attention: str = "none"  # or additive, dot, general, concat
+    attention: str = "none"  # or additive, dot, general, concat, or one of NAMES
     d_model: int = 1000
     d_embed: int | None = None  # d_model unless given
     n_layers: int = 1  # of the encoder and of the decoder
@@ -51,10 +60,12 @@ class Seq2SeqConfig(Config):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "attention", NAMES.get(str(self.attention).lower(), self.attention))
         super().__post_init__()
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}")
+                others = f" (or {', '.join(NAMES)})" if name == "attention" else ""
+                raise ValueError(f"{name} {getattr(self, name)!r} is not one of {', '.join(known)}{others}")
         if not 0 <= self.start_id < self.n_target:
             raise ValueError(f"start_id is {self.start_id}, and the target's vocabulary has {self.n_target} tokens")
 

@@ -26,6 +26,7 @@ from heedful.models.image_gpt import ImageGPT
 from heedful.recipes.build import CONVERSATIONS, TrainingSetup, build_training
 from heedful.recipes.resolve import resolve_recipe
 from heedful.tasks.complete_image import completion_grid
+from heedful.tasks.exact import right_answers
 from heedful.text import Tokenizer
 from heedful.train.adapters import adapt, adapted
 from heedful.train.checkpoint import Checkpoint
@@ -186,8 +187,10 @@ def _train(
             trainer.restore(saved.tensors(), saved.numbers)
             log.note(f"going on from step {saved.step}")
         summary = trainer.train()
+        scores = _right_answers(setup, log) if recipe.data.kind == "reversal" and processes.main else {}
         log.finish(
             {
+                **scores,
                 "step": summary.step,
                 "best": summary.best,
                 "best_step": summary.best_step,
@@ -218,6 +221,17 @@ def next_commands(setup: TrainingSetup, folder: Path) -> list[str]:
     usable = abilities if setup.tokenizer is not None else ()
     command = next((text.format(folder) for ability, text in commands.items() if ability in usable), None)
     return [*([command] if command else []), f"heedful serve {folder} --open"]
+
+
+def _right_answers(setup: TrainingSetup, log: RunLog) -> dict[str, dict[str, float]]:
+    """The shares of right symbols and sequences in the training and the test data, logged too."""
+    found = {}
+    for name, data in ("training", setup.train), ("test", setup.validation):
+        if data is not None:
+            symbols, sequences = right_answers(setup.model, data)
+            log.note(f"{name} data: {100 * symbols:.1f} % of symbols, {100 * sequences:.1f} % of sequences are right")
+            found[f"right_in_{name}"] = {"symbols": symbols, "sequences": sequences}
+    return found
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
