@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import heedful
 from heedful.cli import chat, inputs, main
+from heedful.cli.results import ProgressLines
 from support.chats import write_chat_model
 
 
@@ -284,3 +285,15 @@ def test_the_first_model_with_a_template_chats(capsys, monkeypatch, tmp_path, ch
     assert "heedful pull smollm2-135m-instruct" in capsys.readouterr().err
     monkeypatch.setattr("heedful.weights.catalog.pulled_models", lambda: {"chatty": chatty})
     assert chat.default_chat_model() == "chatty"
+
+
+def test_a_long_job_without_a_terminal_says_how_far_it_is(capsys):
+    now = [0.0]
+    lines = ProgressLines(100, "translator", clock=lambda: now[0])
+    for _ in range(10):
+        now[0] += 2
+        lines.advance(4)
+    assert capsys.readouterr().err.splitlines() == [
+        "translator: 12 of 100 in 0:06, 0:44 left", "translator: 24 of 100 in 0:12, 0:38 left",
+        "translator: 36 of 100 in 0:18, 0:32 left",
+    ]  # fmt: skip

@@ -49,6 +49,7 @@ def files(tmp_path_factory):
     (folder / "reviews.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in REVIEWS))
     (folder / "test.de").write_text("\n".join(GERMAN) + "\n")
     (folder / "test.en").write_text("\n".join(ENGLISH) + "\n")
+    (folder / "backwards.tsv").write_text("1 2 3\t3 2 1\n4 5\t5 6\n")
     (folder / "dev.conll").write_text(CONLL * 2)
     qas = [{"question": q, "answer": a} for q, a in QUESTIONS.items()]
     (folder / "questions.json").write_text(json.dumps([{"context": PASSAGE, "qas": qas}]))
@@ -61,6 +62,7 @@ def files(tmp_path_factory):
 CASES = {
     "perplexity": ("shakespeare", ["text.txt.gz"], {"window": 64, "stride": 32}),
     "translation": ("translator", ["test.de", "test.en"], {}),
+    "exact_match": ("reversal", ["backwards.tsv"], {}),
     "squad": ("reader", ["questions.json"], {}),
     "entities": ("entities", ["dev.conll"], {}),
     "classification": ("sentiment", ["reviews.tsv"], {}),
@@ -121,6 +123,28 @@ SQUAD = [
 
 
 @pytest.mark.parametrize(("said", "right", "exact", "f1"), SQUAD)
+def test_exact_match_counts_answers_and_symbols(results, files, tmp_path):
+    scores = {s.metric: s.value for s in results["exact_match"][0].scores}
+    assert scores == {"exact match": 50.0, "symbols": 75.0}
+    (tmp_path / "sums.tsv").write_text("45 + 54=\t108\n12+34=\t0\n")  # a decoder, and spaces in a sum
+    sums = heedful.load("sums")
+    found = sums.evaluate("exact_match", tmp_path / "sums.tsv")
+    assert found.records[0]["prediction"] == sums.generate("45+54=", temperature=0)
+
+
+@pytest.mark.parametrize(("name", "near"), [("translaton", "translation"), ("nope", ""), ("hellaswg", "hellaswag")])
+def test_an_unknown_task_is_refused_before_anything_is_loaded(name, near, capsys, monkeypatch):
+    monkeypatch.setattr(heedful, "load", lambda *_, **__: pytest.fail("a model was loaded"))
+    assert main(["eval", "tiny", name]) == 2
+    told = capsys.readouterr().err
+    assert f"there is no task {name!r}" in told and f"did you mean {near}" in told and "exact_match" in told
+
+
+def test_the_list_of_tasks_has_aligned_columns(capsys):
+    assert main(["eval", "--list"]) == 0
+    assert "bits_per_dimension  bits per dimension" in capsys.readouterr().out
+
+
 def test_answers_are_scored_as_by_squads_script(said, right, exact, f1):
     assert 100 * max(exact_match(said, answer) for answer in right) == exact
     assert 100 * max(answer_f1(said, answer) for answer in right) == pytest.approx(f1)

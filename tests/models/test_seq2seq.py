@@ -133,3 +133,14 @@ def test_mistakes_say_what_is_possible():
         model.start(Batch(torch.tensor([[1, 2]])))
     with pytest.raises(ValueError, match="every row needs"):
         model.start(Batch(source=torch.tensor([[1, 2]]), source_lengths=torch.tensor([0])))
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [("bahdanau", "additive"), ("Luong", "general"), ("multiplicative", "general"), ("additive", "additive"),
+     ("dot-product", "dot"), ("none", "none")],
+)  # fmt: skip
+def test_scores_of_attention_go_by_the_names_people_know(name, score):
+    assert Seq2SeqConfig(attention=name).attention == score == Seq2SeqConfig.from_dict({"attention": name}).attention
+    with pytest.raises(ValueError, match="bahdanau, luong, multiplicative"):
+        Seq2SeqConfig(attention="bandanau")

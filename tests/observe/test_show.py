@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from heedful.cli.show import WHAT, WITHOUT_TEXT
 from heedful.models.registry import FAMILIES
 from heedful.observe.attention import attention_weights
 from heedful.observe.inputs import image_input, text_input
+from heedful.observe.positions import position_encoding
 from heedful.observe.views import VIEWS, ViewOptions
 from support.tiny import tiny
 
@@ -138,7 +140,6 @@ def test_fill_by_the_models_of_a_template(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fill", "My lord, _"], "which model?"),
         (["fill", "[tiny|shakspeare]: My lord, _"], "near it: shakespeare"),
         (["fill", "bert-books", "[tiny|shakespeare]: My lord, _"], "leave bert-books out"),
         (["fill", "[tiny|reversal]: My lord, _"], "cannot fill"),
@@ -154,7 +155,7 @@ def test_fill_by_the_models_of_a_template(capsys, tmp_path):
             ["show", "tiny", "--what", "positions", "--head", "1"],
             "it is for attention, alignment, projection",
         ),
-        (["show", "tiny", "x", "--what", "positions"], "leave the text out"),
+        (["show", "tiny", "--what", "positions", "--target", "x"], "leave the target out"),
         (["show", "tiny", "", "--what", "lens"], "the text is empty"),
         (["show", "bert-books", "x", "--what", "embeddings", "--kind", "decoder"], "no decoder"),
         (["show", "bert-books", "x", "--what", "projection", "--head", "99"], "there is no head 99"),
@@ -174,3 +175,28 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, capsys, tmp_p
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape"),
+    [
+        ("transformer-base", "sinusoidal", (20, 512)),
+        ("gpt3-175b", "learned", (20, 12288)),
+        ("llama3-8b", "rotary", (20, 64)),
+        ("t5-small", "bias", (8, 20)),
+        ("vit-b-16", "learned", (197, 768)),
+    ],
+)
+def test_positions_need_no_weights(name, kind, shape):
+    found = position_encoding(heedful.create(name, device="meta"), 20)
+    assert (found.kind, tuple(found.values.shape)) == (kind, shape)
+    assert found.about.endswith("before training") == (kind in ("learned", "bias"))
+    if kind == "sinusoidal":  # Vaswani et al. 2017, section 3.5
+        assert found.values[7, 6].item() == pytest.approx(math.sin(7 / 10000 ** (6 / 512)), abs=1e-6)
+
+
+def test_show_positions_of_a_size_and_of_a_text(tmp_path, capsys):
+    assert main(["show", "transformer-base", "--what", "positions", "--out", str(tmp_path / "a.html")]) == 0
+    assert main(["show", "tiny-books", "The king", "--what", "positions", "--out", str(tmp_path / "b.html")]) == 0
+    assert "transformer-base: sinusoidal positions" in (tmp_path / "a.html").read_text()
+    assert "king" in (tmp_path / "b.html").read_text()

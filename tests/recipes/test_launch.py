@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -386,3 +387,11 @@ def test_settings_of_the_model_go_with_init_from(here, base):
     given = changes(model={"dropout": 0.4}, train={"steps": 2, "eval_every": 2})
     tuned = train(source, given, init_from=str(base), folder=here / "run", quiet=True)
     assert tuned.model.config.dropout == 0.4 and tuned.model.config.d_model == SMALL["d_model"]
+
+
+def test_reversal_says_how_many_symbols_and_sequences_are_right(tmp_path, capsys):
+    changes = {"train": {"steps": 3, "eval_every": 3}, "data": {"n_examples": 100}, "model": {"attention": "bahdanau"}}
+    train("reversal-short", changes, folder=tmp_path / "run")
+    told = capsys.readouterr().err
+    for name in "training", "test":
+        assert re.search(rf"{name} data: [0-9.]+ % of symbols, [0-9.]+ % of sequences are right", told)

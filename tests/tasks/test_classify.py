@@ -7,9 +7,12 @@ import torch
 import transformers
 
 import heedful
+from heedful.data.images import load_digits, read_images
 from heedful.loaded import Loaded
 from heedful.models.base import Batch, TruncationWarning
 from heedful.observe.inputs import text_input
+from heedful.tasks.drawing import prepare_drawing
+from support.serving import shared_data
 from support.tiny import tiny
 
 INVISIBLE = ["", "  \n", "\u200b", "\0"]
@@ -94,3 +97,39 @@ def test_pixels_are_scaled_or_refused():
     for wrong in (levels.float(), levels.long(), scaled.masked_fill(scaled > 0.9, torch.nan)):
         with pytest.raises(ValueError, match="pixels are floats from -1 to 1, or uint8 from 0 to 255"):
             loaded.classify(wrong)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """A few digits that come with scikit-learn, as the model was trained on them: from -1 to 1."""
+    images = load_digits()
+    return images.scaled(slice(0, 40)), images.labels[:40].tolist()
+
+
+def shares_right(loaded, images, labels) -> float:
+    named = [int(loaded.classify(image)[0].name) for image in images]
+    return sum(a == b for a, b in zip(named, labels, strict=True)) / len(labels)
+
+
+def test_digits_are_read_in_either_polarity(digits):
+    loaded, (images, labels) = heedful.load("digits-vit"), digits
+    assert shares_right(loaded, images, labels) == shares_right(loaded, -images, labels) == 1
+    assert torch.equal(prepare_drawing(loaded.model, images[0]), images[0])  # as the training data is: unchanged
+
+
+def test_a_drawing_is_moved_and_scaled_as_the_training_data_is(digits):
+    """A digit somewhere on a large white sheet, as people draw: read as before."""
+    loaded, (images, labels) = heedful.load("digits-vit"), digits
+    large = torch.nn.functional.interpolate(images, scale_factor=12, mode="nearest")
+    sheets = -torch.nn.functional.pad(large, (20, 100, 90, 10), value=-1)
+    assert shares_right(loaded, sheets, labels) >= 0.9
+    made = prepare_drawing(loaded.model, sheets[0])
+    assert made.shape == (1, 8, 8) and made.max() > 0.9 and (made > -0.6).any(dim=2).all()  # of full height
+    empty = torch.ones(1, 50, 60)
+    assert prepare_drawing(loaded.model, empty).max() == -1
+
+
+def test_real_drawings_of_mnist_are_read():
+    every = read_images(shared_data("mnist", "t10k-images-idx3-ubyte.gz"))
+    images, labels = every.scaled(slice(0, 200)), every.labels[:200].tolist()
+    assert shares_right(heedful.load("digits-vit"), -images, labels) > 0.6  # 0.04 without the step

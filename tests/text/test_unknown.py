@@ -68,3 +68,17 @@ def test_the_command_line_says_it_in_one_line(capsys):
     out, errors = capsys.readouterr()
     assert out and errors.startswith("heedful: warning: the model's vocabulary has no tokens for 100% of this text")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "symbols"),
+    [("sums", "45 minus 3", "only + 0 1 2 3 4 5 6 7 8 9 =, and"), ("reversal", "3 1 four", "only 1 2 3 .* 15 16, and")],
+)
+def test_a_model_of_few_symbols_says_what_it_reads(model, text, symbols):
+    with pytest.warns(UnknownTextWarning, match=symbols.replace("+", "[+]")):
+        heedful.load(model).generate(text, max_tokens=1)
+
+
+def test_sums_are_read_with_spaces():
+    loaded = heedful.load("sums")
+    assert loaded.generate("45 + 54 =", temperature=0) == loaded.generate("45+54=", temperature=0)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from heedful.cli.arguments import MODEL, add_context_length, add_device, add_kv_cache, add_quantize
+from heedful.cli.results import ProgressLines
 from heedful.text.plural import counted
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class BatchProgress:
         self.prompt_tokens = self.completion_tokens = 0
         self.began = time.perf_counter()
         self.task = bar.add_task("", total=len(answers.index), completed=self.n_before, rate="")
+        self.lines = ProgressLines(self.left) if bar.disable else None
 
     def write(self, answer: BatchAnswer) -> None:
         """Write an answer and count it."""
@@ -125,6 +127,8 @@ class BatchProgress:
         self.prompt_tokens += prompt
         self.completion_tokens += completion
         self.bar.update(self.task, advance=1, rate=f"{self.tokens_per_second:,.0f} tokens/s")
+        if self.lines is not None:
+            self.lines.advance()
 
     @property
     def tokens_per_second(self) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.cli.arguments import MODEL, add_device, add_kv_cache, add_quantize, add_set
+from heedful.cli.results import ProgressLines
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -105,12 +106,15 @@ def evaluate_model(name: str, options: argparse.Namespace) -> Evaluation:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         return evaluate(
             loaded, options.task, data, limit=options.limit, batch_size=options.batch_size, out=out,
-            resume=options.resume, weights=weights, progress=show(bar, loaded.name), **settings,
+            resume=options.resume, weights=weights, progress=show(bar, loaded.name, console.is_terminal), **settings,
         )  # fmt: skip
 
 
-def show(bar: Progress, name: str) -> Any:
+def show(bar: Progress, name: str, on_terminal: bool) -> Any:
     """A function that shows how many items are done."""
+    if not on_terminal:
+        lines = ProgressLines(None, name)
+        return lambda done, total: lines.update(done, total)
     task = bar.add_task(name)
     return lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -14,7 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words, the model, the layer."""
     add_inputs(parser, "WORD", 'a word, "king - man + woman", or man:king::woman:?')
     add_model(parser, "bert-books")
-    parser.add_argument("-n", type=int, default=10, metavar="N", help="the nearest N words (default 10)")
+    parser.add_argument(
+        "-n",
+        type=int,
+        default=10,
+        metavar="N",
+        help="the nearest N words of the vocabulary (default 10); a small vocabulary has some beginnings of words too",
+    )
     parser.add_argument(
         "--layer", type=int, metavar="L",
         help="of this layer's outputs for words read alone, counted from 0 (default: the input embedding)",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heedful.cli.arguments import MODEL, add_device
+from heedful.cli.results import ProgressLines
 from heedful.text.plural import counted
 
 if TYPE_CHECKING:
@@ -118,4 +119,8 @@ def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("")
-        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
+        if console.is_terminal:
+            yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
+        else:
+            lines = ProgressLines(None)
+            yield lambda what, done, of: lines.update(done, of, f"  {what}")

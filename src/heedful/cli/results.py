@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 DELAY = 2.0  # seconds until the progress bar is shown
+LINE_EVERY = 5.0  # seconds between lines where there is no terminal
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -74,13 +76,15 @@ def print_json(found: dict[str, Any]) -> None:
 
 @contextmanager
 def progress_bar(total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, if that is a terminal and it takes longer than DELAY; call what it gives to advance."""
+    """A bar on stderr if it takes longer than DELAY, else where that is no terminal a line every few seconds; call
+    what it gives to advance."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda n: None
+        lines = ProgressLines(total)
+        yield lines.advance
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # Results on the same terminal are printed above the bar; those that go elsewhere are left alone.
@@ -95,6 +99,39 @@ def progress_bar(total: int | None) -> Iterator[Callable[[int], None]]:
         timer.cancel()
         timer.join()
         bar.stop()
+
+
+class ProgressLines:
+    """Progress where there is no terminal: a line on stderr every few seconds."""
+
+    def __init__(self, total: int | None, name: str = "", *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.name, self.clock = total, name, clock
+        self.done = 0
+        self.began = self.last = clock()
+
+    def advance(self, n: int = 1) -> None:
+        """Count n more."""
+        self.update(self.done + n, self.total)
+
+    def update(self, done: int, total: int | None, more: str = "") -> None:
+        """Set how many are done, and print them if a line is due."""
+        self.done, self.total, now = done, total, self.clock()
+        if now - self.last < LINE_EVERY:
+            return
+        self.last, seconds = now, now - self.began
+        left = ""
+        if total and done:
+            left = f", {format_clock(seconds / done * max(0, total - done))} left"
+        of = f" of {total:,}" if total else ""
+        begin = f"{self.name}: " if self.name else ""
+        print(f"{begin}{done:,}{of} in {format_clock(seconds)}{left}{more}", file=sys.stderr, flush=True)
+
+
+def format_clock(seconds: float) -> str:
+    """80 -> 1:20"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def shorten(text: str, before: int = 0) -> str:

@@ -11,6 +11,7 @@ from heedful.cli.images import IMAGES, load_image
 
 if TYPE_CHECKING:
     from heedful.loaded import Loaded
+    from heedful.models.base import Model
     from heedful.observe.inputs import ModelInput
 
 # The views, and the options that each of them understands.
@@ -27,19 +28,20 @@ WHAT: dict[str, tuple[str, ...]] = {
     "positions": ("length",),
     "names": (),
 }
-WITHOUT_TEXT = ("positions", "names")
+WITHOUT_TEXT = ("positions", "names")  # they need none; the positions of a text are its tokens'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the text, what to show of it, the file."""
-    parser.add_argument("model", help=MODEL)
+    parser.add_argument("model", help=f"{MODEL}; for positions also a published size, or the folder of a config.json")
     parser.add_argument("text", nargs="?", help="a text; numbers without a tokenizer; an image file for a ViT")
     parser.add_argument(
         "--what", choices=[*WHAT], default="attention", metavar="WHAT",
         help="attention (default): the heads of a layer; heads: every head, small; rollout: what has come from where; "
         "alignment: target to source; ablation: how far the output moves without each head; lens: what each layer "
         "would say; embeddings: how alike the tokens are, by layer; projection: the same before and after a head's "
-        "projections; tokens: with the surprise at each; positions; names: all that can be captured",
+        "projections; tokens: with the surprise at each; positions, of a text's tokens if "
+        "one is given; names: all that can be captured",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help=".html, .png, .svg or .pdf (default: MODEL-WHAT.html)")
     parser.add_argument("--layer", type=int, help="of this layer alone (counted from 0)")
@@ -63,7 +65,11 @@ def run(options: argparse.Namespace) -> int:
     if options.out is not None and options.out.suffix.lower() not in ENDINGS:
         raise ValueError(f"{options.out}: what is shown is written as {', '.join(ENDINGS)}")
     _check(options)
-    loaded = heedful.load(options.model, dtype=torch.float32)  # so that weights add up to 1 in what is shown
+    shapes = without_weights(options.model) if options.what == "positions" else None
+    if shapes is not None:
+        loaded = heedful.Loaded(shapes, None, Path(options.model).name)
+    else:
+        loaded = heedful.load(options.model, dtype=torch.float32)  # so that weights add up to 1 in what is shown
     loaded.require("capture")
     if options.what == "names":
         print(format_names(loaded.model))
@@ -84,6 +90,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def without_weights(name: str) -> Model | None:
+    """The model of a published size, or of a folder that has a config.json and no weights; None for others."""
+    from heedful.models.registry import create, sizes
+    from heedful.weights.meta import load_meta
+    from heedful.weights.resolve import is_local
+
+    folder = Path(name)
+    if name in sizes() and not is_local(name):
+        return create(name, device="meta")
+    if (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
+        return load_meta(folder)
+    return None
+
+
 def _check(options: argparse.Namespace) -> None:
     """ValueError for options that this view has no use for, and for numbers below 0."""
     for name in sorted({name for used in WHAT.values() for name in used}):
@@ -95,7 +115,7 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"there is no {name} {getattr(options, name)}: they are counted from 0")
     if options.what in WITHOUT_TEXT:
         for name in ("text", "second", "target"):
-            if getattr(options, name) is not None:
+            if getattr(options, name) is not None and (options.what, name) != ("positions", "text"):
                 raise ValueError(f"{options.what} are a model's own: leave the {name} out")
 
 

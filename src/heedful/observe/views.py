@@ -341,7 +341,13 @@ def surprisals(model: Model, inputs: ModelInput) -> list[float | None]:
 
 def position_view(options: ViewOptions) -> Visualization:
     """The position encoding: added vectors, rotary cosines, or attention bias by distance."""
-    n = 50 if options.length is None else options.length
+    tokens = []
+    if options.text:
+        if options.tokenizer is None:
+            tokens = options.text.split()
+        else:
+            tokens = [options.tokenizer.token(i) for i in options.tokenizer.encode(options.text, add_special=True)]
+    n = options.length or len(tokens) or 50
     found = position_encoding(options.model, n)
     title = options.title(found.about)
     if found.kind == "bias":
@@ -368,7 +374,8 @@ def position_view(options: ViewOptions) -> Visualization:
         )
     across = "pair of dimensions" if found.kind == "rotary" else "dimension"
     rows, width = found.values.shape
-    labels = [str(i) for i in range(rows)], [str(i) for i in range(width)]
+    named = [f"{i} {token}" for i, token in enumerate(tokens[:rows])]
+    labels = [*named, *(str(i) for i in range(len(named), rows))], [str(i) for i in range(width)]
     most, cell = heatmaps.robust_max(found.values), max(2, min(8, 900 // width))
     return _heatmap_view(
         options,

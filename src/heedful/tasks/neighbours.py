@@ -5,7 +5,8 @@
     man:king::woman:?     the same as an analogy: man is to king as woman is to which word?
 
 The embeddings are those of the input, one for each token wherever it stands (static); or with `layer`, that layer's
-output for the word read alone. What is found are the tokens that are whole words, without those asked for. A word that
+output for the word read alone. What is found are the tokens that begin a word, without those
+asked for: nearly all are whole words, but a vocabulary does not say which are beginnings of longer ones. A word that
 takes several tokens is the mean of their vectors, with a warning: it means less than a vector of its own, and most
 vocabularies are too small to refuse all such words.
 

@@ -12,6 +12,7 @@ from heedful.text.tokenizer import Tokenizer
 from heedful.text.warn import warn
 
 SAMPLE = 4096  # characters of a text that are looked at
+FEW = 40  # tokens of a vocabulary that is listed
 TOO_MANY = 0.5  # the share of a text's characters from which a result says little
 
 
@@ -40,10 +41,25 @@ def _unknown_share(tokenizer: Tokenizer, text: str) -> tuple[float, str]:
     return n_unknown / (len(text) - n_spaces), first
 
 
+def few_symbols(tokenizer: Tokenizer) -> list[str]:
+    """All that a tokenizer of few symbols reads, as that of a model for sums; [] for others."""
+    pieces = tokenizer.backend.get_vocab()
+    if len(pieces) > FEW:
+        return []
+    symbols = [piece for piece in sorted(pieces, key=lambda p: (len(p), p)) if piece not in tokenizer.special_tokens]
+    return [] if any(character.isalpha() for piece in symbols for character in piece) else symbols
+
+
 def warn_if_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
-    """Warn of the first text that the vocabulary does not cover by half."""
+    """Warn of the first text that the vocabulary does not cover by half; of one of few symbols, that has another."""
+    symbols = few_symbols(tokenizer)
     for text in texts:
         share, example = _unknown_share(tokenizer, text)
+        if share and symbols:
+            warn(
+                f"this model reads only {' '.join(symbols)}, and {example[:20]!r} is not among them", UnknownTextWarning
+            )
+            return
         if share >= TOO_MANY:
             warn(
                 f"the model's vocabulary has no tokens for {share:.0%} of this text, as {example[:20]!r}: the result "

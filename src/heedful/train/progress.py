@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 N_LINES = 20  # without a terminal, for the whole run
-LINE_EVERY = 60.0  # seconds between lines at most, if steps are slow
+LINE_EVERY = 10.0  # seconds between lines at most, if steps are slow
 
 # Samples may hold terminal escape sequences, and lone surrogates, which cannot be written at all.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
