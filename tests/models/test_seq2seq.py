@@ -123,7 +123,7 @@ def test_with_attention_twenty_symbols_are_reversed_along_the_anti_diagonal(reve
 
 def test_mistakes_say_what_is_possible():
     with pytest.raises(ValueError, match="none, additive, dot, general, concat"):
-        Seq2SeqConfig(attention="bahdanau")
+        Seq2SeqConfig(attention="cubist")
     with pytest.raises(ValueError, match="lstm, gru"):
         Seq2SeqConfig("rnn")
     with pytest.raises(ValueError, match="start_id"):

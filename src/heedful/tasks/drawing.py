@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from heedful.models.base import Model
+from heedful.observe.inputs import scale_images
 
 INK = 0.2  # of the darkest ink: less is paper
 BLANK = 0.05  # a drawing without more contrast than this is empty
@@ -38,7 +39,7 @@ def prepare_drawing(model: Model, image: Tensor) -> Tensor:
     height, stroke = (float(settings.get(name, 0)) for name in ("height", "stroke"))
     if not (0 < height <= 1 and 0 <= stroke < 0.5):
         raise ValueError(f"preprocessor_config.json: drawing needs a height up to 1 and a stroke below 0.5: {settings}")
-    levels = image.float() / 255 if image.dtype == torch.uint8 else (image.float() + 1) / 2
+    levels = (scale_images(image) + 1) / 2
     ink = ink_of(levels.mean(dim=0))
     if float(ink.max()) <= BLANK:
         return torch.full((image.shape[0], size, size), -1.0)

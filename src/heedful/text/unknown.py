@@ -55,7 +55,7 @@ def warn_if_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     symbols = few_symbols(tokenizer)
     for text in texts:
         share, example = _unknown_share(tokenizer, text)
-        if share and symbols:
+        if share and symbols and tokenizer.unk_id in tokenizer.encode(text[:SAMPLE]):
             warn(
                 f"this model reads only {' '.join(symbols)}, and {example[:20]!r} is not among them", UnknownTextWarning
             )
