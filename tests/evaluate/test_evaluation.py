@@ -122,7 +122,6 @@ SQUAD = [
 ]
 
 
-@pytest.mark.parametrize(("said", "right", "exact", "f1"), SQUAD)
 def test_exact_match_counts_answers_and_symbols(results, files, tmp_path):
     scores = {s.metric: s.value for s in results["exact_match"][0].scores}
     assert scores == {"exact match": 50.0, "symbols": 75.0}
@@ -145,6 +144,7 @@ def test_the_list_of_tasks_has_aligned_columns(capsys):
     assert "bits_per_dimension  bits per dimension" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("said", "right", "exact", "f1"), SQUAD)
 def test_answers_are_scored_as_by_squads_script(said, right, exact, f1):
     assert 100 * max(exact_match(said, answer) for answer in right) == exact
     assert 100 * max(answer_f1(said, answer) for answer in right) == pytest.approx(f1)
@@ -201,7 +201,7 @@ def test_similarity_is_spearmans(results):
 def test_a_correlation_of_one_pair_is_not_defined(files):
     found = heedful.load("bert-books").evaluate("similarity", files / "words.tsv", limit=1).to_dict()
     assert found["scores"][0]["value"] is None and json.dumps(found, allow_nan=False)
-    assert format_saved(found) == "similarity on words.tsv, 1 items: Spearman nan [nan, nan]"
+    assert format_saved(found) == "similarity on words.tsv, 1 item: Spearman nan [nan, nan]"
 
 
 def test_images_are_classified(tmp_path):

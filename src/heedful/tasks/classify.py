@@ -44,8 +44,7 @@ def predict_labels(
     if isinstance(model, ViT):
         if not isinstance(what, Tensor):
             raise ValueError("a vision model classifies images: give a tensor (channels, height, width) from -1 to 1")
-        image = prepare_drawing(model, what) if reads_drawings(model) else what
-        return classify_images(model, image[None])[0]
+        return classify_images(model, what[None])[0]
     if isinstance(what, Tensor):
         raise ValueError("this model classifies texts, not tensors")
     if tokenizer is None:
@@ -79,6 +78,8 @@ def classify_texts(
 @torch.no_grad()
 def classify_images(model: Model, images: Tensor) -> list[list[Label]]:
     """The labels of images (B, channels, height, width), floats from -1 to 1 or uint8, likeliest first."""
+    if reads_drawings(model):
+        images = torch.stack([prepare_drawing(model, image) for image in images])
     return _labels(model, Batch(images=scale_images(images).to(model.device)))
 
 
