@@ -24,7 +24,9 @@ def run(options: argparse.Namespace) -> int:
 
     changes = parse_changes(options.set)
     published = is_size(options.what) and not Path(options.what).exists()
-    resolved = size_recipe(options.what, changes) if published else resolve_recipe(options.what, changes, needs_data=False)
+    resolved = (
+        size_recipe(options.what, changes) if published else resolve_recipe(options.what, changes, needs_data=False)
+    )
     for note in resolved.notes:
         print(note, file=sys.stderr)
     print(estimate_report(resolved.recipe))
