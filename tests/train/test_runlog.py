@@ -203,7 +203,7 @@ def test_the_summary_says_how_good_where_and_what_next(tmp_path, capsys):
     rows = {k: v.strip() for k, v in rows.items()}
     assert rows["steps"] == "40 (finished)" and rows["best validation loss"] == "0.1250 at step 40"
     assert rows["perplexity"] == "1.133" and rows["bits per byte"] == "0.0902"
-    assert rows["uniform baseline"] == "4.1700" and rows["tokens"] == "4k in 1:15"
+    assert rows["uniform baseline"] == "loss 4.1700" and rows["tokens"] == "4k in 1:15"
     assert rows["tokens/s"] == "200" and rows["model"] == str(tmp_path / "run")
     assert rows["use it"] == "heedful generate RUN"
     saved = json.loads((tmp_path / "run" / "summary.json").read_text())

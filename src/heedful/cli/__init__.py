@@ -128,6 +128,9 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Name
     if chosen in COMMANDS:
         module = import_module(f"heedful.cli.{chosen.replace('-', '_')}")
         module.add_arguments(parsers[chosen])
+    if not arguments:
+        parser.print_help()
+        raise SystemExit(0)
     if not chosen:
         parser.check_options(arguments)
     options, unknown = parser.parse_known_args(arguments)

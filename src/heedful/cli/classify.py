@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heedful.cli.arguments import add_model
+from heedful.cli.images import IMAGES
 from heedful.cli.inputs import add_inputs, batched, count_inputs, input_batches
 from heedful.cli.results import add_json, shorten, write_results
 from heedful.text.plural import counted
@@ -42,6 +43,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--top is {options.top}: it must be 1 or more")
     if options.image and (options.inputs or options.file or options.second):
         raise ValueError("classify texts or images: leave one of them out")
+    if not options.image and options.inputs and all(is_image_file(name) for name in options.inputs):
+        options.image, options.inputs = [Path(name) for name in options.inputs], []
     if options.image:
         total: int | None = len(options.image)
         batches = batched(map(str, options.image))
@@ -76,6 +79,11 @@ def run(options: argparse.Namespace) -> int:
         options, batches, compute, total=total,
         record=lambda labels: {"labels": [asdict(label) for label in labels[: options.top]]}, text=text,
     )  # fmt: skip
+
+
+def is_image_file(name: str) -> bool:
+    """Whether an input is the path of an image, and not a text."""
+    return name.lower().endswith(IMAGES) and Path(name).is_file()
 
 
 def classify_image(loaded: Loaded, path: Path) -> list[Any]:

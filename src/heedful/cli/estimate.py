@@ -22,6 +22,8 @@ def run(options: argparse.Namespace) -> int:
     from heedful.recipes.resolve import resolve_recipe
     from heedful.train.recipe import parse_changes
 
+    if not options.what:
+        raise ValueError("the name is empty: give a text file, a recipe or the name of a published size")
     changes = parse_changes(options.set)
     published = is_size(options.what) and not Path(options.what).exists()
     resolved = (

@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     from heedful.models.registry import FAMILIES
 
     if options.family is not None and options.family not in FAMILIES:
-        hint = did_you_mean(options.family, FAMILIES) or f": {', '.join(FAMILIES)} are"
+        hint = did_you_mean(options.family, FAMILIES) or f"; the families are {', '.join(FAMILIES)}"
         raise ValueError(f"no family is called {options.family!r}{hint}")
     listed = collect_models(options.family)
     if options.json:

@@ -44,7 +44,7 @@ def size_recipe(name: str, changes: Mapping[str, Any]) -> ResolvedRecipe:
         context: int = getattr(config, "max_len", None) or LONGEST
         settings = {"data": {"length": min(context, LONGEST)}, "objective": {"name": "causal"}}
     table = merge_tables(merge_tables(TRAINING, settings), {"model": {"size": name}})
-    table, notes = change_recipe(table, changes, shipped=False)
+    table, notes = change_recipe(table, changes)
     recipe = Recipe.from_dict(table)
     example = "images" if recipe.data.kind == "images" else f"examples of {recipe.data.length:,} tokens"
     note = (

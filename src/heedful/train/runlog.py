@@ -286,6 +286,8 @@ class RunLog:
             yield "best validation loss", f"{result['validation_loss']:.4f} at step {result['best_step']:,}"
         elif "training_loss" in result:
             yield "training loss", f"{result['training_loss']:.4f}"
+        for name, loss in self.baselines.items():
+            yield f"{name} baseline", f"loss {loss:.4f}"
         n = f" of {result['validation_examples']:,}" if result.get("validation_examples") else ""
         for name, value in result.get("metrics", {}).items():
             before = result.get("metrics_before", {}).get(name)
@@ -296,8 +298,6 @@ class RunLog:
             yield "bits per byte", f"{result['bits_per_byte']:.4f}"
         if "bits_per_dimension" in result:
             yield "bits per dimension", f"{result['bits_per_dimension']:.4f}"
-        for name, loss in self.baselines.items():
-            yield f"{name} baseline", f"{loss:.4f}"
         yield self.unit, f"{format_count(result[self.unit])} in {format_clock(result['seconds'])}"
         if (rate := result.get(f"{self.unit}_per_second")) is not None:
             yield f"{self.unit}/s", format_count(rate)

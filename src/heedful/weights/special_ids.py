@@ -14,6 +14,7 @@ from heedful.text.chat_answers import end_of_turn_id
 from heedful.text.tokenizer import Tokenizer
 
 ENDS = ("bos", "eos", "pad")
+LENGTH = 512  # tokens that an encoder-decoder without a limit of its own generates at most
 COPIED = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")  # where the model's files have them
 
 
@@ -45,6 +46,8 @@ def generation_config(model: Model, tokenizer: Tokenizer | None = None) -> dict[
     found |= {key: ids[key] for key in COPIED if key in ids}
     if not isinstance(model, DecoderModel):
         found["decoder_start_token_id"] = model.start_id
+        if not {"max_length", "max_new_tokens"} & found.keys():  # transformers would stop after 20 tokens
+            found["max_length"] = getattr(model.config, "max_len", None) or LENGTH
     return found
 
 
