@@ -34,12 +34,11 @@ CHATS = (
     "What should I have for breakfast?", "Who are you?", "Write a poem of four lines about winter.",
     "Tom has three apples and eats one. How many are left?",
 )  # fmt: skip
-GERMAN = (
-    "Ein Mann mit einem Hut steht vor einem Haus.", "Zwei Hunde laufen am Strand.",
-    "Eine Frau liest ein Buch in einem Café.", "Kinder spielen Fußball auf einer Wiese.",
-    "Ein Junge springt in das Wasser.", "Drei Männer arbeiten auf einer Baustelle.",
-    "Ein kleines Mädchen isst ein Eis.", "Die Leute warten an einer Haltestelle auf den Bus.",
-    "Ein alter Mann verkauft Obst auf dem Markt.", "Eine Katze schläft auf dem Dach eines Autos.",
+BOTH_WAYS = (
+    "Ein Mann mit einem Hut steht vor einem Haus.", "Die Leute warten an einer Haltestelle auf den Bus.",
+    "Eine Katze schläft auf dem Dach eines Autos.", "Ich habe heute keine Zeit.", "Guten Morgen, wie geht es dir?",
+    "A little girl is eating an ice cream.", "An old man is selling fruit at the market.",
+    "Where did you buy that?", "My brother works in a hospital.", "Anna and Paul are arguing about the tax return.",
 )  # fmt: skip
 TASKS = (
     "translate German to English: Ein Mann mit einem Hut steht vor einem Haus.",
@@ -77,9 +76,8 @@ def samples(loaded: Loaded) -> str:
         shown = [picture(loaded, seed) for seed in SEEDS]
         return f"Seeds 0 to 9, temperature 1, unedited.\n{fenced(shown)}"
     if "translate" in loaded.abilities:
-        shown = [
-            f"{source}\n{loaded.translate(source)}" for source in (TASKS if loaded.model.family == "t5" else GERMAN)
-        ]
+        sources = TASKS if loaded.model.family == "t5" else BOTH_WAYS
+        shown = [f"{source}\n{loaded.translate(source)}" for source in sources]
         return f"Ten sentences of no data set, unedited.\n{fenced(shown)}"
     assert loaded.tokenizer is not None, "it generates text"
     options = {"max_tokens": N_TOKENS, "temperature": TEMPERATURE}

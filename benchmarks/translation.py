@@ -11,7 +11,7 @@ are translated with it alone. Two scores of each:
                  (pip install sacremoses) and is left out without.
 
 --pairs FILE.tsv.gz (source, target) measures on these instead, with a length penalty of 1, and says how many are
-exactly right, and SQuAD's F1 over words: for the recipe captions, DATA/captions/test.tsv.gz; for t5-tasks,
+exactly right, and SQuAD's F1 over words: for the recipe translations, DATA/translations/test.tsv.gz; for t5-tasks,
 DATA/tasks/test.tsv.gz, a task at a time by --prefix "correct:" (the sources that begin so).
 
 --first N translates the first N captions alone; --json FILE writes the scores, --out FILE the translations.

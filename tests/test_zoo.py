@@ -153,9 +153,18 @@ def test_bert_knows_which_words_fit(text, hidden):
     assert tokenizer.id(hidden) in logits.topk(5).indices.tolist()
 
 
-def test_the_translator_translates():
-    said = heedful.load("translator").translate("Ein Mann mit einem Hut steht vor einem Haus.")
-    assert said == "A man with a hat is standing in front of a house."
+def test_the_translator_translates_in_both_directions():
+    """The documentation's examples: it sees which language it reads."""
+    pairs = {
+        "Ein Mann mit einem Hut steht vor einem Haus.": "A man with a hat is standing in front of a house.",
+        "Ein Hund läuft durch den Schnee.": "A dog is running through the snow.",
+        "Zwei Kinder spielen.": "Two children are playing.",
+        "Wo ist der Bahnhof?": "Where is the train station?",
+        "A dog is running.": "Ein Hund läuft.",
+        "I have no time today.": "Ich habe heute keine Zeit.",
+        "Where did you buy that?": "Wo habt ihr das gekauft?",
+    }
+    assert heedful.load("translator").translate(list(pairs)) == list(pairs.values())
 
 
 def everyday(name):

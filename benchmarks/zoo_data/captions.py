@@ -1,4 +1,4 @@
-"""German sentences and their English translations, made by a grammar: data for a translator that may ship.
+"""German sentences and their English translations, made by a grammar: data for translators (and translations.py).
 
     python benchmarks/zoo_data/captions.py --out DATA [--n 600000]      (then HEEDFUL_DATA=DATA, recipe captions)
 

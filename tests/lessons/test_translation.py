@@ -18,20 +18,21 @@ def lesson():
 def test_b6_what_the_translator_says(lesson):
     names = lesson.names
     said = dict(zip(names["SENTENCES"], names["greedy"], strict=True))
-    assert [text == names["SENTENCES"][german] for german, text in said.items()] == [True] * 6 + [False] * 6
+    assert [text == names["SENTENCES"][german] for german, text in said.items()] == [True] * 7 + [False] * 5
     assert said["Heute kauft die alte Frau Brot auf dem Markt."].endswith("at the market today.")
     assert said["Drei Musiker spielen auf der Straße Gitarre."].endswith("on the street.")
     tokenizer = names["translator"].tokenizer
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("in Strömen")][1:] == [" Str", "ö", "men"]
-    assert "Dresden" in said["Es regnet in Strömen."]
-    assert "father" not in said["Der Junge will mit seinem Vater ein Boot bauen."]
+    assert [tokenizer.decode([i]) for i in tokenizer.encode(" Steuererklärung")] == [" Steuer", "er", "kl", "är", "ung"]
+    assert "wheelclip" in said["Anna und Paul streiten über die Steuererklärung."]
+    assert said["Es regnet in Strömen."] == "It's raining."
+    assert "Die Kinder werden morgen im See schwimmen." in lesson.text.splitlines()  # from English
 
 
 def test_b6_beam_search_by_hand_is_heedfuls(lesson):
     names = lesson.names
     assert names["by_hand"] == names["beamed"]
     changed = [i for i, said in enumerate(names["greedy"]) if said != names["beamed"][i]]
-    assert len(changed) == 2 and min(changed) >= 9  # of the last three
+    assert changed == [10, 11]  # with rare words
     assert "greedy: a dog, 0.20    best: the dog, 0.36" in lesson.text
 
 
@@ -39,7 +40,7 @@ def test_b6_bleu_by_hand_is_sacrebleus(lesson):
     names = lesson.names
     assert names["score"] == pytest.approx(names["official"].score, abs=1e-6)
     assert [p * 100 for p in names["precisions"]] == pytest.approx(names["official"].precisions)
-    assert names["by_part"]["six we would have said"] == pytest.approx(100)
+    assert names["by_part"]["seven we would have said"] == pytest.approx(100)
     assert names["by_part"]["wrong"] < names["by_part"]["right in other words"] < 80
 
 
@@ -48,7 +49,8 @@ def test_b6_the_alignment_follows_the_words(lesson):
     pairs = {"children": "Kinder", "will": "werden", "swim": "schwimmen", "lake": "See", "tomorrow": "morgen"}
     for english, german in pairs.items():
         assert looked[written.index(english), read.index(german)] > 0.8
-    assert read[looked[written.index("The")].argmax()] == "."
+    assert read[looked[written.index("the")].argmax()] == "See"
+    assert read[looked[written.index("end")].argmax()] == "Die" and looked[written.index("end")].max() < 0.6
 
 
 def extended(totals, log_p, width, *, mix=torch.add):

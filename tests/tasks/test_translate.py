@@ -16,10 +16,14 @@ def translator():
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_the_translation_of_a_fragment_ends(translator, beams):
-    """What a newcomer types first; without the full stop that it was trained with, the model writes without end."""
-    texts = ["Ein Mann", "Guten Morgen", "Zwei Hunde spielen im Schnee", "Hallo", "Das Haus ist rot."]
+    """What a newcomer types first; a model that has only seen whole sentences writes without end."""
+    texts = ["Ein Mann", "Guten Morgen", "Zwei Hunde spielen im Schnee", "Danke", "Das Haus ist rot."]
     assert translator.translate(texts, beams=beams) == [
-        "A man", "Good this morning", "Two dogs are playing in the snow", "Halo", "The house is red.",
+        "A man", "Good morning", "Two dogs are playing in the snow", "Thank you", "The house is red.",
+    ]  # fmt: skip
+    texts = ["a dog", "Good morning", "Two children are playing in the garden", "I have no time today."]
+    assert translator.translate(texts, beams=beams) == [
+        "ein Hund", "Guten Morgen", "Zwei Kinder spielen im Garten", "Ich habe heute keine Zeit.",
     ]  # fmt: skip
     whole = translator.translate("Ein Mann.", beams=beams)
     assert whole == "A man." and translator.translate("Ein Mann,", beams=beams) == "A man,"

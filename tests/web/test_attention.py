@@ -129,7 +129,7 @@ def test_all_layers_of_an_alignment_are_the_librarys(open_tab, page):
     rows = table(page)
     assert len(rows) == maps.numel()
     total = sum(float(row["weight"]) for row in rows if row["from"] == "1" and row["to"] == "1")
-    assert total / 12 == pytest.approx(float(look.alignment(model, reading)[1, 1]), abs=1e-6)
+    assert total / 16 == pytest.approx(float(look.alignment(model, reading)[1, 1]), abs=1e-6)
 
 
 def test_a_query_against_its_keys(open_tab, page):
@@ -339,7 +339,7 @@ def test_the_drawing_is_saved_as_lines(open_tab, page):
         ({"model": "bert-books", "text": '"A"\nship', "masked": "[3]", "off": "[0]"}, "Size([4, 6, 6])"),
         ({"model": "shakespeare", "text": "To be", "masked": "[1]", "layer": 0}, "torch.Size([6, 5, 5])"),
         ({"model": "shakespeare", "text": "To be", "view": "neuron", "token": 3}, "tensor([0."),
-        ({"model": "translator", "text": HUND, "masked": "[1]"}, "decoder.2.cross.weights"),
+        ({"model": "translator", "text": HUND, "masked": "[1]"}, "decoder.3.cross.weights"),
         ({"model": "translator", "text": HUND, "view": "matrix", "all": "true"}, "' dog'"),
         ({"model": "reversal", "text": "3 1 4", "view": "model"}, "Size([1, 4, 3])"),
         (

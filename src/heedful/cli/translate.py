@@ -12,6 +12,7 @@ from heedful.cli.results import add_json, write_results
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The texts, the model, how to search."""
+    parser.epilog = "translator, the default, reads German or English and writes the other: it sees which one it reads."
     add_inputs(parser, "TEXT", "a text to translate")
     add_model(parser, "translator")
     parser.add_argument("--beams", type=int, metavar="N", help="beams of the search; 1: greedy (default: the model's)")

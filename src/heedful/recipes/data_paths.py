@@ -66,6 +66,11 @@ SOURCES = {
         "sample:captions",
         "in each line a German sentence, a tab, and the English one; " + BENCHMARKS.format("zoo_data/captions.py"),
     ),
+    "translations/": RecipeSource(
+        "sample:captions",
+        "in each line a German sentence, a tab, and the English one, or the other way round; "
+        + BENCHMARKS.format("zoo_data/translations.py"),
+    ),
     "multi30k/": RecipeSource(
         "sample:captions", "Multi30k: a caption in each line, the German and the English file line by line"
     ),

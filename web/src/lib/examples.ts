@@ -13,8 +13,9 @@ const KNOWN: Record<string, string[]> = {
   ],
   translator: [
     'Ein Hund läuft über die Straße.',
-    'Zwei Kinder spielen im Park mit einem Ball.',
     'Eine Frau in einem roten Kleid liest ein Buch.',
+    'Two children are playing in the garden.',
+    'Where did you buy that?',
   ],
   't5-tasks': [
     'translate German to English: Zwei Hunde laufen am Strand.',
