@@ -107,7 +107,8 @@ def test_the_numbers_are_the_librarys(open_tab, page, name, text, which, kind, l
     model, reading = reading_of(name, text)
     expected = next(iter(look.attention_weights(model, reading, kind, layer).values()))
     open_tab("attention", model=name, text=text, which=which, layer=layer)
-    torch.testing.assert_close(weights_of(table(page), tuple(expected.shape)), expected, atol=1e-6, rtol=0)
+    weights = weights_of(table(page), tuple(expected.shape))
+    torch.testing.assert_close(weights, expected, atol=1e-5, rtol=0)  # the server sums in another order
     shown = [page.locator(f".{side} .token") for side in ("from", "to")]
     assert [tokens.count() for tokens in shown] == list(expected.shape[1:])
     row = 2
