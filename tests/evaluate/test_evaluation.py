@@ -205,7 +205,7 @@ def test_a_correlation_of_one_pair_is_not_defined(files):
 
 
 def test_images_are_classified(tmp_path):
-    images = np.random.default_rng(0).integers(0, 255, (12, 8, 8), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 255, (12, 28, 28), dtype=np.uint8)
     for name, array in (("x-images-idx3-ubyte", images), ("x-labels-idx1-ubyte", np.arange(12, dtype=np.uint8) % 10)):
         head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
         (tmp_path / name).write_bytes(head + array.tobytes())

@@ -36,10 +36,10 @@ def test_positions_of_neighbours_and_of_mirrored_patches_are_alike(lesson):
 def test_the_order_of_patches_means_nothing_and_their_positions_everything(lesson):
     found, labels = lesson.names["experiments"], lesson.names["labels"]
     right = {name: (logits.argmax(dim=1) == labels).sum().item() for name, logits in found.items()}
-    assert right["as it is"] == 20 and right["patches shuffled"] <= 8
+    assert right["as it is"] == 10 and (found["patches shuffled"].argmax(dim=1) == 10).all()  # "not a digit"
     assert torch.allclose(found["as it is"], found["patches and positions shuffled"], atol=1e-4)
     assert torch.allclose(found["one position for all"], found["one position for all, shuffled"], atol=1e-4)
-    assert right["one position for all"] < 15
+    assert (found["one position for all"].argmax(dim=1) == 10).all()
 
 
 def test_small_models_with_and_without_positions(lesson):

@@ -98,9 +98,9 @@ def test_entropy_is_zero_for_one_and_two_bits_for_four():
 
 def test_attention_over_the_patches_of_an_image():
     loaded = heedful.load("digits-vit")
-    reading = image_input(loaded.model, torch.rand(1, 8, 8) * 2 - 1)
-    assert reading.tokens[:2] == ["[CLS]", "1,1"] and len(reading.tokens) == 17
-    assert attention_rollout(loaded.model, reading).shape == (4, 17, 17)
+    reading = image_input(loaded.model, torch.rand(1, 28, 28) * 2 - 1)
+    assert reading.tokens[:2] == ["[CLS]", "1,1"] and len(reading.tokens) == 50
+    assert attention_rollout(loaded.model, reading).shape == (6, 50, 50)
     with pytest.raises(ValueError, match="reads images"):
         text_input(loaded.model, None, "a text")
 

@@ -104,8 +104,8 @@ def test_models_are_described_without_being_loaded():
         "digits-gpt": "complete_image", "reader": "answer", "entities": "tag", "sentiment": "classify",
     }  # fmt: skip
     assert {name: found[name]["purpose"] for name in purposes} == purposes
-    assert found["digits-vit"]["labels"] == list("0123456789")
-    assert found["digits-vit"]["image"] == {"size": 8, "channels": 1, "levels": 256}
+    assert found["digits-vit"]["labels"] == [*"0123456789", "not a digit"]
+    assert found["digits-vit"]["image"] == {"size": 28, "channels": 1, "levels": 256}
     assert found["digits-gpt"]["image"] == {"size": 8, "channels": 1, "levels": 16}
     assert [found[n]["reads"] for n in ("tiny", "reversal", "digits-gpt")] == ["text", "text", "image"]
 
@@ -313,27 +313,30 @@ def test_a_model_that_cannot_says_what_it_can(page, path):
 # --- images -----------------------------------------------------------------------------------------------------------
 
 
-def examples(page: ThreadServer) -> list[dict]:
-    return validated("GET", "/api/images", page.get("/api/images").content)["digits"]
+def examples(page: ThreadServer, kind: str = "digits") -> list[dict]:
+    return validated("GET", "/api/images", page.get("/api/images").content)[kind]
 
 
 def test_the_examples_are_digits_that_the_classifier_knows(page):
-    digits = examples(page)
-    assert [d["label"] for d in digits] == [i // 2 for i in range(20)]
+    assert [d["label"] for d in examples(page)] == [i // 2 for i in range(20)]
+    assert all(torch.tensor(d["image"]).shape == (8, 8) for d in examples(page))
+    digits = examples(page, "mnist")
+    assert [d["label"] for d in digits] == list(range(10))
     loaded = exact("digits-vit")
     for digit in digits:
         image = torch.tensor(digit["image"])
-        assert image.shape == (8, 8) and 0 <= image.min() and image.max() == 1
+        assert image.shape == (28, 28) and 0 <= image.min() and image.max() == 1
         found = asked(page, "image/classify", model="digits-vit", image=digit["image"])
         expected = loaded.classify(image[None] * 2 - 1)
+        assert expected[0].name == str(digit["label"])
         assert [label["label"] for label in found["labels"]] == [label.name for label in expected]
         same([label["probability"] for label in found["labels"]], torch.tensor([e.score for e in expected]))
     reading = image_input(loaded.model, image[None] * 2 - 1)
     same(found["weights"], torch.stack(list(look.attention_weights(loaded.model, reading).values())))
-    rollout = look.attention_rollout(loaded.model, reading)[:, 0, 1:].view(-1, 4, 4)
+    rollout = look.attention_rollout(loaded.model, reading)[:, 0, 1:].view(-1, 7, 7)
     same(found["rollout"], rollout[-1])
     over = asked(page, "rollout", model="digits-vit", image=digit["image"])
-    assert over["grid"] == [4, 4]
+    assert over["grid"] == [7, 7]
     same(over["weights"], rollout)
 
 
@@ -376,7 +379,7 @@ def test_half_an_image_is_completed_pixel_by_pixel(page, n_given, n, temperature
 @pytest.mark.parametrize(
     ("path", "change", "problem"),
     [
-        ("classify", {"image": [[0.0] * 7] * 8}, "multiples of 2"),
+        ("classify", {"image": [[0.0] * 7] * 8}, "multiples of 4"),
         ("classify", {"image": [[0.0] * 8] * 7 + [[0.0] * 6]}, "one length"),
         ("classify", {"image": [[[0.0, 0.0, 0.0]] * 8] * 8}, "1 channels"),
         ("classify", {"image": [[2.0] * 8] * 8}, "less than or equal to 1"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from heedful.observe import attention as look
 from heedful.observe.inputs import image_input
-from heedful.serve.playground.images import example_digits
+from heedful.serve.playground.images import example_digits, example_mnist
 from support.browser import settled, table
 from support.playground import exact
 from support.serving import events
@@ -39,14 +39,14 @@ def test_an_example_is_classified_and_its_patches_are_shown(open_tab, page, tmp_
     page.get_by_role("button", name="7", exact=True).first.click()
     page.get_by_role("heading", name="It looks like 7").wait_for()
     settled(page)
-    image = next(digit["image"] for digit in example_digits() if digit["label"] == 7)
+    image = next(digit["image"] for digit in example_mnist() if digit["label"] == 7)
     labels = {label.name: label.score for label in exact("digits-vit").classify(pixels(image))}
     rows = table(page)
-    for row in rows[:10]:
+    for row in rows[:11]:
         assert abs(float(row["value"]) - labels[row["label"]]) < 1e-4
     model = exact("digits-vit").model
     rolled = look.attention_rollout(model, image_input(model, pixels(image)))[-1, 0, 1:]
-    assert torch.allclose(torch.tensor([float(row["value"]) for row in rows[10:]]), rolled, atol=1e-4)
+    assert torch.allclose(torch.tensor([float(row["value"]) for row in rows[11:]]), rolled, atol=1e-4)
     page.get_by_role("button", name="View code").click()
     file = tmp_path / "shown.py"
     file.write_text(shown_code(page, "Python"), encoding="utf-8")
@@ -60,7 +60,7 @@ def test_a_head_and_a_patch_are_chosen_and_the_link_keeps_them(visit, open_tab, 
     page.get_by_role("button", name="Layer 2, head 1").click()
     large = page.get_by_role("application", name="Layer 2, head 1")
     before = large.evaluate("canvas => canvas.toDataURL()")
-    large.click(position={"x": 90, "y": 30})  # row 1, column 2 of 4 x 4
+    large.click(position={"x": 60, "y": 20})  # row 1, column 2 of 7 x 7
     page.get_by_text("from the patch in row 1, column 2").wait_for()
     page.mouse.move(2, 2)
     assert large.evaluate("canvas => canvas.toDataURL()") != before
@@ -79,30 +79,30 @@ def test_a_head_and_a_patch_are_chosen_and_the_link_keeps_them(visit, open_tab, 
 def test_what_is_drawn_is_what_the_model_reads(open_tab, page):
     open_tab("images", model="digits-vit")
     page.get_by_role("button", name="Clear").click()
-    page.wait_for_function(f"() => location.hash.includes('image={'0' * 64}')")
+    page.wait_for_function(f"() => location.hash.includes('image={'0' * 784}')")
     assert page.get_by_role("button", name="Clear").is_disabled()
     canvas = page.get_by_role("application", name="Drawing")
     box = canvas.bounding_box()
-    side = box["width"] / 8
-    page.mouse.move(box["x"] + 4 * side, box["y"] + 0.5 * side)
+    side = box["width"] / 28
+    page.mouse.move(box["x"] + 14 * side, box["y"] + 4 * side)
     page.mouse.down()
-    page.mouse.move(box["x"] + 4 * side, box["y"] + 7.5 * side, steps=15)
+    page.mouse.move(box["x"] + 14 * side, box["y"] + 24 * side, steps=30)
     page.mouse.up()
     canvas.focus()
     page.keyboard.press("ArrowUp")  # to the middle
-    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "Space"):
+    for key in (*["ArrowRight"] * 10, "Space"):
         page.keyboard.press(key)
     page.wait_for_function("() => /image=[^&]*g/.test(location.hash)")
     settled(page)
-    levels = torch.tensor([LEVELS.index(letter) / 16 for letter in params(page)["image"]]).view(8, 8)
-    assert levels[:, 3:5].min() > 0.5 and levels[:, 0].max() == 0 and levels[4, 7] == 1
+    levels = torch.tensor([LEVELS.index(letter) / 16 for letter in params(page)["image"]]).view(28, 28)
+    assert levels[4:24, 13:15].min() > 0.5 and levels[:, 0].max() == 0 and levels[14, 24] == 1
     best = exact("digits-vit").classify(pixels(levels.tolist()))[0]
     page.get_by_role("heading", name=f"It looks like {best.name}").wait_for()
     page.get_by_role("radio", name="Erase").check()
     before = params(page)["image"]
-    page.mouse.click(box["x"] + 7.5 * side, box["y"] + 4.5 * side)
+    page.mouse.click(box["x"] + 24.5 * side, box["y"] + 14.5 * side)
     page.wait_for_function("old => !location.hash.includes(old)", arg=before)
-    assert params(page)["image"][39] == "0"
+    assert params(page)["image"][14 * 28 + 24] == "0"
 
 
 def test_an_image_is_completed_as_the_server_streams_it(open_tab, page, server, tmp_path, capsys):

@@ -53,7 +53,7 @@ def test_out_of_its_depth(open_tab, page):
     page.get_by_role("note").get_by_text(cards()["translator"]).wait_for()
     open_tab("tasks", model="reader", text="Cats sleep most of the day.", question="Who wrote Faust?")
     page.get_by_text("Not in the passage.").wait_for()
-    open_tab("images", model="digits-vit", image="0" * 64)
+    open_tab("images", model="digits-vit", image="0" * 784)
     page.get_by_text("A blank canvas has no digit").wait_for()
     assert page.get_by_role("list", name="Labels").count() == 0
 

@@ -47,7 +47,7 @@ from heedful.text import Tokenizer, symbols
 from heedful.text.plural import counted
 from heedful.train.recipe import Recipe
 
-DIGIT_DRAWING = {"height": 1.0, "stroke": 0.15}  # the digits fill their images: heedful.tasks.drawing
+DIGIT_DRAWING = {"larger_side": 1.0}  # the digits fill their images: heedful.tasks.drawing
 SENTENCES_READ = 2000  # pairs, to see whether they are whole sentences
 LAST_TOKENS = 8  # of each
 

@@ -1,10 +1,11 @@
-"""Drawings for a model that was trained on scanned digits: ink bright on black, upright, centred, of one height.
+"""Drawings for a model that was trained on scanned digits: ink bright on black, centred, of one size.
 
-A model asks for it in its preprocessor_config.json, as MNIST and the UCI digits were prepared (LeCun et al. 1998,
-section III.A): the polarity is that of the image's edge, the slant is taken out, the ink is scaled to a height, its
-strokes are made as wide as those of the training data, and its centre of mass is put in the middle.
+A model asks for it in its preprocessor_config.json, as MNIST was prepared (LeCun et al. 1998, section III.A): the
+image's edge is paper, the larger side of the ink is scaled to a share of the image's side, and its centre of mass is put
+in the middle. An image of the model's own size whose ink is large and near the middle keeps its place and size: things
+that are not digits are rejected more often that way.
 
-    "drawing": {"height": 1.0, "stroke": 0.15}    both as shares of the image's side
+    "drawing": {"larger_side": 0.7143}    20 of 28 pixels
 
     H, W of the drawing, S of the model's image
 """
@@ -21,7 +22,8 @@ from heedful.observe.inputs import scale_images
 
 INK = 0.2  # of the darkest ink: less is paper
 BLANK = 0.05  # a drawing without more contrast than this is empty
-CONTRAST = 1.15  # strokes become greyer when they are scaled down
+SMALL = 0.7  # of the size that digits have
+MOVED = 1 / 7  # of the image's side: further away from the middle is not centred
 
 
 def reads_drawings(model: Model) -> bool:
@@ -30,23 +32,19 @@ def reads_drawings(model: Model) -> bool:
 
 
 def prepare_drawing(model: Model, image: Tensor) -> Tensor:
-    """An image (C, H, W), floats from -1 to 1 or uint8, as the model's training data is: (C, S, S) from -1 to 1.
-
-    One of the model's own size whose ink has the right height is as it should be: at most its polarity changes.
-    """
+    """An image (C, H, W), floats from -1 to 1 or uint8, as the model's training data is: (C, S, S) from -1 to 1."""
     settings: dict[str, Any] = model.preprocessor["drawing"]
-    size = int(model.config.image_size)
-    height, stroke = (float(settings.get(name, 0)) for name in ("height", "stroke"))
-    if not (0 < height <= 1 and 0 <= stroke < 0.5):
-        raise ValueError(f"preprocessor_config.json: drawing needs a height up to 1 and a stroke below 0.5: {settings}")
+    size, share = int(model.config.image_size), float(settings.get("larger_side", 0))
+    if not 0 < share <= 1:
+        raise ValueError(f"preprocessor_config.json: drawing needs a larger_side above 0 and up to 1: {settings}")
     levels = (scale_images(image) + 1) / 2
     ink = ink_of(levels.mean(dim=0))
     if float(ink.max()) <= BLANK:
         return torch.full((image.shape[0], size, size), -1.0)
-    target = round(height * size)
-    box = crop(ink)
-    if ink.shape != (size, size) or abs(len(box) - target) > 1:
-        ink = centred(scaled(box, target, size, stroke), size)
+    rows, columns = inked(ink)
+    target = round(share * size)
+    if ink.shape != (size, size) or not large_and_central(rows, columns, target, size):
+        ink = centred(scaled(ink[rows, columns], target), size)
     return (2 * ink - 1).expand(image.shape[0], size, size).contiguous()
 
 
@@ -56,46 +54,28 @@ def ink_of(levels: Tensor) -> Tensor:
     return (edge - levels if edge > 0.5 else levels).clamp(0, 1)
 
 
-def crop(ink: Tensor) -> Tensor:
-    """The part that has ink."""
+def inked(ink: Tensor) -> tuple[slice, slice]:
+    """The rows and the columns from the first to the last that has ink."""
     on = ink > INK * ink.max()
-    rows, columns = on.any(dim=1).nonzero()[:, 0], on.any(dim=0).nonzero()[:, 0]
-    return ink[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
+    places = [on.any(dim=axis).nonzero()[:, 0].tolist() for axis in (1, 0)]
+    rows, columns = (slice(place[0], place[-1] + 1) for place in places)
+    return rows, columns
 
 
-def scaled(box: Tensor, target: int, size: int, stroke: float) -> Tensor:
-    """The ink upright, `target` high, with strokes of a share `stroke` of its height."""
-    ink = box / box.max()
-    if min(ink.shape) > size:  # on a coarser grid there is neither slant nor width to see
-        ink = thickened(crop(upright(ink)), stroke)
-    width = min(size, max(1, round(ink.shape[1] * target / ink.shape[0])))
-    how: dict[str, Any] = {"mode": "bilinear", "antialias": True}
-    small: Tensor = nn.functional.interpolate(ink[None, None], size=(target, width), **how)[0, 0]
-    return (small * CONTRAST).clamp(max=1)
+def large_and_central(rows: slice, columns: slice, target: int, size: int) -> bool:
+    """Whether ink in these places of an image of the model's size can stay there."""
+    sides = (rows, columns)
+    away = max(abs(side.start + side.stop - size) / 2 for side in sides)
+    return max(side.stop - side.start for side in sides) >= SMALL * target and away <= MOVED * size
 
 
-def upright(ink: Tensor) -> Tensor:
-    """The rows shifted so that the ink's moments have no slant."""
-    rows, columns = torch.arange(ink.shape[0]).float(), torch.arange(ink.shape[1]).float()
-    y = rows - (ink.sum(dim=1) @ rows) / ink.sum()
-    x = columns - (ink.sum(dim=0) @ columns) / ink.sum()
-    slant = float((y @ ink @ x / (y**2 @ ink.sum(dim=1)).clamp(min=1e-6)).clamp(-1, 1))
-    pad = int(abs(slant) * len(ink)) + 1
-    shifts = [round(-slant * float(at)) for at in y]
-    wide = nn.functional.pad(ink, (pad, pad))
-    return torch.stack([row.roll(shift) for row, shift in zip(wide, shifts, strict=True)])
-
-
-def thickened(ink: Tensor, stroke: float) -> Tensor:
-    """The ink with strokes at least a share of its height wide: their width is about twice area / outline."""
-    on = nn.functional.pad(ink > 0.5, (1, 1, 1, 1))
-    outline = (on[1:] != on[:-1]).sum() + (on[:, 1:] != on[:, :-1]).sum()
-    width = 2.4 * float(on.sum()) / max(1, int(outline))  # the outline of a slanted edge is counted in steps
-    more = int((stroke * max(ink.shape) - width) / 2)
-    if more <= 0:
-        return ink
-    padded = nn.functional.pad(ink, (more,) * 4)[None, None]
-    return nn.functional.max_pool2d(padded, 2 * more + 1, stride=1, padding=more)[0, 0]
+def scaled(box: Tensor, target: int) -> Tensor:
+    """The ink with its larger side `target` pixels long, the darkest of it 1."""
+    scale = target / max(box.shape)
+    shape = [max(1, round(side * scale)) for side in box.shape]
+    ink = (box / box.max())[None, None]
+    small: Tensor = nn.functional.interpolate(ink, size=shape, mode="bilinear", antialias=True)[0, 0]
+    return small.clamp(0, 1)
 
 
 def centred(ink: Tensor, size: int) -> Tensor:

@@ -757,7 +757,7 @@ export interface paths {
         };
         /**
          * Get Images
-         * @description Example images: two of each digit, and one of each kind of clothing.
+         * @description Example images: two of each digit of 8 x 8 pixels, one of each of 28 x 28, and one of each kind of clothing.
          */
         get: operations["get_images_api_images_get"];
         put?: never;
@@ -3567,6 +3567,8 @@ export interface components {
         ImagesResponse: {
             /** Digits */
             digits: components["schemas"]["LabelledDigit"][];
+            /** Mnist */
+            mnist: components["schemas"]["LabelledDigit"][];
             /** Clothes */
             clothes: components["schemas"]["LabelledClothing"][];
         };

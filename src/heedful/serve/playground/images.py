@@ -85,6 +85,7 @@ class ImagesResponse(PlaygroundModel):
     """Example images."""
 
     digits: list[LabelledDigit]
+    mnist: list[LabelledDigit]
     clothes: list[LabelledClothing]
 
 
@@ -108,8 +109,9 @@ class PixelEvent(PlaygroundModel):
 
 @router.get("/api/images", response_model=ImagesResponse)
 async def get_images(http: HttpRequest) -> Response:
-    """Example images: two of each digit, and one of each kind of clothing."""
-    return await encode_response(http, {"digits": example_digits(), "clothes": example_clothes()})
+    """Example images: two of each digit of 8 x 8 pixels, one of each of 28 x 28, and one of each kind of clothing."""
+    images = {"digits": example_digits(), "mnist": example_mnist(), "clothes": example_clothes()}
+    return await encode_response(http, images)
 
 
 @router.post("/api/image/classify", response_model=ImageClassificationResponse, responses=ARRAYS_RESPONSE)
@@ -124,6 +126,12 @@ async def post_image_classify(http: HttpRequest, body: ImageRequest) -> Response
 def example_digits() -> list[dict[str, Any]]:
     """Two of each of the digits that come with scikit-learn; the file names their source."""
     return _stored_images("digits")
+
+
+@cache
+def example_mnist() -> list[dict[str, Any]]:
+    """One training image of each class of MNIST; the file names their source."""
+    return _stored_images("mnist")
 
 
 @cache

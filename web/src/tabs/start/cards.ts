@@ -94,8 +94,8 @@ export const cards: Card[] = [
     model: (models) => models.find(({ kind, labels }) => kind === 'image-classifier' && labels?.includes('7')),
     params: ({ image }) => ({ image: '0'.repeat(image!.size ** 2) }),
     async compute(model, signal) {
-      const { digits } = await api.images(signal)
-      const seven = digits.find(({ label }) => String(label) === '7') ?? digits[0]
+      const { mnist } = await api.images(signal)
+      const seven = mnist.find(({ label }) => String(label) === '7') ?? mnist[0]
       const image = resized(seven.image, model.image!.size)
       const { labels } = await api.classifyImage({ model: model.id, image }, signal)
       const chances = labels.map(({ label, probability }) => ({ label, value: probability }))
