@@ -1,9 +1,9 @@
 """Drawings for a model that was trained on scanned digits: ink bright on black, centred, of one size.
 
 A model asks for it in its preprocessor_config.json, as MNIST was prepared (LeCun et al. 1998, section III.A): the
-image's edge is paper, the larger side of the ink is scaled to a share of the image's side, and its centre of mass is put
-in the middle. An image of the model's own size whose ink is large and near the middle keeps its place and size: things
-that are not digits are rejected more often that way.
+image's edge is paper, the larger side of the ink is scaled to a share of the image's side, and its centre of mass is
+put in the middle. An image of the model's own size whose ink is large and near the middle keeps its place and size:
+things that are not digits are rejected more often that way.
 
     "drawing": {"larger_side": 0.7143}    20 of 28 pixels
 
