@@ -21,9 +21,9 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize(
     ("settings", "sizes"),
     [
-        (dict(max_rows=64), [64, 64]),
-        (dict(max_rows=50), [50, 50, 28]),
-        (dict(cache_tokens=1000), [31] * 4 + [4]),
+        (dict(max_rows=64), [48, 48, 32]),  # a quarter is kept for short requests
+        (dict(max_rows=50), [38, 38, 38, 14]),
+        (dict(cache_tokens=1000), [23] * 5 + [13]),
     ],
 )
 def test_more_answers_than_rows_are_asked_for_in_parts(tokenizer, settings, sizes):

@@ -143,7 +143,7 @@ def test_no_checkpoint_is_no_error(tmp_path):
 def test_a_flipped_byte_is_found_in_every_file(tmp_path):
     save(tmp_path, 100)
     path = save(tmp_path, 200)
-    assert len(names(path)) == 5
+    assert len(names(path)) == 6
     for file in sorted(path.iterdir()):
         good = file.read_bytes()
         for place in {0, len(good) // 3, len(good) // 2, len(good) - 1}:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import heedful
@@ -130,6 +130,7 @@ leaves = (
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.dictionaries(keys, values, max_size=4))
 def test_toml_is_read_back_as_it_was(data):
     assert tomllib.loads(to_toml(data)) == data

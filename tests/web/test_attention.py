@@ -330,7 +330,7 @@ def test_the_drawing_is_saved_as_lines(open_tab, page):
     with page.expect_download() as found:
         page.get_by_role("menuitem", name="Drawing (SVG)").click()
     drawing = Path(found.value.path()).read_text(encoding="utf-8")
-    assert drawing.count("<path") >= 4 and drawing.count("<text") == 41 and "<image" not in drawing
+    assert drawing.count("<path") >= 4 and drawing.count("<text") == 45 and "<image" not in drawing
     assert page.locator("body > svg").count() == 0
 
 

@@ -198,5 +198,6 @@ def test_what_was_offered_can_be_saved(open_tab, page):
     assert saved["Numbers (CSV)"].count(",true") == 1
     assert saved["Text (TXT)"] == page.get_by_label("Text").input_value()
     drawn = "".join(ElementTree.fromstring(saved["Drawing (SVG)"]).itertext())
-    assert "".join(drawn.split()) == "".join(saved["Text (TXT)"].split()).replace("\u200b", "")
+    text = "".join(saved["Text (TXT)"].split()).replace("\u200b", "")
+    assert "".join(drawn.split()) == f"{text}Write,shakespeare"  # its caption
     assert 'fill="rgb(251, 234, 223)"' in saved["Drawing (SVG)"]  # what the model wrote is tinted

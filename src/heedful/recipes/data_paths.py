@@ -62,6 +62,11 @@ SOURCES = {
         "sample:captions",
         "in each line a task with its text, a tab, and the answer; " + BENCHMARKS.format("zoo_data/tasks.py"),
     ),
+    "digits/": RecipeSource(
+        "digits",
+        "MNIST's digits as they are and changed, and drawings that are no digits, as idx files; "
+        + BENCHMARKS.format("zoo_data/digits.py"),
+    ),
     "captions/": RecipeSource(
         "sample:captions",
         "in each line a German sentence, a tab, and the English one; " + BENCHMARKS.format("zoo_data/captions.py"),

@@ -66,7 +66,8 @@ def save(
         raise ValueError("the weights are divided over processes: load the model in one, and save that")
     if quantize not in (None, "int8", "int4"):
         raise ValueError(f"weights are quantized to int8 or int4, not to {quantize}")
-    model = hub_equivalent(model, tokenizer)
+    if quantize != "int4":  # whose groups of inputs keep their order
+        model = hub_equivalent(model, tokenizer)
     with new_folder(Path(folder), overwrite=overwrite) as aside:
         config = write_folder(aside, model, tokenizer, max_shard, quantize=quantize)
         for file, content in (also or {}).items():
