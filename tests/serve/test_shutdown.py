@@ -13,8 +13,8 @@ from heedful.cli import main
 from support.serving import KEY, PATIENCE, Server, events
 
 
-def open_stream(server: Server, end: int, n: int) -> socket.socket:
-    bias = {str(end): -100}
+def open_stream(server: Server, ends: tuple[int, ...], n: int) -> socket.socket:
+    bias = {str(end): -100 for end in ends}
     body = {"model": "small", "prompt": "the old dog", "max_tokens": n, "logit_bias": bias, "stream": True}
     return server.open("/v1/completions", body, connection="close")
 
@@ -37,11 +37,16 @@ def unchunked(raw: bytes) -> bytes:
 
 
 def test_under_load_running_requests_finish(folder):
-    (end,) = heedful.load(folder).eos_ids
+    ends = heedful.load(folder).eos_ids
     server = Server(folder)
-    streams = [open_stream(server, end, 600) for _ in range(3)]
+    streams = [open_stream(server, ends, 600) for _ in range(3)]
     with ThreadPoolExecutor(1) as other:
-        ask = {"model": "small", "prompt": "a bird", "max_tokens": 600, "logit_bias": {str(end): -100}}
+        ask = {
+            "model": "small",
+            "prompt": "a bird",
+            "max_tokens": 600,
+            "logit_bias": dict.fromkeys(map(str, ends), -100),
+        }
         whole = other.submit(server.post, "/v1/completions", ask)
         server.wait_for(lambda: server.running() == 4, "all to run")
         server.process.send_signal(signal.SIGTERM)
@@ -56,9 +61,9 @@ def test_under_load_running_requests_finish(folder):
 
 
 def test_those_that_take_too_long_get_an_error(folder):
-    (end,) = heedful.load(folder).eos_ids
+    ends = heedful.load(folder).eos_ids
     server = Server(folder, "--drain", "0")
-    stream = open_stream(server, end, 1000)
+    stream = open_stream(server, ends, 1000)
     server.wait_for(lambda: server.running() == 1, "it to run")
     server.process.send_signal(signal.SIGTERM)
     said = events(unchunked(read_all(stream)))

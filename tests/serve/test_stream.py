@@ -204,7 +204,7 @@ def test_one_that_goes_away_while_it_waits_in_line(inside, worker, monkeypatch):
 
     async def scene():
         leave, leave_too = asyncio.Event(), asyncio.Event()
-        body = dict(prompt="the", n=4, max_tokens=250, **FOREVER)
+        body = dict(prompt="the", n=3, max_tokens=250, **FOREVER)
         running = asyncio.create_task(inside.exchange("/v1/completions", body, leave=leave))
         await until(lambda: gate.n_asked)
         waiting = asyncio.create_task(inside.exchange("/v1/completions", body, leave=leave_too))

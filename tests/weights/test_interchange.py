@@ -144,11 +144,12 @@ def test_a_gguf_file_ends_as_here(name, tmp_path):
 def test_a_gguf_file_has_three_ends_as_llama_3_has(tmp_path):
     gguf = pytest.importorskip("gguf")
     loaded = heedful.load("tiny-books")
-    loaded.model.special["eos_token_id"] = [2, 5, 7]
+    ends = [len(loaded.tokenizer) - n for n in (2, 3, 4)]
+    loaded.model.special["eos_token_id"] = ends
     loaded.save_gguf(tmp_path / "m.gguf")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
-    assert [fields[f"tokenizer.ggml.{end}_token_id"].contents() for end in ("eos", "eot", "eom")] == [2, 5, 7]
-    assert heedful.load(tmp_path / "m.gguf").eos_ids == (2, 5, 7)
+    assert [fields[f"tokenizer.ggml.{end}_token_id"].contents() for end in ("eos", "eot", "eom")] == ends
+    assert heedful.load(tmp_path / "m.gguf").eos_ids == tuple(ends)
 
 
 # --- other layouts ---------------------------------------------------------------------------------------------------
