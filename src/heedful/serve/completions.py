@@ -44,6 +44,7 @@ from heedful.text.warn import collect_warnings
 
 router = APIRouter()
 LONG = 4096  # characters or tokens: more are encoded in a thread, beside the event loop
+PROMPT = 64  # characters that a prompt takes as long as, however short it is
 RESPONSES = json_or_event_stream("The completions, or with `stream` chunks of the same shape")
 
 
@@ -96,7 +97,7 @@ async def completion_spec(body: CompletionRequest, worker: Worker) -> Generation
         }
         encode = partial(encode_prompts, loaded, prompts, how)
         with client_errors("prompt"), collect_warnings(told):
-            encoded = await asyncio.to_thread(encode) if sum(map(len, prompts)) > LONG else encode()
+            encoded = await asyncio.to_thread(encode) if sum(len(p) + PROMPT for p in prompts) > LONG else encode()
     for prompt in encoded:
         check_context_length(worker, prompt, body.max_tokens, "prompt" if body.max_tokens == 0 else "max_tokens")
     with client_errors():

@@ -43,19 +43,18 @@ def _unknown_share(tokenizer: Tokenizer, text: str) -> tuple[float, str]:
 
 def few_symbols(tokenizer: Tokenizer) -> list[str]:
     """All that a tokenizer of few symbols reads, as that of a model for sums; [] for others."""
-    pieces = tokenizer.backend.get_vocab()
-    if len(pieces) > FEW:
+    if len(tokenizer) > FEW:
         return []
+    pieces = tokenizer.backend.get_vocab()
     symbols = [piece for piece in sorted(pieces, key=lambda p: (len(p), p)) if piece not in tokenizer.special_tokens]
     return [] if any(character.isalpha() for piece in symbols for character in piece) else symbols
 
 
 def warn_if_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     """Warn of the first text that the vocabulary does not cover by half; of one of few symbols, that has another."""
-    symbols = few_symbols(tokenizer)
     for text in texts:
         share, example = _unknown_share(tokenizer, text)
-        if share and symbols and tokenizer.unk_id in tokenizer.encode(text[:SAMPLE]):
+        if share and (symbols := few_symbols(tokenizer)) and tokenizer.unk_id in tokenizer.encode(text[:SAMPLE]):
             warn(
                 f"this model reads only {' '.join(symbols)}, and {example[:20]!r} is not among them", UnknownTextWarning
             )
